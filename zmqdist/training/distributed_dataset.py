@@ -5,7 +5,8 @@ Rules
     `experimental_distribute_dataset` splits each batch into one part for each replica. The parts are as equal as possible. A scalar cannot
     be split, and raises ValueError.
     `distribute_datasets_from_function` gives each replica an element of its own. If fewer elements than replicas are left at the end, the
-    other replicas get arrays without rows, and 0 in place of a scalar. With one replica, both yield the elements of the dataset itself.
+    other replicas get arrays without rows, and 0 in place of a scalar. With one replica, the datasets of both methods yield the elements of
+    the source itself.
     Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever the number of workers.
 
 Not here: how a dataset is sent to the workers (scheduling/coordinator/per_worker.py).
@@ -82,7 +83,7 @@ class _Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the dataset's own elements, before they are split. Raises NotImplementedError if only a worker can know the spec."""
+        """Spec of the source's own elements, before they are split. If the source is a function, this calls it in this process."""
         raise NotImplementedError
 
 

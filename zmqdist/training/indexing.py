@@ -63,8 +63,8 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Return the items of a key, with masks replaced by row numbers, and with an index for each axis. If an `...` remains, it stands for no
-    axis. Its only effect, as in NumPy, is that the result is an array of no axes instead of a scalar.
+    """Return the items of a key, with masks replaced by row numbers, and with an index for each axis. Full slices take the place of an
+    `...`, which then stands for no axis. It remains, because in NumPy it makes a result without axes an array instead of a scalar.
     """
     expanded: list[Any] = []
     for item in items:

@@ -67,7 +67,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits in `merge_call` or in an assignment, if another replica has ended without reaching that point."""
+    """The error in a replica that waits in `merge_call` or in an assignment after another replica has ended without reaching that point."""
 
 
 class _Rendezvous:

@@ -140,7 +140,7 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Take note of a call of `method`. The program's strategy logs a warning outside scheduled functions. A stub does nothing."""
+        """Check where `method` was called. The program's strategy logs a warning outside scheduled functions. A stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
@@ -196,8 +196,8 @@ class ParameterServerStrategy(OnWorkers):
     Args:
       cluster_resolver: a resolver, ClusterSpec or dict of jobs, whose workers and ps run as `zmqdist.Server`; a `local_cluster(ps=...)`;
         or None in a program that `zmqdist launch` has started.
-      variable_partitioner: decides the number of shards of a variable. It is one of `zmqdist.partitioners`, or a function of shape and
-        dtype. None means that variables are not cut.
+      variable_partitioner: one of `zmqdist.partitioners`, or another function of shape and dtype, which decides into how many shards a
+        variable is cut. None means that variables are not cut.
       replicas_per_worker: number of replicas in which `run` calls its function on a worker, each in a thread.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which returns the index of a ps.
       connect_timeout_s: how long to wait for the tasks, in seconds.

@@ -72,8 +72,8 @@ class Variable(ArrayLike):
       PSUnavailableError: the parameter server is lost.
 
     Attributes:
-      name, shape, dtype: never change. `shape` is a tuple.
-      trainable, aggregation, synchronization: as given.
+      name, shape, dtype: name, shape and dtype of the variable, which never change. `shape` is a tuple.
+      trainable, aggregation, synchronization: the arguments of the same names, or their defaults.
       storage: the place of the value. Only zmqdist itself uses this attribute.
     """
 
@@ -300,7 +300,7 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # A variable without a task stays in its process. If a scheduled function returns it, for example, the pickle has only its value.
+        # A variable without a task cannot leave its process. If a scheduled function returns it, for example, its value is sent instead.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)

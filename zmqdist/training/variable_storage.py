@@ -31,10 +31,10 @@ class RemoteStorage:
 
     Attributes:
       ref: name, shape and dtype of the variable, and the server's address. Error texts name the variable by `ref`.
-      key: identifies the variable, and is equal for all its handles.
+      key: the identity of the variable, which is equal for all its handles.
       device, task: the server that holds the value.
       session: session number of the strategy that made the variable.
-      version_seen: the highest version in any reply to this object.
+      version_seen: the highest version of the variable in any reply that this object has received.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:

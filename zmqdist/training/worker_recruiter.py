@@ -1,4 +1,4 @@
-"""The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
+"""The thread that invites the tasks of a cluster to work for the program's dispatcher, as long as the program wants them.
 
 The program names the wanted workers, by index and address, with `want` and `drop`. `recruitment_machine.py` decides which wanted workers
 are invited, and when. The thread here sends the invitations, which are calls to the tasks (tasks/worker_role.py), and reports the end of

@@ -47,7 +47,7 @@ class StoredPiece:
       start, stop: the first row, and the row after the last, counted in the whole variable. A scalar is one row.
       file, size, crc32: name of the file, and the number and checksum of its bytes.
       version: version of the variable when it was read.
-      source: identifies the variable, as in parts.py.
+      source: the identity of the variable, as in parts.py.
       slots: shape and dtype of each slot that the file has beside the value.
     """
 

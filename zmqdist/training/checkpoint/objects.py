@@ -18,7 +18,7 @@ class _Source:
     """The checkpoint from which an object is restored.
 
     Attributes:
-      reader: reads the checkpoint.
+      reader: the reader of the checkpoint.
       prefix: prefix of the names that the object's attributes have in the checkpoint.
       used: names of the entries that have been restored. All objects of one `restore` share this set.
     """

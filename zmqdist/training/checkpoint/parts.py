@@ -15,8 +15,8 @@ class Part:
     Attributes:
       slots: the slots of optimizers, by name.
       version: version of the variable at the moment when it was read.
-      source: identifies the variable: (number of its session, its number in the session). (0, 0) means that the rows are not from a single
-        variable.
+      source: the identity of the variable: (number of its session, its number in the session). (0, 0) means that the rows are not from a
+        single variable.
       once: encoded keys of the updates that the value contains (variables/update_keys.py). The keys are valid for the variable `source`
         only.
     """

@@ -1,4 +1,4 @@
-"""Reads any rows of a checkpoint, from whatever pieces the rows were saved in.
+"""Reads rows of a checkpoint: any range of rows, even if the variable was saved in pieces with other bounds.
 
 Rules
     `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign a value, so that a
