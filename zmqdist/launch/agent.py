@@ -149,7 +149,7 @@ class HostAgent:
             self._writer.join(LAST_EVENTS_S)
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out one order. If the agent cannot do so, it sends OrderRefused."""
+        """Carry out one order. If the agent cannot carry it out, the agent sends OrderRefused."""
         match order:
             case StartRole():
                 self._start(order)

@@ -38,7 +38,7 @@ class ReceivedCode:
         self._folder: RunFolder | None = None
 
     def answer(self, order: OfferCode | SendCode) -> AgentEvent | None:
-        """Carry out an order, and return the event that answers the order. Return None after each part of the code except the last."""
+        """Carry out an order, and return the event that answers it. Return None for each part of the code except the last part."""
         try:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
@@ -77,7 +77,7 @@ class ReceivedCode:
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         working = root / self._offer.working
-        # Make the working directory, because the archive contains files only: without a file below it, the directory is missing.
+        # The archive contains files only, so it has not made the working directory if no file is below it.
         working.mkdir(parents=True, exist_ok=True)
         os.chdir(working)  # the roles inherit the working directory of the agent
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]

@@ -120,7 +120,7 @@ class ElasticWorkers:
         return self._figures
 
     def close(self) -> None:
-        """From now on start and stop no workers, and refuse requests (`Scaler.close`)."""
+        """Have the thread start and stop no more workers, and refuse all later requests (`Scaler.close`)."""
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
@@ -132,7 +132,7 @@ class ElasticWorkers:
         self._events.put(machine.RoomChanged(room, reason))
 
     def stop(self) -> None:
-        """End the thread. Later requests are refused."""
+        """Call `close`, and wait until the thread has ended. Later requests are refused."""
         self.close()
         with self._lock:
             self._stopped = True

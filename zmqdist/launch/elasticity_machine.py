@@ -140,7 +140,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The number of workers for which the hosts have slots became known, or a lost host has changed it. SizeBounds explains the fields."""
+    """The room of the hosts became known, or has changed because a host is lost. SizeBounds explains the fields."""
 
     room: int | None
     room_reason: str
@@ -169,7 +169,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """A DrainWorker had no effect, because the dispatcher does not know this worker."""
+    """The runtime could not carry out a DrainWorker, because the dispatcher does not know the worker with this index."""
 
     index: int
 

@@ -98,7 +98,7 @@ def secret_command(config: ClusterConfig) -> str:
 
 
 class _Cluster:
-    """One cluster file as objects of Kubernetes."""
+    """The objects of Kubernetes for one cluster file."""
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], grace_s: float) -> None:
         self.name = config.name

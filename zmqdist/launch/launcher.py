@@ -243,7 +243,7 @@ class Launch:
         return cluster
 
     def _launcher(self, cluster: ClusterConfig, credentials: Credentials, folder: Path) -> MakeLauncher:
-        """Return the function that makes the launcher for the workers and ps."""
+        """Return the function with which `Tasks` makes the launcher of the workers and ps."""
         if credentials.keys_dir is None:
             return Children
         files = RoleFiles(cluster, lambda name, address: self._dispatcher.open_join(name, address=address))
@@ -310,7 +310,7 @@ class Launch:
         return config.tf_config(job, index)
 
     def _room(self) -> tuple[int | None, str]:
-        """Return for how many workers the hosts that are not lost have room, and why not for more (`room`, `room_reason` of SizeBounds)."""
+        """Return `room` and `room_reason` of SizeBounds: for how many workers the hosts that are not lost have slots, and why no more."""
         section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:
@@ -483,7 +483,7 @@ class Launch:
         """Tell the elasticity machine for how many workers the hosts have room. `run` calls this method before it starts the workers, and
         when a host is lost, the reader thread of the link to that host calls it.
         """
-        with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
+        with self._lock:  # with the lock, the number that was computed last reaches the machine last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())
 

@@ -240,7 +240,7 @@ class local_cluster:
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
-        # The steps run in reverse order. If Ctrl-C interrupts one step, the later steps still run.
+        # The stack runs the steps in reverse order, so the last step below is the first. If Ctrl-C interrupts a step, the others still run.
         with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)

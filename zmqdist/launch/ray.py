@@ -191,7 +191,7 @@ class RayCluster:
 
 
 class AgentProcess:
-    """An actor of Ray, which runs the agent as a child process and holds the agent's standard input and output."""
+    """An actor of Ray, which starts the agent through a child process (`_KEEPER`) and holds the agent's standard input and output."""
 
     def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
         here = _ray().util.get_node_ip_address()

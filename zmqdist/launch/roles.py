@@ -246,7 +246,7 @@ def _run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start the worker, which waits for its dispatcher. Return False if a signal arrives or the lifeline breaks first."""
+    """Start the worker, and wait until it has registered. Return False if a signal arrives or the lifeline breaks before that."""
     failed: list[BaseException] = []
     # The thread's `is_alive` cannot replace this event, because the thread is still alive when it calls `wake`.
     tried = threading.Event()
