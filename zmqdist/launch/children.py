@@ -41,8 +41,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this child process when the launcher, its parent, ends. The child calls this function before it
-    executes its program. Without the signal the program would outlive the rest of the cluster.
+    """Have the kernel send SIGTERM to this child process when the launcher, or the thread of the launcher that started it, ends. The child
+    calls this function before it executes its program. Without the signal the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

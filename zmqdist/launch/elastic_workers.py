@@ -41,7 +41,7 @@ class ElasticWorkers:
     """The workers of one launcher. This object is the Scaler of the launcher's dispatcher, which passes requests of users on to it.
 
     Args:
-      elasticity: the machine. `tasks` has already started the workers that the machine holds.
+      elasticity: the machine. The caller starts the workers that the machine holds at the beginning.
       start: a function that starts the worker with the given index through `tasks`.
       ps_problem: a function that returns why the number of parameter servers cannot change.
     """

@@ -102,7 +102,7 @@ def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> di
     Without them the CPUs of the actor are divided among its slots.
 
     Ray sets OMP_NUM_THREADS in the actor's environment to the number of all CPUs of the actor. AgentProcess replaces this value by the
-    returned variables, because it is not meant for each slot.
+    returned variables, because each slot would start so many threads.
     """
     chosen = {name: environment[name] for name in VARIABLES if name in environment}
     return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})

@@ -61,7 +61,7 @@ class StatusOrResult:
     def cancel(self) -> bool:
         """End the call with CANCELLED. Return False if the call had ended before.
 
-        If the server has not started the function when it reads of the cancellation, the function does not run. A running function goes on,
+        If the server has not started the function when the cancellation arrives, the function does not run. A running function goes on,
         and can check `zmqdist.cancelled()`.
         """
         return self._channel.cancel(self._call)

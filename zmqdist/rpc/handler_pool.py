@@ -69,6 +69,8 @@ class HandlerPool:
         """Have a thread of the pool run `work` when it is the turn of `owner`.
 
         Args:
+          owner: the client whose work it is, or None for work of the server itself. Owners take turns.
+          key: the name of the work among the work of its owner, as `dropped` gets it.
           nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
 
         Returns:

@@ -346,7 +346,7 @@ class RpcService:
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
-        """Add the arguments that arrived with a call to the waiting bytes. If there is no room for them, refuse the call, return False."""
+        """Add the arguments that arrived with a call to the waiting bytes. If they do not fit, refuse the call and return False."""
         refused = self._pool.arrived(peer, served, nbytes)
         # Calls past their deadline must not use up the room of a call that is still wanted.
         if refused and self._drop_unwanted(peer):

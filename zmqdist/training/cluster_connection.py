@@ -69,7 +69,7 @@ class ClusterConnection:
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
-        """Refer to a cluster whose dispatcher runs already. The first call of the dispatcher connects to it.
+        """Refer to a cluster whose dispatcher runs already. `_call_dispatcher` connects to the dispatcher at its first use.
 
         Args:
           close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to

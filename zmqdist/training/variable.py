@@ -195,7 +195,7 @@ class Variable(ArrayLike):
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both are added. Raises the errors of `assign`,
+        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows are added. Raises the errors of `assign`,
         InvalidArgumentError if an index is out of range, and TypeError if `sparse_delta` is not IndexedSlices.
         """
         return self._scatter("add", sparse_delta)

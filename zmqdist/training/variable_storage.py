@@ -41,7 +41,7 @@ class RemoteStorage:
         """Refer to a variable that the server has.
 
         Args:
-          workers_per_step: number of gradients in a synchronous step. With 0 gradients are applied on arrival.
+          workers_per_step: number of gradients in a synchronous step. 0 means that the server applies each gradient on arrival.
           owner: in the program that made the variable, its StrategySession, which drops the variable when this storage is
             garbage-collected.
         """

@@ -334,7 +334,7 @@ class Router:
             shut_down(peer.fd)
 
     def _end_stranger(self, fd: int, number: int) -> None:
-        """End a connection, accepted HANDSHAKE_S ago, on which no message has arrived, or only messages of a peer with a limited role.
+        """End a connection that was accepted HANDSHAKE_S ago, if no message has arrived on it, or only messages of a `limited` peer.
 
         While unknown keys may join, a stranger can pass the handshake. Without the time limit, it could keep its connections open.
         """
