@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +17,7 @@ import pytest
 import zmqdist as zd
 from tests.cli.running import run, run_here
 from zmqdist import errors
+from zmqdist.launch.folders import RunFolder, write_private
 from zmqdist.observe.peer import serving
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist_cli.exit_codes import ExitCode
@@ -253,6 +256,38 @@ def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher_here: str) -> N
     done = run_here("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert done.err == "zmqdist drain: no worker worker:3 is registered here; the registered workers are: none\n"
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
+    """Stands in for a launcher: makes the folder that a launched cluster has on this host, without its processes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.ExitStack() as folders:
+
+        def run_cluster(port: int, secret: str) -> None:
+            made = RunFolder()
+            folders.callback(made.close)
+            runtime = f"runtime: {{dispatcher: 'zmq://127.0.0.1:{port}', {secret}}}\n"
+            write_private(made.path, "cluster.yaml", CLUSTER.replace("PROGRAM", "python x.py") + runtime)
+
+        yield run_cluster
+
+
+def test_a_cluster_file_names_the_cluster_that_runs_or_the_command_says_how_to_name_one(
+    running: Callable[[int, str], None], folder: Path, free: str
+) -> None:
+    (folder / "test.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py"))
+    command = ["status", str(folder / "test.yaml"), "--timeout", "0.1"]
+    assert "no cluster 'test' of" in run_here(*command).err
+    running(int(free.split(":")[1]), f"token_file: {folder / 'token'}")
+    assert f"zmqdist status: no dispatcher answered at {free}" in run_here(*command).err
+    running(2, f"keys_dir: {folder / 'keys'}")
+    done = run_here(*command)
+    assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
+    assert "2 clusters 'test' run on this host: name one by its address, with the option for its secret: " in done.err
+    for target in (f"{free} --token-file {folder / 'token'}", f"127.0.0.1:2 --keys {folder / 'keys'}"):
+        assert target in done.err
+    assert_one_line(done.err)
 
 
 def test_another_server_than_a_dispatcher_is_told_from_one() -> None:
