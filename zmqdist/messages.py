@@ -183,7 +183,7 @@ class SendParts(Message, tag=15):
 
 
 class RegisterCoordinator(Message, tag=20):
-    """Register the sender as a coordinator. A coordinator repeats this message on each new connection, with the same number.
+    """Register the sender as a coordinator. The sender repeats this message on each new connection, with the same `coordinator` number.
 
     `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
     `watch_members` subscribes to Members, and `report_starts` subscribes to Begun.
