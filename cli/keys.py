@@ -33,7 +33,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
     A key is replaced by `zmqdist keys rotate`, or when another process joins under the same name. Some seconds later the dispatcher refuses
-    new connections with the old key. Ports that the process had already opened show the old key to their clients until the process ends.
+    new connections with the old key. Ports that a process opened with the old key show this key to their clients until the process ends.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -137,8 +137,8 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
     prints each revoked key.
 
     The dispatcher refuses a revoked key at once, and other members refuse it within seconds. After a restart without --work-dir, the
-    dispatcher accepts a static key again that is still in `authorized`. Functions that a revoked worker was running run again on other
-    workers, except functions scheduled for this worker only. Unused tickets of the name become invalid, too.
+    dispatcher accepts a static key again that is still in `authorized`. Functions that ran on a revoked worker run again on other
+    workers; those that were scheduled with `worker=` wait for a worker of that name. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:

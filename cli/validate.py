@@ -22,8 +22,8 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
     If the file has no mistakes, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to
-    another host. If the file has mistakes, the command prints the first one as one line: file:line: key: what is wrong. If the
-    cluster file itself is right, but a program, key file or path in it is missing or wrong, the message names no line and no key.
+    another host. If the file has mistakes, the command prints the first one, as one line FILE:LINE: KEY: TEXT. If the cluster file
+    itself is right, but a program, key file or path in it is missing or wrong, the message names no line and no key.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """
