@@ -285,7 +285,7 @@ class Results(Message, tag=28):
 
 class StartsLost(Message, tag=29):
     """These attempts had started, and their slot process or their worker is lost: (work, attempt, worker, exit code, last log lines,
-    whether the item has reached the bound on lost attempts and does not run again).
+    whether the item has reached the bound on lost starts and does not run again).
     """
 
     SENT = "dispatcher -> coordinator"
@@ -446,8 +446,8 @@ class FreeResult(Message, tag=46):
 
 
 class Leave(Message, tag=47):
-    """Stop in good order: the worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye. A
-    worker sends this message when it leaves by itself, and the dispatcher must then send it no more work.
+    """The worker that gets or sends this message gives back leases that have not started, finishes running ones within its grace, and sends
+    Goodbye, and the dispatcher sends it no more work. From a worker `grace_s` is 0 and has no effect.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"

@@ -107,7 +107,9 @@ class FairAdmission:
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Record a call whose client keeps the large arguments until `let_in` returns `item`."""
+        """Record a call whose client keeps the large arguments until the server requests them. `item` stands for the call: `let_in`
+        returns it when the server may request the arguments.
+        """
         backlog = self._clients.setdefault(client, _Backlog())
         backlog.outside[key] = (nbytes, item)
         self.outside.setdefault(client, backlog)

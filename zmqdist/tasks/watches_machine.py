@@ -101,7 +101,9 @@ class WatchedTasks:
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def watched(self, task: Task, address: str) -> list[WatchEffect]:
-        """Record that this task waits for another task, which is watched from now on."""
+        """Record that this task waits for another task, and watch that task from now on. A watch is a call to the watched task that fails
+        when the task ends.
+        """
         if self.is_watched(task):
             return []
         self._addresses[task] = address
@@ -141,13 +143,13 @@ class WatchedTasks:
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
         """Record that a probe of a task has ended. A probe is a call by which this task sees whether the other runs. A reply also shows
-        that the watch has arrived there, because the watch was sent before the probe. No further probe is needed then, because the watch
-        will end when the task ends.
+        that the other task has received the watch, because the watch was sent before the probe. No further probe is needed then, because
+        the watch will end when the task ends.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 
     def watch_ended(self, task: Task, code: int, message: str, incarnation: int) -> list[WatchEffect]:
-        """Record that the watch of a task has ended.
+        """Record that the watch of a task has ended, by a reply or an error.
 
         Args:
           code, message: OK if the task has replied with `incarnation`, or the error of the call.

@@ -456,7 +456,7 @@ class ServerCalls:
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Mark a call as cancelled: it no longer begins, and no reply is sent. The table keeps the call until `finished` is called.
+        """Mark a call as cancelled: it no longer begins, and no reply is sent. It counts as unanswered until `finished` is called.
 
         Returns:
           The call; None if it was cancelled before or is not in the table.

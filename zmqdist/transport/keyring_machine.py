@@ -151,7 +151,7 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """An admin has made a token. The keyring gets only the digest of its secret. The token expires at `until` on the machine's clock."""
+    """An admin has made a token, which expires when the time passed to `handle` reaches `until`. `digest` is the digest of its secret."""
 
     number: str
     digest: bytes

@@ -1,8 +1,9 @@
 """How much memory this process may still take, and the error for a process that needs more.
 
-The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So this process checks before a large
-copy that enough memory is available; if not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
-matter, because memfds are not stored in it: they count as memory of the host and of the control group.
+The kernel lets processes allocate more memory than the host has, and ends one of them with SIGKILL when they use more than there is. So
+this process checks before a large copy that enough memory is available; if not, the caller gets an error with the figures and the
+remedies. The size of /dev/shm does not matter, because memfds are not stored in it: they count as memory of the host and of the control
+group.
 """
 
 from __future__ import annotations

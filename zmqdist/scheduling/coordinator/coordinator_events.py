@@ -26,7 +26,7 @@ class FunctionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """All slots must drop the objects with these numbers, because the program no longer needs them (`Forget.everywhere`)."""
+    """All slots must drop the resources with these numbers, because the program no longer needs them (`Forget.everywhere`)."""
 
     numbers: list[int]
 

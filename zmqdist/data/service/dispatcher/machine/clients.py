@@ -104,6 +104,7 @@ class Clients:
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def notify(self, iteration_id: int) -> None:
+        """Reply to the pending watch requests of all clients of this iteration, because it has changed."""
         self._tables.versions[iteration_id] = self.version(iteration_id) + 1
         iteration = self._tables.state.iterations[iteration_id]
         for number in iteration.clients:

@@ -218,7 +218,7 @@ class PortionAssignment:
 
     def check_incarnations(self) -> None:
         """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that was taken for dead is connected
-        again, revoke the death that was charged to its portions.
+        again, its death no longer counts for the portions that it was computing (E7).
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}

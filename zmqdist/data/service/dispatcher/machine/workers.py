@@ -190,6 +190,7 @@ class WorkerTable:
             self.end(iteration, r.FinishIteration(number))
 
     def end(self, iteration: r.Iteration, record: r.FinishIteration | r.CollectIteration) -> None:
+        """End an iteration and its tasks, and report this to its workers and clients."""
         tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
         self._tables.change(record)
         for task in tasks:
@@ -231,6 +232,7 @@ class WorkerTable:
                 self._clients.notify(known.iteration)
 
     def notify(self, number: int) -> None:
+        """Reply to this worker's pending request for work if the worker lacks a task or has to drop one."""
         worker = self._tables.state.workers.get(number)
         work = None if worker is None else self._tables.work_requests.get(worker.incarnation)
         if work is None or worker is None:
