@@ -87,7 +87,7 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
 
 
 def _without_us(error: BaseException) -> Any:
-    """Return the error's traceback from the user's function on. If the function was not called, return the whole traceback."""
+    """Return the error's traceback without the frame of `_run`. If `_run` itself has raised the error, return the whole traceback."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 

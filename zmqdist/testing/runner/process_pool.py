@@ -65,7 +65,7 @@ class PoolOutcome:
 
     @property
     def why(self) -> str:
-        """Why a task whose function has this outcome cannot arrive at the barrier, as a phrase for the tasks that wait there."""
+        """The reason why the function's task cannot arrive at the barrier any more, as the end of a sentence that begins with the task."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
 

@@ -163,7 +163,7 @@ class MultiProcessRunner:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start one task: a task that was terminated, or a task that the cluster did not have.
+        """Start one task that is not running, for example a task that was terminated, or a task that the cluster does not have.
 
         Args:
           cluster_spec: the cluster in the task's TF_CONFIG; None means the runner's cluster.
@@ -433,8 +433,8 @@ def run(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
-    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. The arguments are those of
-    MultiProcessRunner. The errors are those of MultiProcessRunner and of its `join`.
+    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. `timeout` is the argument of
+    `MultiProcessRunner.join`, and the others are those of MultiProcessRunner. The errors are those of MultiProcessRunner and its `join`.
     """
     with MultiProcessRunner(
         fn,

@@ -150,11 +150,11 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Return the live worker that holds the large result of this reference, or None."""
+        """Return the worker that holds the large result of this reference; None if it does not run or is frozen."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
-        """Return whether a live worker holds the result of the function run that has this number."""
+        """Return whether a worker that runs and is not frozen holds the result of the function run that has this number."""
         return self._holder_of(run) is not None
 
     def _holder_of(self, run: int) -> SimWorker | None:
@@ -351,7 +351,8 @@ class SimCluster:
                 assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that each assigned item may run on this worker, and that no waiting work of the same `worker` and `detached` goes first."""
+        """Check that each assigned item may run on this worker, and that no waiting work should have been assigned before it. Compare the
+        item only with work of the same coordinator that has the same options `worker` and `detached`."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
@@ -373,7 +374,8 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """Return the waiting work whose options name this worker, as (work, priority, whether this is its first submission)."""
+        """Return the work of the coordinator that waits at the dispatcher and has these values of the options `worker` and `detached`. Each
+        entry is (work, priority, whether this is its first submission)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
         ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
@@ -419,7 +421,7 @@ class SimCluster:
                 worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
-        """Check that no worker is told to drop a value that a coordinator with an open connection keeps."""
+        """Check that no worker has to drop a value that a program holds, while the connection that brought the value is open."""
         if not isinstance(message, FreeResult):
             return
         for worker in self.workers:
@@ -429,7 +431,7 @@ class SimCluster:
                 assert not early, f"dispatch P11: {worker.key} has to drop {early}, which a coordinator keeps"
 
     def _check_members(self, event: BrokerEvent) -> None:
-        """Check that every registered worker whose connection is open is a member."""
+        """Check that every registered worker whose connection is open is a member, unless the worker is leaving."""
         for worker in self.workers:
             connection = worker.connection
             if worker.machine.registered and connection is not None and connection.open and worker.process.alive:

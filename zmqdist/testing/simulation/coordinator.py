@@ -91,8 +91,8 @@ class SimCoordinator:
       outcomes: the kind of outcome of each work item that has ended.
       kinds: the kind of function that each work item runs, one of KINDS or "plan".
       options: worker, priority and whether the work is detached, for each work item that has such options.
-      members: the incarnations of the current workers by name, from the last report.
-      kept: for each result that the program holds and a worker keeps: number of the function's run -> connection that brought the result.
+      members: name -> incarnation of each current worker, according to the MembersChanged effects of the machine.
+      kept: the results that the program holds and a worker keeps: number of the function's run -> the connection that brought the result.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SimCoordinator:
         self._goes_on: set[int] = set()
         """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
-        """The work that was submitted over this connection and that counts towards `width`, the limit of submitted work."""
+        """The work that was submitted over the current connection and that counts towards `width`, the limit of submitted work."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -208,7 +208,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets `number`, which is `work` or one of its attempts. An attempt has the options of the work."""
+        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of `work`, which has the same options."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -221,7 +221,7 @@ class SimCoordinator:
         return work in self._cancelled
 
     def later(self, event: Event) -> None:
-        """Have the machine handle an event after the current event, as a finalizer does."""
+        """Have the machine handle an event after the current event. The real program defers the events of its finalizers, too."""
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:

@@ -44,7 +44,7 @@ class SimPlan:
 
     Attributes:
       inputs: the work whose values are inputs of the plan.
-      arrived: the inputs that the coordinator's runtime has.
+      arrived: the inputs whose values the coordinator's runtime has.
       errors: number of attempts that ended with an error of the function.
       value: where the plan's value is, once the plan has succeeded.
       users: the plans that hold the value, and 0 for the program.
@@ -100,10 +100,10 @@ class PlanningUser(Protocol):
         """Have the machine handle an event, and carry out its effects."""
 
     def later(self, event: Event) -> None:
-        """Have the machine handle an event after the current event, as a finalizer does."""
+        """Have the machine handle an event after the current event. The real program defers the events of its finalizers, too."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets `number`, which is `work` or one of its attempts. An attempt has the options of the work."""
+        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of `work`, which has the same options."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""

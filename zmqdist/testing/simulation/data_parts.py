@@ -70,7 +70,7 @@ class PartSurroundings(Protocol):
         """Call `fn` after a short random time."""
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Call `fn` after a short random time, and after all functions that were passed earlier for this direction."""
+        """Call `fn` after a short random time, but not before the functions that were passed earlier for this direction of the link."""
 
     def end_link(self, link: SimLink) -> None:
         """End a connection. Each side notices the end at a random time."""
@@ -171,7 +171,7 @@ class SimDispatcher:
             self._members(PeerGone(link))
 
     def exited(self, incarnation: int) -> None:
-        """Have the dispatcher notice the end of a worker's process, as the kernel reports the end of a child process."""
+        """Have the dispatcher notice the end of a worker's process, as a dispatcher does for workers on its own host."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
@@ -230,7 +230,7 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                # The dispatcher was killed, but by the draw the records reached the disk before its end.
+                # The dispatcher was killed during the write. In half of these cases the records had reached the disk before.
                 self._records += records
             return
         if sim.clock.now < sim.disk_full_until:

@@ -83,7 +83,7 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """Return whether faults may still come."""
 
     def register(self, then: Callable[[], object]) -> None:
-        """Register the dataset under its id; repeat the request until it succeeds."""
+        """Register the dataset under its id; repeat the request until it succeeds, then call `then`."""
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
         """Call `fail` some time after the death of a worker, if `open_()` is true at that time. This simulates the poll by which a waiting
@@ -227,7 +227,7 @@ class SimReader:
             self.ended = True
 
     def report(self, report: NotifyDispatcher) -> None:
-        """Carry out a NotifyDispatcher of the machine."""
+        """Carry out a NotifyDispatcher of the machine. Only a reader of portions has a machine that sends one."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
     # -- workers ----------------------------------------------------------------------------------------------------------

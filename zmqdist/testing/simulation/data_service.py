@@ -92,7 +92,7 @@ class DataSim:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Call `fn` after a short random time, and after all functions that were passed earlier for this direction."""
+        """Call `fn` after a short random time, but not before the functions that were passed earlier for this direction of the link."""
         at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
         link.last[way] = at
         self.clock.at(at, fn)
