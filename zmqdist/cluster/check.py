@@ -1,4 +1,4 @@
-"""Conversion of the plain dicts of a cluster file into sections, and the rules that no type of a key expresses.
+"""Conversion of the plain dicts of a cluster file into sections, and the rules that the types of keys cannot express.
 
 The module that reads a file (config.py) knows the line of each key but not its meaning. This module knows the meaning of each key but not
 its line. It therefore names a mistake by the path of the key, from which config.py finds the line. This module raises the first mistake as
@@ -150,7 +150,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
 
 
 def _with_any_value(hint: Any) -> Any:
-    """Return the dict type in an annotation, with the same type of keys but values of any type. None means that it has no dict type."""
+    """Return the dict type in an annotation, but with values of any type. None means that the annotation has no dict type."""
     if get_origin(hint) is dict:
         return dict[get_args(hint)[0], Any]  # type: ignore[misc]
     return next(filter(None, map(_with_any_value, get_args(hint))), None)
@@ -304,7 +304,7 @@ def _on_hosts(config: Config) -> Iterator[Mistake]:
     """Yield a mistake for each setting that does not fit a launcher that places roles on other hosts."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        # With the section `runtime` a launcher has written this config, and has filled in the tasks itself.
+        # If the config has the section `runtime`, a launcher has written the config and has filled in the tasks itself.
         if job is not None and job.tasks is not None and config.runtime is None:
             yield Mistake(
                 ("jobs", name, "tasks"),

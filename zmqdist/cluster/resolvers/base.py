@@ -97,7 +97,7 @@ class ClusterResolver(abc.ABC):
         Args:
           task_type, task_id: if both are given, count only the accelerators of the task that they name. The result is {} unless this is the
             task of this process, because the accelerators of other tasks are not known.
-          config_proto: if it has "device_count", such as {"GPU": 2}, return this without looking at the host.
+          config_proto: if it has "device_count", such as {"GPU": 2}, return these counts, without CPUs, and do not look at the host.
         """
         if config_proto is not None and "device_count" in config_proto:
             return {kind: count for kind, count in config_proto["device_count"].items() if kind != "CPU" and count}

@@ -96,7 +96,7 @@ class SlurmClusterResolver(ResolverByRank):
         return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that the task of this process is not known yet."""
+        """Return the URL of a task, by default of the task of this process. "" means that this task has no address or is not known yet."""
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
