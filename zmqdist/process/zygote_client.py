@@ -179,7 +179,7 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
     """Have the zygote fork a child. Return None if the zygote cannot, so that the caller must start the child by command.
 
     Args:
-      descriptors: the file descriptors for the child, including its standard output and error. `order.numbers` has their numbers there.
+      descriptors: the file descriptors for the child, including its standard output and error. `order.numbers` has their new numbers.
       stdout: the reading end of the pipe for the child's standard output. It becomes `stdout` of the ForkedProcess.
     """
     environment = order.environment or {}

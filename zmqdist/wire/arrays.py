@@ -72,7 +72,7 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _WritableAlias:
-    """The memory of a read-only array, which NumPy sees as writable."""
+    """An object that shows the memory of a read-only array to NumPy as writable memory."""
 
     __slots__ = ("__array_interface__", "kept")
 

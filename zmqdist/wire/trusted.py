@@ -569,7 +569,8 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 def _pickled_error(error: BaseException) -> bytes:
     """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class, or the pickle is too large.
 
-    A copy that the class itself makes with another text is rejected, because it got wrong arguments. Then `_Bare` makes the copy.
+    The first attempt calls the class to make a copy. A copy with another text is rejected, because the class has got wrong arguments. The
+    second attempt makes the copy through `_Bare`.
     """
     for form, is_last in ((error, False), (_Bare(error), True)):
         try:
