@@ -1,8 +1,8 @@
 """Handling of Ctrl-C while the command imports modules.
 
-Python's own handler raises KeyboardInterrupt. During an import, Python would print its traceback, or would lose it in a callback of an
-import lock. `importing` therefore gives SIGINT its default action, which ends the process at once. At this point the command has no work
-that needs an orderly end.
+Python's own handler raises KeyboardInterrupt. During an import, Python would print the traceback of this exception, or would drop the
+exception in a callback of an import lock. `importing` therefore gives SIGINT its default action, which ends the process at once. During
+these imports the command has no work that needs an orderly end.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def worker(
 def _load(file: str) -> ClusterConfig:
     from zmqdist.cluster import ClusterConfig
 
-    # In a pod, `zmqdist launch --render` wrote the file, which therefore has the section `runtime`.
+    # A role in a pod gets a file that `zmqdist launch --render` has written, and such a file has the section `runtime`.
     return ClusterConfig.load(file, runtime_allowed=True)
 
 

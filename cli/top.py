@@ -97,8 +97,8 @@ def _problem(text: str) -> Any:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Return a context manager that yields a function `wait(seconds)`. The function returns True as soon as the user presses q, and False
-    when the seconds have passed.
+    """Return a context manager that yields a function `wait(seconds)`. The function returns True as soon as the user presses q or standard
+    input ends, and False when the seconds have passed.
     """
     if not sys.stdin.isatty():
         yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])

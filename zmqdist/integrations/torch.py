@@ -27,7 +27,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
     The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
     of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The dataset's
     random operators then draw the same numbers in all processes, except operators without a seed in datasets that functions return. The
-    DataLoader converts arrays to tensors by its own rules. Read-only arrays are copied before, because programs can write to tensors.
+    DataLoader converts arrays to tensors by its own rules. This class first copies read-only arrays, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
