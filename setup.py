@@ -1,7 +1,7 @@
-"""Packaging: everything that is data stands in setup.cfg; this file only finds the packages.
+"""Packaging: setup.cfg has all settings that are plain data; this file only finds the packages.
 
-The folder cli/ is installed as `zmqdist_cli`: a package called `cli` must not land in anybody's site-packages. The list is
-computed, because a list written by hand forgets the next package, and an editable install does not notice.
+The folder cli/ is installed as the package `zmqdist_cli`, because a package `cli` in site-packages could clash with others. The list of
+packages is computed, because a list written by hand could lack a new package, and an editable install would not show the gap.
 """
 
 from setuptools import find_packages, setup

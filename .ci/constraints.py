@@ -1,7 +1,7 @@
-"""Write constraints.txt anew: the newest versions that go together, for each Python that zmqdist supports (make constraints).
+"""Write constraints.txt anew: the newest versions that work together, for each Python that zmqdist supports (make constraints).
 
-pip resolves for the Python that it runs on, so all of them have to be on this machine. Nothing is installed but pip itself, into
-environments that are removed again.
+pip chooses versions for the Python that runs it, so each of these Pythons must be on this host. The program installs only pip itself, in
+temporary environments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD: Final = """\
 
 
 def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
-    """Return the names of the packages that zmqdist itself needs, and the versions of all, on one Python."""
+    """Return, for one Python, the names of the packages that zmqdist itself needs, and the versions of all packages for development."""
     python = find_python(minor)
     if python is None:
         sys.exit(f"make constraints needs Python {', '.join(PYTHONS)}, and {minor} is not on this machine")
@@ -35,7 +35,8 @@ def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
         own, report = Path(folder, "bin", "python"), Path(folder, "report.json")
         subprocess.run([python.executable, "-m", "venv", folder], check=True)
         pip = [own, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-        subprocess.run([*pip, "--upgrade", "pip"], check=True)  # the oldest pip that comes with them reads whole wheels
+        # The oldest pip that comes with a Python would download each wheel as a whole.
+        subprocess.run([*pip, "--upgrade", "pip"], check=True)
 
         def versions(wanted: str) -> dict[str, str]:
             ask = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--report", report, wanted]
@@ -48,7 +49,8 @@ def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
 
 
 def lines(name: str, found: dict[str, str]) -> list[str]:
-    """Return the lines of one package, from its version on each Python that has it: one line, or several with the Pythons of each."""
+    """Return the lines of one package. `found` has the version on each Python that needs the package. If these versions differ, each of them
+    has a line with its Pythons."""
     if len(set(found.values())) == 1:
         return [f"{name}=={found.popitem()[1]}"]
     made = []

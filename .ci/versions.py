@@ -4,8 +4,9 @@
     3.12    with the versions of constraints.txt
     3.13    with the newest versions
 
-Each has an environment of its own below .venvs/, which is made anew when setup.cfg, constraints.txt or the Python have changed. What
-the tests themselves need has the versions of constraints.txt everywhere. A Python that is not on this machine is left out, in one line.
+Each of these runs has an environment of its own below .venvs/. The program makes the environment anew when setup.cfg, setup.py,
+constraints.txt or the Python has changed. In each environment the packages that only the tests need have the versions of constraints.txt.
+If a Python is not on this host, the program leaves out its run, and prints a line that says so.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONSTRAINTS: Final = ROOT / "constraints.txt"
 TOOLS: Final = "# What its tests, its checks and its examples need beyond that:"
-"""The line of constraints.txt at which the packages end that zmqdist itself needs."""
+"""The line of constraints.txt that follows the packages that zmqdist itself needs."""
 
 ENVIRONMENTS: Final = (("3.10", "minimum"), ("3.12", "constraints"), ("3.13", "newest"))
 
 TESTS: Final = ("tests", "--tier=pure", "--seeds=20", "-q", "-n2", "--dist=loadfile", "-p", "no:cacheprovider")
-"""Few seeds: what the simulation decides depends on no version."""
+"""The arguments of pytest. There are few seeds, because the simulations do not depend on the versions of packages."""
 
 _ASK: Final = (
     "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2], sys.version.split()[0], sys.executable)"
@@ -37,7 +38,8 @@ _ASK: Final = (
 
 
 _BUILDING: Final = threading.Lock()
-"""setuptools writes into the checkout, and the environments are made side by side, because pip mostly waits for the network."""
+"""Held while setuptools builds, because setuptools writes into the checkout. Threads make the environments at the same time, because pip
+mostly waits for the network."""
 
 
 class Python(NamedTuple):
@@ -46,7 +48,8 @@ class Python(NamedTuple):
 
 
 def find_python(minor: str) -> Python | None:
-    """Return a Python like "3.10" from PATH, else the newest that pyenv has; one that can make environments."""
+    """Return the Python with this minor version, such as "3.10", from PATH, or else the newest of pyenv. It must be able to make virtual
+    environments. Return None if there is no such Python."""
     name = f"python{minor}"
     found = [str(Path(folder) / name) for folder in os.get_exec_path()]
     pyenv = shutil.which("pyenv")
@@ -66,7 +69,7 @@ def find_python(minor: str) -> Python | None:
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """Return what setup.cfg says that zmqdist needs, or one of its extras."""
+    """Return the requirements of zmqdist, or of one of its extras, from setup.cfg."""
     config = configparser.RawConfigParser()
     config.read(ROOT / "setup.cfg")
     text = config["options"]["install_requires"] if extra is None else config["options.extras_require"][extra]
@@ -83,7 +86,7 @@ def constraints(which: str) -> str:
 
 
 def make_environment(python: Python, which: str) -> Path:
-    """Make the environment, or keep the one that is there, if it is what this would make; return its Python."""
+    """Make an environment, unless it exists and was made from the same inputs. Return the path of its Python."""
     folder = ROOT / ".venvs" / f"{python.version}-{which}"
     own, stamp = folder / "bin" / "python", folder / "ready"
     chosen = constraints(which)
@@ -95,7 +98,7 @@ def make_environment(python: Python, which: str) -> Path:
     subprocess.run([python.executable, "-m", "venv", folder], check=True)
     (folder / "constraints.txt").write_text(chosen)
     pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # A minimum version that pip would have to compile is none that a user could install.
+    # Install only wheels: a minimum version without a wheel is too old, because many users cannot compile it.
     wheels = ["--only-binary", ":all:", "-c", folder / "constraints.txt"]
     subprocess.run([*pip, *wheels, "setuptools>=70.1", *requirements(), *requirements("test")], check=True)
     with _BUILDING:
@@ -105,7 +108,7 @@ def make_environment(python: Python, which: str) -> Path:
 
 
 def run_tests(python: Python, which: str, own: Path) -> bool:
-    """Run the tests in an environment, after a line that says what is in it; return whether they held."""
+    """Print the versions in an environment, and run the tests there. Return whether all tests passed."""
     names = [requirement.partition(">=")[0] for requirement in requirements()]
     ask = f"import importlib.metadata as m; print(', '.join(f'{{n}} {{m.version(n)}}' for n in {names}))"
     versions = subprocess.run([own, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()

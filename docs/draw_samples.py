@@ -1,10 +1,10 @@
-"""Draw thirty docstrings, thirty comments or error texts, and thirty commit subjects at random, to be read with fresh eyes.
+"""Draw thirty docstrings, thirty comments or error texts, and thirty commit subjects at random, for a reader who has not seen them before.
 
     python docs/draw_samples.py               the seed is the first 8 hex digits of the last commit
     python docs/draw_samples.py --since REV   subjects of the commits after REV only
     python docs/draw_samples.py --seed N      another draw
 
-A reader who has to read more than two of the thirty twice has found a page of code that needs work (docs/contributing/voice.md).
+If the reader has to read more than two of the thirty twice, these texts need work (docs/contributing/voice.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMENT_WORDS_MIN = 4
 """A comment of fewer words is a heading or a pragma."""
 
 Sample = tuple[str, str]
-"""Where a text stands, and the text."""
+"""(place, text): the file of the text, with the name or the line in it, or the hash of the commit; and the text itself."""
 
 
 def docstrings(path: Path) -> Iterator[Sample]:
@@ -68,7 +68,7 @@ def error_texts(path: Path) -> Iterator[Sample]:
 
 
 def subjects(since: str | None) -> list[Sample]:
-    """Return the hash and subject of each commit, merges left out."""
+    """Return the hash and subject of each commit that is no merge; with `since`, only of the commits after that revision."""
     revisions = [f"{since}..HEAD"] if since else ["HEAD"]
     return [
         (line.partition(" ")[0], line.partition(" ")[2])

@@ -1,9 +1,9 @@
 """Write docs/machines.md from the machines of the package: `python docs/generate_machines.py`.
 
-A machine is a class in a module called `machine`, or `*_machine`, or listed in `PARTS`. Its events are the cases of its `handle`, or its
-public methods where it has none. For each event the page lists the parts of the machine that get a call because of it, and the effects that
-it may return. Both are read from the source: from the code of the event, and from the private methods and functions of the same module that
-this code reaches. Above the mark of `BEGIN` the page is written by hand.
+A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. The events of a machine are the cases of its
+method `handle`; if a machine has no `handle`, they are its public methods. For each event the page lists the methods of the machine's parts
+that the machine calls, and the effects that it may return. This program finds both in the code of the event, and in the private methods and
+functions of the same module that this code reaches. The page is written by hand up to the line `BEGIN`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ PARTS = (
     "data/service/dispatcher/machine/split_assignment.py",
     "data/service/dispatcher/machine/workers.py",
 )
-"""Modules of machines that have another name, as paths in the package."""
+"""The modules of machines whose names do not end in `machine`, as paths in the package."""
 
 EFFECTS = ("messages.py",)
-"""Beside the classes of the `*Effect*` aliases, every class of these modules is an effect where a machine makes one."""
+"""The modules whose classes all count as effects. The other effects are the classes in the aliases that have `Effect` in their names."""
 
 SENTENCE_END = re.compile(r"(?<=[.?!])\s(?=[A-Z`*])")
-"""The gap between two sentences; none is after "e.g." or "...", because no capital follows these."""
+"""The gap between two sentences. A gap after "e.g." or "..." does not match, because no capital letter follows it."""
 
 Function = ast.FunctionDef
 
 
 def modules() -> list[Path]:
-    """The modules whose classes have a table, in the order of the page."""
+    """Return the modules whose classes have a table, in the order of the page."""
     package = ROOT / "zmqdist"
     named = [path for path in package.rglob("*.py") if path.stem.split("_")[-1] == "machine"]
     return sorted({*named, *(package / part for part in PARTS)})
 
 
 def effect_names() -> set[str]:
-    """The classes of all effects."""
+    """Return the names of the classes of all effects."""
     found: set[str] = set()
     for path in (ROOT / "zmqdist").rglob("*.py"):
         source = path.read_text()
@@ -75,7 +75,7 @@ def is_property(function: Function) -> bool:
 
 
 def events(owner: ast.ClassDef) -> Iterator[tuple[str, list[ast.AST]]]:
-    """(event, the code that it runs) for each event of a machine. An event has one row, also if each kind of sender has a case."""
+    """Yield (event, the code that handles it) for each event of a machine. If several cases handle an event, join their code."""
     methods = methods_of(owner)
     if "handle" in methods:
         found: dict[str, list[ast.AST]] = {}
@@ -89,7 +89,7 @@ def events(owner: ast.ClassDef) -> Iterator[tuple[str, list[ast.AST]]]:
 
 
 def meanings() -> dict[str, str]:
-    """Return the summary of each class of the package, by its name."""
+    """Return the summary of each class of the package, by the name of the class."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "zmqdist").rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -99,7 +99,7 @@ def meanings() -> dict[str, str]:
 
 
 def summary(node: ast.ClassDef | Function | ast.Module) -> str:
-    """Return the sentences that begin on the first line of a docstring, each of them whole, as one line of a table."""
+    """Return the sentences that begin on the first line of a docstring, including their ends on later lines, for a cell of a table."""
     paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
     first_line = paragraph.partition("\n")[0]
     end = SENTENCE_END.search(paragraph, len(first_line) - 1)
@@ -107,13 +107,14 @@ def summary(node: ast.ClassDef | Function | ast.Module) -> str:
 
 
 def is_query(function: Function, effects: set[str]) -> bool:
-    """Whether a method changes nothing that a runtime must know of: it returns something else than effects, and makes none."""
+    """Return whether a method only returns facts, because the type of its result is neither None nor a type of effects."""
     returns = ast.unparse(function.returns) if function.returns is not None else "None"
     return returns != "None" and "Effect" not in returns and not any(name in returns for name in effects)
 
 
 def cases(name: str, methods: dict[str, Function], seen: set[str]) -> Iterator[tuple[str, list[ast.AST]]]:
-    """The cases of the `match` in a method; those of a method that its default case calls with the event take the place of the default."""
+    """Yield (event, code) for each case of the `match` in a method. If the default case calls another method, yield that method's cases in
+    place of the default case. Do the same for a method that has no `match` itself, but calls methods that have one."""
     seen.add(name)
     matches = [node for node in ast.walk(methods[name]) if isinstance(node, ast.Match)]
     if not matches:
@@ -144,7 +145,7 @@ def cases(name: str, methods: dict[str, Function], seen: set[str]) -> Iterator[t
 
 
 def messages(code: list[ast.stmt], methods: dict[str, Function], seen: set[str]) -> Iterator[tuple[str, list[ast.AST]]]:
-    """The messages that a machine hears: the cases of the methods that the code of `Heard` calls."""
+    """Yield (message, code) for each message that a machine handles: the cases of the methods that the code of the case `Heard` calls."""
     for called in own_calls(*code):
         if called in methods and called not in seen:
             yield from cases(called, methods, seen)
@@ -155,7 +156,7 @@ def class_name(node: ast.expr) -> str:
 
 
 def own_calls(*nodes: ast.AST) -> list[str]:
-    """The methods of `self` that code calls."""
+    """Return the names of the methods of `self` that this code calls."""
     found = (node.func for root in nodes for node in ast.walk(root) if isinstance(node, ast.Call))
     return [
         call.attr
@@ -165,7 +166,7 @@ def own_calls(*nodes: ast.AST) -> list[str]:
 
 
 def reached(code: list[ast.AST], known: dict[str, Function]) -> list[ast.AST]:
-    """The code of an event, and that of the private methods and functions of its module that it reaches."""
+    """Return the code of an event, and the code of each known method and function that it calls, directly or through others."""
     found, waiting, seen = [*code], [*code], set()
     while waiting:
         node = waiting.pop()
@@ -180,7 +181,7 @@ def reached(code: list[ast.AST], known: dict[str, Function]) -> list[ast.AST]:
 
 
 def row(event: str, meaning: str, code: list[ast.AST], known: dict[str, Function], effects: set[str]) -> str | None:
-    """One line of a table; None for a method that only tells something."""
+    """Return the line of the table for one event; None for a method that only returns facts (`is_query`)."""
     parts: dict[str, None] = {}
     made: dict[str, None] = {}
     for node in (x for root in reached(code, known) for x in ast.walk(root) if isinstance(x, ast.Call)):
@@ -207,7 +208,7 @@ COLLECTIONS = {name for kind in (dict, list, set, str, bytes) for name in dir(ki
     "popleft",
     "extendleft",
 }
-"""Calls of these change a collection of the machine's own."""
+"""The names of methods of collections. A call of such a method changes a collection of the machine, and is no call of a part."""
 
 
 def meaning(event: str, known: dict[str, Function], of_class: dict[str, str]) -> str:
@@ -233,7 +234,7 @@ def tables() -> str:
 
 
 def page(current: str) -> str:
-    """The page as it should be: its part by hand as it stands, and then what is made."""
+    """Return the new text of the page: its part that is written by hand, unchanged, and after it the generated tables."""
     by_hand, mark, _ = current.partition(BEGIN)
     if not mark:
         raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")

@@ -1,6 +1,6 @@
 """Write the table of docs/protocol.md from zmqdist/messages.py: `python docs/generate_protocol.py`.
 
-Above the mark of `BEGIN` the page is written by hand; what follows it belongs to this program.
+The page is written by hand up to the line `BEGIN`; this program writes all lines after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BEGIN = "<!-- From here on written by docs/generate_protocol.py from zmqdist/mes
 
 
 def table() -> str:
-    """Each message as a row, by its tag."""
+    """Return a table with a row for each message, in the order of `messages.ALL`."""
     rows = ["| tag | message | from | to | fields | meaning |", "|---:|---|---|---|---|---|"]
     for cls in messages.ALL:
         pairs = [pair.split(" -> ") for pair in cls.SENT.split(", ")]
@@ -29,14 +29,14 @@ def table() -> str:
 
 
 def shapes() -> str:
-    """The tuples that stand in the fields: each alias of messages.py with the docstring below it."""
+    """Return a list of the tuples that fields of messages contain: each type alias of messages.py with the docstring below it."""
     source = Path(messages.__file__).read_text()
     found = re.findall(r'^(\w+): TypeAlias = .*\n"""(?s:(.*?))"""', source, re.MULTILINE)
     return "\n".join(f"- `{name}`: {_cell(text)}" for name, text in found) + "\n"
 
 
 def page(current: str) -> str:
-    """The page as it should be: its part by hand as it stands, and then what is made."""
+    """Return the new text of the page: its part that is written by hand, unchanged, and after it the generated part."""
     by_hand, mark, _ = current.partition(BEGIN)
     if not mark:
         raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")
@@ -44,7 +44,7 @@ def page(current: str) -> str:
 
 
 def _cell(docstring: str) -> str:
-    """The first paragraph of a docstring as one line, for a cell of a table."""
+    """Return the first paragraph of a docstring as one line, for a cell of a table."""
     paragraph, _, _ = docstring.strip().partition("\n\n")
     return " ".join(paragraph.split()).replace("|", "\\|")
 
