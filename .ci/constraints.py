@@ -49,8 +49,8 @@ def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
 
 
 def lines(name: str, found: dict[str, str]) -> list[str]:
-    """Return the lines of one package. `found` has the version on each Python that needs the package. If these versions differ, each of them
-    has a line with its Pythons."""
+    """Return the lines of one package. `found` has its version on each Python that needs it. If these versions differ, each of them has a
+    line with its Pythons."""
     if len(set(found.values())) == 1:
         return [f"{name}=={found.popitem()[1]}"]
     made = []

@@ -1,4 +1,5 @@
-"""`python -m benchmarks NAME ... [--against raw,pool,...]`: questions about speed and size, each a file of this folder; `all` for all.
+"""`python -m benchmarks NAME ... [--against raw,pool,...]`: measure speed and size. NAME is a question, which has a file in this folder;
+`all` means all questions.
 
 Each system takes turns with zmqdist, in blocks of a fraction of a second. A system that is not installed is left out, and a line says so;
 `pip install zmqdist[bench]` installs most systems. Systems whose packages cannot be installed together may each have a Python of their own:

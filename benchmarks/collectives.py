@@ -1,8 +1,8 @@
 """How fast do four processes of this host reduce a large array together, and a small array?
 
-The speed of a ring is the number of bytes that each member sends in a second; for each all_reduce it sends 2 (n - 1) / n of the array. For
-comparison, in blocks that take turns with zmqdist, plain TCP sockets move the same bytes and add nothing: in a ring of all members, which
-send at the same time, and between a single pair of members.
+The speed of a ring is the number of bytes that each member sends in a second; for each all_reduce a member sends 2 (n - 1) / n times the
+bytes of the array. For comparison, plain TCP sockets move the same bytes and add no numbers, in blocks that take turns with zmqdist: once
+in a ring of all members, which send at the same time, and once between a single pair of members.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Ring:
     """Four processes that carry out the same operations at the same time (ring_member.py)."""
 
     def __init__(self, stack: ExitStack) -> None:
-        ports = [Reserved() for _ in range(2 * MEMBERS)]  # no other process gets them before the members bind them
+        # The ports are reserved, so that no other process gets them before the members bind them.
+        ports = [Reserved() for _ in range(2 * MEMBERS)]
         for port in ports:
             stack.callback(port.close)
         addresses = [port.address for port in ports]
@@ -41,7 +42,7 @@ class Ring:
             self._line(process)
 
     def ask(self, what: str, nbytes: int, count: int) -> list[list[float]]:
-        """Ask a question. Return, for each member, the seconds of each of its pieces of work."""
+        """Have all members do `what` `count` times with `nbytes`. Return, for each member, the seconds of each of its pieces of work."""
         for process in self._members:
             assert process.stdin is not None
             process.stdin.write(json.dumps([what, nbytes, count]) + "\n")
@@ -57,7 +58,7 @@ class Ring:
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All figures."""
+    """Return all figures."""
     with ExitStack() as stack:
         ring = Ring(stack)
         nbytes = plan.ring_bytes

@@ -2,7 +2,9 @@
 
 The workers are connections of one process, over real sockets with the options of real workers. No function is scheduled.
 
-    python -m benchmarks.crowd HOST:PORT COUNT    says "ready" when all are registered; beats when it is told "beat"
+    python -m benchmarks.crowd HOST:PORT COUNT
+
+This command prints "ready" when all COUNT workers are registered, and sends heartbeats after it has read the line "beat".
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ PATIENCE_MS = 30_000
 
 @dataclass(frozen=True)
 class Share:
-    """Processor time of the dispatcher's process as a share of one core: with the connections only, and with their heartbeats as well."""
+    """Processor time of the dispatcher's process, as a share of one core.
+
+    Attributes:
+      connections: the share while the workers are connected and send no heartbeats.
+      beats: the share while they send heartbeats.
+      beat_s: seconds between two heartbeats of a worker.
+    """
 
     connections: float
     beats: float
@@ -87,7 +95,7 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Soc
 
 
 def _registered(socket: zmq.Socket[bytes], number: int) -> float:
-    """Say hello, and register each worker. Return the interval at which the dispatcher wants heartbeats."""
+    """Send the hello and the registration of one worker. Return the interval at which the dispatcher wants its heartbeats."""
     incarnation = secrets.randbits(62) | 1
     socket.send(encode_hello(our_hello("worker", incarnation, f"crowd {number}")))
     socket.send(encode(Register(incarnation, "worker", -1, 1, [], [], os.getpid(), "crowd")))
@@ -101,7 +109,7 @@ def _registered(socket: zmq.Socket[bytes], number: int) -> float:
 
 
 def _beat(sockets: list[zmq.Socket[bytes]], beat_s: float) -> None:
-    """Send the heartbeat of each worker in turn, spread evenly over the interval, until standard input is closed."""
+    """Send the heartbeats of the workers one after the other, spread evenly over the interval, until standard input is closed."""
     beat = encode(Beat())
     start = time.monotonic()
     sent = 0

@@ -1,4 +1,4 @@
-"""How many small elements a second does a pipeline deliver that two workers compute for one reader?
+"""How many small elements a second does a pipeline deliver if two workers compute it for one reader?
 
 The element is a number of eight bytes. The reader takes single numbers, or batches that the workers make. A system whose reader takes
 single numbers may still send several numbers in one message. The tf.data service does not compress.

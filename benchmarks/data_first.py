@@ -1,6 +1,6 @@
-"""How long from a new iterator to its first element, where dispatcher and workers are running and know the pipeline?
+"""How long does a new iterator take to its first element, if the dispatcher and the workers already run and know the pipeline?
 
-The processes of a DataLoader are kept, too (`persistent_workers`).
+The processes of PyTorch's DataLoader already run, too (`persistent_workers`).
 """
 
 from __future__ import annotations

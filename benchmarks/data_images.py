@@ -1,8 +1,8 @@
-"""How many images a second are decoded and augmented by one worker, and by two?
+"""How many images a second does one worker decode and augment, and how many do two workers?
 
-JPEG files of 500 x 375 are read, decoded, made 224 x 224, flipped and turned into float32, by one function of Pillow and NumPy that is the
-same for everybody. A worker of the tf.data service and of zmqdist runs it in as many threads as there are processors, the others' in one.
-`TensorFlow's operations` do the same without Python.
+All systems run one function of Pillow and NumPy: it reads a JPEG file of 500 x 375, decodes it, resizes it to 224 x 224, flips it and
+converts it to float32. A worker of the tf.data service or of zmqdist runs it in as many threads as there are cores; a worker of the other
+systems runs it in one thread. The system "TensorFlow's operations" does the same work without Python.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How long from the start of Python to the first element that one of two workers computed?
+"""How long does it take from the start of Python to the first element that one of two workers has computed?
 
-Timed from outside: imports, dispatcher, workers, and everything between them.
+Another process measures the time, which therefore includes the imports and the start of the dispatcher and the workers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Seconds from `zmqdist scale FILE worker=8` to eight workers that have each run a function, in a cluster that had one.
+"""Measures the seconds from `zmqdist scale FILE worker=8` until each of eight workers has run a function, in a cluster that had one worker.
 
     python -m benchmarks.elastic_growth [RUNS]
 
-Each run launches a cluster of its own. The time begins before the command's own Python starts, and ends when the program has a result
-of each worker. The second figure is when the command has returned, and the last line says how busy the machine was.
+Each run launches a cluster of its own. The time begins before the Python of the command `zmqdist scale` starts, and ends when the program
+has a result of each worker. The second figure is the time until the command has returned. The last line says how busy the host was.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ program: python program.py
 
 
 def grow() -> tuple[float, float]:
-    """Return the seconds until the last of the workers has run a function, and until the command has returned."""
+    """Launch a cluster and let it grow. Return the seconds until each worker has run a function, and until the command has returned."""
     command = [sys.executable, "-m", "zmqdist_cli"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -54,7 +54,7 @@ def grow() -> tuple[float, float]:
         )
         assert launched.stdout is not None
         assert launched.stdout.readline() == "ready\n"
-        begun = time.monotonic()  # the same clock in all processes of a host
+        begun = time.monotonic()  # the program prints a time of this clock, which all processes of a host share
         subprocess.run(
             [*command, "scale", "cluster.yaml", f"worker={WORKERS}"],
             cwd=folder,

@@ -1,4 +1,4 @@
-"""How many tasks a second can a system run that all get the same large array?
+"""How many tasks a second does a system run if all of them get the same large array?
 
 Each system passes the array as its documentation recommends. A system with a store for shared data puts the array into the store once in
 each block, and the time for this counts.

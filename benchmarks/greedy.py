@@ -4,7 +4,7 @@ A server has two threads, and a method that gets an array and sleeps for a while
 more than the server can answer during the measurement. Another client sends small calls to the same threads, one after the other. Arrays
 travel by sockets, so that they are in the server's own memory.
 
-    python -m benchmarks.greedy    serves until standard input ends; says its address
+    python -m benchmarks.greedy    run the server, which prints its address, until standard input ends
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ THREADS = 2
 WORK_S = 0.05
 PIECE = 8 * 2**20
 ASKS = 100
-"""Questions of the other client while it is alone."""
+"""Number of calls of the other client while it is the only client."""
 MB = 1e6
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All figures, of zmqdist alone."""
+    """Return all figures. They are those of zmqdist alone."""
     pieces = plan.greedy_bytes // PIECE
     with (
         _served() as (pid, address),
@@ -68,7 +68,7 @@ def _asked(client: zd.rpc.Client) -> float:
 
 @contextmanager
 def _served() -> Iterator[tuple[int, str]]:
-    """Process number and address."""
+    """Return a context manager that runs the server in a process of its own, and yields the pid and the address of the server."""
     command = [sys.executable, "-m", "benchmarks.greedy"]
     environment = {**os.environ, "ZMQDIST_ARENA": "off"}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What does the import cost beyond that of NumPy?
+"""How long does the import of zmqdist take, in addition to the import of NumPy?
 
 The figure counts all modules that a program imports to schedule a function or to make a call; `import zmqdist` alone loads almost no
 module.

@@ -1,4 +1,4 @@
-"""Questions, and how their answers are compared: blocks that take turns, and the median of their ratios.
+"""The questions of the benchmarks, and how the answers of systems are compared: by the median of the ratios of blocks that take turns.
 
 Theory of operation
     zmqdist and another system answer a question in turns, in blocks of a fraction of a second, so that other load on the host affects both
@@ -6,10 +6,10 @@ Theory of operation
     determine how many pieces of work fill a block. The other systems are measured one after the other, so that at most one of them, with
     all its daemons, runs beside zmqdist.
 
-    A ratio says how many times better zmqdist is; if it is below 1, the other system is better. It is the median of the ratios of the pairs
-    of blocks, and not the ratio of the two medians that are printed beside it.
+    A ratio says how many times better zmqdist is; if it is below 1, the other system is better. A ratio is the median of the ratios of the
+    pairs of blocks, and not the ratio of the two medians that are printed beside it.
 
-Not here: what a question is (one file each), how a process is started and asked (systems.py).
+Not here: the definitions of the questions (one file for each), and the processes of the systems (systems.py).
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from zmqdist.observe.bench import p99
 Say = Callable[[str], object]
 
 FASTER_MAX: Final = 50.0
-"""The next look is at so many times as many pieces of work at most: a very short block says little."""
+"""The largest factor by which the number of pieces of work grows after a trial block. The time of a very short block is not reliable."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """The amounts that a run of the benchmarks measures.
 
     Attributes:
-      blocks: counted blocks of each side of a pair.
-      starts: the same for questions to fresh processes, which take seconds each.
+      blocks: number of counted blocks of each of the two systems that are compared.
+      starts: number of counted blocks of a question with a fresh process for each block, which takes seconds.
       block_s: seconds that a block should take.
-      count_max: pieces of work in a block at most.
+      count_max: the most pieces of work in a block.
       sizes: bytes of the arrays of `bandwidth`.
       fanout_bytes: bytes of the array of `fanout`.
-      queued: tasks that `memory` queues at zmqdist's dispatcher.
-      queued_each: tasks that it queues at each system.
-      ring_bytes: of the array of `collectives`.
-      element_bytes: of the arrays of `data_arrays`.
-      model_bytes: of the model of `ps_model`.
-      greedy_bytes: that one client sends at once in `greedy`.
-      workers, tasks: the axes of `scale`.
+      queued: number of tasks that `memory` queues at zmqdist's dispatcher.
+      queued_each: number of tasks that `memory` queues at each system.
+      ring_bytes: bytes of the array of `collectives`.
+      element_bytes: bytes of each array of `data_arrays`.
+      model_bytes: bytes of the model of `ps_model`.
+      greedy_bytes: bytes that one client sends at once in `greedy`.
+      workers, tasks: the numbers of workers and of tasks that `scale` measures.
     """
 
     blocks: int = 9
@@ -81,7 +81,7 @@ QUICK: Final = Plan(
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments of a question: `label` for the reader, `arguments` for the systems."""
+    """One set of arguments of a question. `label` names it in tables and plots, and the systems get `arguments`."""
 
     label: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -92,12 +92,12 @@ class Figure:
     """One answer.
 
     Attributes:
-      question, case: what was asked.
-      system: who answered, by its title.
-      unit: of `median` and `p99`; what ends in "/s" is better when larger, all else when smaller.
-      p99: the 99th percentile of single pieces of work, where those were timed.
-      ratio: how many times better zmqdist was in the same run; None for zmqdist itself and where nothing is compared.
-      at: where the figure stands on the axis of a plot, such as bytes or workers.
+      question, case: the name of the question, and the label of its case.
+      system: the title of the system that answered.
+      unit: the unit of `median` and `p99`. If it ends in "/s", larger figures are better, otherwise smaller figures are.
+      p99: the 99th percentile of single pieces of work; None if these were not timed.
+      ratio: how many times better zmqdist was in the same run; None for zmqdist itself, and if there is no comparison.
+      at: the position of the figure on the axis of a plot, such as a number of bytes or workers; None if there is no axis.
     """
 
     question: str
@@ -115,18 +115,18 @@ class Question:
     """One question.
 
     Attributes:
-      name: of its file, and of the method that answers it.
-      title: the question, as a reader would put it.
-      unit: of its figures, empty where nothing is compared; `scale` times what the systems answer, which is in base units.
-      cases: the arguments of the systems.
-      count: pieces of work of the first block; 0 for a question whose count is in its arguments.
-      blocks: counted blocks at most; 0 for as many as the plan has.
-      longer: its blocks take so many times as long as the plan says, and have so many times as many pieces.
-      rests: what a block has left behind is waited for after each.
+      name: the name of the question's file, and of the method of each system that answers it.
+      title: a short text of the question for tables and plots.
+      unit: the unit of the figures; empty if no systems are compared. `scale` converts the answers of the systems, in base units, to it.
+      cases: returns the cases of the question, each with its arguments for the systems.
+      count: number of pieces of work in the first block. 0 means that the arguments of the cases have the count, if there is one.
+      blocks: the most counted blocks; 0 means as many as the plan has.
+      longer: factor by which the blocks of this question may be longer, and have more pieces of work, than the plan says.
+      rests: whether to wait after each block until the processes of the system have come to rest.
       each: whether single pieces of work are timed, so that there is a 99th percentile.
-      fresh: it is put to a fresh process each time, and where that answers nothing, the figure is the time from its start on.
-      own: figures that nothing is compared with.
-      curve: the name of the axis that `Figure.at` counts, for a plot of lines; empty for bars.
+      fresh: whether each block has a fresh process. If its answer is empty, the figure is the time from the start of the process.
+      own: returns further figures, which are not compared with those of other systems.
+      curve: the name of the axis of `Figure.at`, for a plot of lines; empty for a plot of bars.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Question:
 
 @dataclass
 class Answers:
-    """The figures of one question, and who was left out, why."""
+    """The figures of one question, and a line for each system that was left out, with the reason."""
 
     question: Question
     figures: list[Figure] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Answers:
 
 
 class Side:
-    """One system: a process that is started at the first question and again after a failure."""
+    """One of the two systems that are compared. Its process is started at the first question, and again after a failure."""
 
     def __init__(self, system: System, pythons: dict[str, str]) -> None:
         self.system = system
@@ -163,14 +163,14 @@ class Side:
         self._session: Session | None = None
         self._missing: Unusable | None = None
         self.counts: dict[tuple[str, str], int] = {}
-        """Pieces of work that fill a block, by question and case, once that is known."""
+        """(question, case) -> the number of pieces of work that fill a block, once it is known."""
 
     def can(self, question: Question) -> bool:
-        """Whether it knows the question. Raises Unusable when it cannot be asked at all."""
+        """Return whether the system can answer the question. Raises Unusable if the system cannot be started."""
         return question.name in self._open().answers
 
     def block(self, question: Question, case: Case, count: int) -> list[float]:
-        """The answers of one block, in base units. Raises Unusable; the next block starts another process."""
+        """Return the answers of one block, in base units. Raises Unusable if the system fails; the next block then starts a new process."""
         what = {"count": count, **case.arguments} if count else case.arguments
         if question.fresh:
             self.close()
@@ -184,7 +184,7 @@ class Side:
             raise
 
     def rest(self, question: Question) -> None:
-        """Wait for what was left behind, where the question wants it."""
+        """Wait until the system has come to rest, if the question requires it (`rests`)."""
         if question.rests and self._session is not None:
             self._session.ask("rest")
 
@@ -215,10 +215,10 @@ class Side:
 def measure(
     questions: Iterable[Question], against: Iterable[System], plan: Plan, pythons: dict[str, str], say: Say
 ) -> tuple[dict[str, Answers], dict[str, str]]:
-    """All questions to zmqdist and to each of the others.
+    """Measure all questions for zmqdist and for each of the other systems. `say` is called with a line about each step.
 
     Returns:
-      The answers by question, and the versions of those who gave some, by title.
+      The answers by question, and the versions of the systems that were started, by title.
 
     Raises:
       Unusable: zmqdist itself failed.
@@ -229,7 +229,7 @@ def measure(
     ours: dict[tuple[str, str], list[list[float]]] = {}
     versions: dict[str, str] = {}
     others = list(against)
-    for wanted in (fresh, talking):  # those of fresh processes before there are sessions that linger
+    for wanted in (fresh, talking):  # first the fresh processes, while no other process of a system runs
         with Side(OURS, pythons) as mine:
             for system in others if wanted else ():
                 with Side(system, pythons) as other:
@@ -260,7 +260,7 @@ def _compare(
     ours: dict[tuple[str, str], list[list[float]]],
     say: Say,
 ) -> None:
-    """All questions to one system; who cannot answer one gets a line."""
+    """Measure all questions for zmqdist and one other system in turns. If the other system cannot answer a question, record the reason."""
     for found in wanted:
         question = found.question
         for case in question.cases(plan):
@@ -288,7 +288,7 @@ def _compare(
 def pairs(
     mine: Side, other: Side, question: Question, case: Case, plan: Plan, count: int
 ) -> list[tuple[list[float], list[float]]]:
-    """So many blocks of each in turn, each first as often as the other."""
+    """Run the blocks of two systems in turns, and return the pairs of answers. Each system is the first one in every second pair."""
     others = _calibrated(other, question, case, plan)
 
     def mine_s() -> list[float]:
@@ -324,7 +324,7 @@ def _blaming(mine: Side) -> Iterator[None]:
 
 
 def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
-    """How many pieces of work take about a block's time; the blocks that are done to find out are not counted."""
+    """Return the number of pieces of work that fill a block. The first call for a case runs trial blocks, which are not counted."""
     key = (question.name, case.label)
     if key not in side.counts:
         if question.count:
@@ -339,7 +339,8 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
 
 
 def fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
-    """How many fill a block, beginning with `count`. The first one pays for processes, connections and imports, and tells nothing."""
+    """Return how many pieces of work fill a block. The first trial block has `count` pieces. A block of one piece runs before it and is not
+    timed, because it includes the start of processes, connections and imports."""
 
     def times(factor: float) -> int:
         return max(1, min(plan.count_max, int(count * factor)))
@@ -361,7 +362,7 @@ def _seconds(block: Callable[[int], object], count: int) -> float:
 
 
 def blocks_of(question: Question, plan: Plan) -> int:
-    """How many blocks of each side count."""
+    """Return the number of counted blocks of each system."""
     wanted = plan.starts if question.fresh else plan.blocks
     return min(wanted, question.blocks or wanted)
 
@@ -387,5 +388,5 @@ def _figure(question: Question, case: Case, system: System, blocks: list[list[fl
 
 
 def to_stderr(text: str) -> None:
-    """For who waits: what is being measured now, and who was left out."""
+    """Print a line about the progress to standard error."""
     print(text, file=sys.stderr, flush=True)

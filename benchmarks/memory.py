@@ -15,7 +15,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.observe.bench import nothing
 
 SETTLE_S = 10.0
-"""Memory that is given back is given back within this time."""
+"""Seconds within which the dispatcher returns unused memory to the kernel."""
 MB = 1e6
 
 
@@ -24,7 +24,7 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def dispatcher(plan: Plan) -> list[Figure]:
-    """The dispatcher's resident memory before, at its peak, and after the results were taken."""
+    """Return figures of the dispatcher's resident memory before the tasks, at its peak, and after the results were fetched."""
     count = plan.queued
     with roles.role("dispatcher", "--port", "0") as (pid, address):
         with ClusterCoordinator(address, cluster_lost_limit_s=600.0) as coordinator:
@@ -60,7 +60,7 @@ QUESTION = Question(
 
 
 def _settled(pid: int, before: int) -> int:
-    """The least that it has within SETTLE_S."""
+    """Return the least resident memory that the process has within SETTLE_S. Return early when it has no more than `before`."""
     until = time.monotonic() + SETTLE_S
     least = roles.memory(pid, "VmRSS")
     while least > before and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""A picture of one question's answers: bars for systems, lines where there is an axis. Needs matplotlib, which the extra `bench` has."""
+"""Plots of the answers to one question: lines if the figures have an axis, otherwise bars. They need matplotlib (extra `bench`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OURS = "#1f6fb4"
 OTHERS = "#9aa5b1"
 WIDTH_IN = 7.0
 COLORS = 10
-"""matplotlib has so many before it begins again."""
+"""Number of colours after which matplotlib uses the first colour again."""
 
 
 def draw(found: Document, path: Path) -> None:
-    """Write a PNG.
+    """Write the plots of a document to a PNG file.
 
     Raises:
-      ImportError: matplotlib is not there.
+      ImportError: matplotlib is not installed.
     """
     import matplotlib
 
@@ -45,18 +45,19 @@ def draw(found: Document, path: Path) -> None:
 
 
 def _panels(found: Document) -> list[tuple[str, list[Document]]]:
-    """(title, figures) of each; the figures of one have one unit."""
+    """Return (title, figures) of each panel of the plot. All figures of a panel have the same unit."""
     if found["curve"]:
         return [(found["figures"][0]["unit"], found["figures"])]
     groups: dict[tuple[str, str], list[Document]] = {}
     for figure in found["figures"]:
         groups.setdefault((figure["case"] if figure["at"] is not None else "", figure["unit"]), []).append(figure)
-    worth = [group for group in groups.items() if len(group[1]) > 1] or list(groups.items())  # one bar tells nothing
+    # Leave out panels with a single figure, if there are others, because one bar shows no comparison.
+    worth = [group for group in groups.items() if len(group[1]) > 1] or list(groups.items())
     return [(_title(unit, figures), figures) for (_, unit), figures in worth]
 
 
 def _title(unit: str, figures: list[Document]) -> str:
-    """The case that all figures of a panel have, and their unit."""
+    """Return the title of a panel: the unit, and before it the case, if all figures have the same case."""
     cases = {figure["case"] for figure in figures}
     return ", ".join(filter(None, [*(cases if len(cases) == 1 else []), unit]))
 
@@ -101,7 +102,7 @@ def _lines(ax: Axes, figures: list[Document], title: str, curve: str) -> None:
         ax.set_ylim(0, 1.25 * max(values))
     ax.set_title(title, fontsize=9)
     ax.tick_params(labelsize=7)
-    if curve:  # many systems: beside the lines
+    if curve:  # there are many systems, so the legend stands beside the lines
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
         ax.legend(fontsize=7)

@@ -1,6 +1,6 @@
-"""How fast does a worker read a model from two parameter servers, and add as many numbers to it?
+"""How fast does a worker read a model from two parameter servers, and add to all of its numbers?
 
-Read, multiplied on the worker, and added at the servers; the bytes of both ways count.
+The worker reads the model, multiplies it, and sends the product to the servers, which add it. The bytes in both directions count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How many rows a second do two workers read of a table at two parameter servers, and add to?
+"""How many rows a second do two workers read from a table at two parameter servers, and add to?
 
-A row has 64 numbers of 4 bytes. Each task takes so many rows by chance, waits for them, adds to them, and waits for that.
+A row has 64 numbers of 4 bytes. Each task reads a number of random rows, and adds to them. It waits for the end of both steps.
 """
 
 from __future__ import annotations

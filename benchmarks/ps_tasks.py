@@ -1,4 +1,4 @@
-"""How many tasks a second does a cluster of two workers run, each of which adds to a variable at a parameter server?"""
+"""How many tasks a second does a cluster of two workers run if each task adds to a variable at a parameter server?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What was found, as tables for a terminal and for a page, and as JSON.
+"""The answers as tables for a terminal and for a page, and as JSON.
 
-A document is one question's answers with all that is needed to judge them: the command, the day, the machine, the versions, who was left
-out. docs/performance.md has a place between two marks, which is written anew from all documents in a folder.
+A document has the answers to one question and the facts that a reader needs to judge them: the command, the date, the host, the versions,
+and the systems that were left out. `rewrite` replaces the part of docs/performance.md between two marks by the documents of a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 
 def document(answers: Answers, versions: dict[str, str], command: str) -> Document:
-    """One question's answers, ready for `json`."""
+    """Return the document of one question. JSON can represent it."""
     question = answers.question
     systems = {figure.system for figure in answers.figures}
     return {
@@ -41,12 +41,12 @@ def document(answers: Answers, versions: dict[str, str], command: str) -> Docume
 
 
 def written(documents: Iterable[Document]) -> str:
-    """The documents as JSON text."""
+    """Return the documents as JSON text."""
     return json.dumps(list(documents), indent=1) + "\n"
 
 
 def table(found: Document) -> Table:
-    """For a terminal."""
+    """Return a document as a table for a terminal."""
     rows = tuple(
         (
             figure["system"],
@@ -74,7 +74,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
-    """Put the tables of all documents in a folder into a page, between its marks.
+    """Write the sections of all documents in a folder into a page, between the lines BEGIN and END. `order` has the names of questions.
 
     Raises:
       ValueError: the page does not have the marks.
@@ -90,7 +90,7 @@ def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
 
 
 def section(found: Document, where: Path) -> str:
-    """One question: its tables, its plot, where the figures are, and the command."""
+    """Return the section of a page about one question: its tables, its plot, the command, and a link to the file with the figures."""
     name = found["question"]
     lines = [f"### {found['title']}", ""]
     figures = found["figures"]

@@ -1,7 +1,8 @@
 """One process of the ring that collectives.py measures: `python -m benchmarks.ring_member RANK ADDRESS ...`.
 
-The first half of the addresses are those of the tasks, the others of plain sockets. Each line that is read is a question [what, bytes,
-count], each that is written the seconds of each piece of work; the first one says that the process is ready.
+The first half of the addresses are those of the tasks, the second half those of the plain sockets. When the process is ready, it writes an
+empty list. It then reads questions, each as a line [what, bytes, count], and replies to each with a line: the list of the seconds of each
+piece of work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main(rank: int, addresses: list[str]) -> None:
     size = len(addresses) // 2
     listener = socket.create_server(split(addresses[size + rank]))
     server = Server({"worker": addresses[:size]}, "worker", rank)
-    server.all_reduce(0)  # all have bound
+    server.all_reduce(0)  # returns when all members have bound their ports
     right = socket.create_connection(split(addresses[size + (rank + 1) % size]))
     left, _ = listener.accept()
     buffers = np.ones(PIECE, np.uint8), np.ones(PIECE, np.uint8)
@@ -52,7 +53,8 @@ def main(rank: int, addresses: list[str]) -> None:
 def _move(
     right: socket.socket | None, left: socket.socket | None, nbytes: int, buffers: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    """Send so many bytes to the right and receive as many from the left."""
+    """Send `nbytes` bytes, rounded down to whole pieces, to the right, and receive as many from the left. None means that a member does not
+    send, or does not receive."""
 
     def send() -> None:
         assert right is not None

@@ -1,4 +1,4 @@
-"""How long does one task take from its scheduling to its result, with nothing else to do?
+"""How long does one task take from its scheduling to its result, if the system has no other work?
 
 Bare pyzmq makes one round trip; a task through a dispatcher makes two.
 """

@@ -25,11 +25,11 @@ FEW = 10
 BY_WORKERS, BY_QUEUE = "a task by number of workers", f"a task by tasks queued at the start, {FEW} workers"
 TASKS = 50_000
 CROWD_MAX = 1000
-"""Real connections: each takes a descriptor or three at both ends."""
+"""The most real connections. Each of them needs one to three file descriptors at each end."""
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All figures. The axes are not crossed: cost by workers with one queue, cost by queue with one number of workers."""
+    """Return all figures. The number of workers varies with a fixed queue, and the length of the queue with a fixed number of workers."""
     return [*_tasks(plan), *_others(plan), *_memory(plan), *_processes(plan), *_crowds(plan)]
 
 
@@ -38,11 +38,12 @@ def _tasks(plan: Plan) -> Iterator[Figure]:
     for workers in plan.workers:
         yield from _task(BY_WORKERS, ONE, workers, simulated.cost_of_tasks(workers, queued, SLOW_S))
     for workers in plan.workers:
-        # Quick work needs a while on each worker until its window has grown: else the start and the end are all that is seen.
+        # Schedule many quick tasks for each worker, because the window of a worker needs time to grow. With few tasks, only the start and
+        # the end of the work would be measured.
         tasks = max(queued, plan.tasks[0] * workers)
         if tasks <= plan.tasks[-1]:
             yield from _task(BY_WORKERS, TWENTY, workers, simulated.cost_of_tasks(workers, tasks, QUICK_S))
-    for tasks in plan.tasks[:-1]:  # the longest queue, one at a time, takes a minute to say the same
+    for tasks in plan.tasks[:-1]:  # the longest queue would take a minute, and gives the same result
         yield from _task(BY_QUEUE, ONE, tasks, simulated.cost_of_tasks(FEW, tasks, SLOW_S))
     for tasks in plan.tasks:
         yield from _task(BY_QUEUE, TWENTY, tasks, simulated.cost_of_tasks(FEW, tasks, QUICK_S))
@@ -85,7 +86,7 @@ def _processes(plan: Plan) -> Iterator[Figure]:
                 mine, theirs, workers = (late - early for late, early in zip(after, before, strict=True))
                 return mine, theirs, workers
 
-            work()  # connections, functions, windows
+            work()  # a warm-up: connections are made, functions are sent, and windows grow
             spent = work()
     case = "processor time of a no-op task, 2 workers"
     for name, seconds in zip(("coordinator", "dispatcher", "workers without their slots"), spent, strict=True):

@@ -24,7 +24,7 @@ FLOATS = (1, 512, 32_768, 131_072)
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All figures, of zmqdist alone."""
+    """Return all figures. They are those of zmqdist alone."""
     return [_starts(50 if plan.blocks > 3 else 5), *_reads(plan)]
 
 
@@ -56,7 +56,7 @@ def _reads(plan: Plan) -> list[Figure]:
 
 
 def _cluster(stack: ExitStack, count: int) -> zd.Server:
-    """One worker and so many ps in this process; the worker."""
+    """Start one worker and `count` ps in this process. Return the worker."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count + 1)]
     addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
@@ -68,7 +68,7 @@ def _cluster(stack: ExitStack, count: int) -> zd.Server:
 
 
 def _timed(fn: Callable[[], object], count: int) -> float:
-    """Median of the seconds of so many calls, after one that is not counted."""
+    """Call `fn` `count` times, after one call that is not counted. Return the median of the seconds of a call."""
     fn()
     taken = []
     for _ in range(count):

@@ -1,9 +1,9 @@
 """Simulates any number of workers, and a coordinator, around the dispatcher's real machine, in virtual time.
 
 A simulated worker runs its leases one after the other, each for `task_s`. It reports ended leases every `report_s`, or after each lease if
-this takes longer, as real workers do. If the dispatcher recalls a lease that the worker has not begun, the worker returns it. Only two
-times
-count: the time inside the machine, and the time of the codec, which encodes the machine's messages and decodes the messages to it.
+a lease takes longer, as real workers do. If the dispatcher recalls a lease that the worker has not begun, the worker returns it. Only two
+times are measured: the time inside the machine, and the time of the codec, which encodes the machine's messages and decodes the messages
+to the machine.
 
 Not here: sockets (crowd.py has real ones), and faults (zmqdist.testing has those).
 """
@@ -42,7 +42,7 @@ from zmqdist.wire.headers import decode, encode
 REPORT_S = 0.002
 FUNCTION = 7
 PAYLOAD_BYTES = 32
-"""About what a call without arguments is when it is pickled."""
+"""About the size of the pickle of a call without arguments."""
 
 
 @dataclass(eq=False)
@@ -56,15 +56,15 @@ class Cluster:
     """A dispatcher's machine and its simulated peers.
 
     Args:
-      workers: how many; one slot each.
-      task_s: how long a task takes, in virtual time.
+      workers: number of workers, each with one slot.
+      task_s: seconds of virtual time that a task takes.
 
     Attributes:
       broker: the machine.
-      machine_s: processor time inside it so far, including its `deadline`, which a runtime reads after each event.
-      codec_s: the same of encoding and decoding.
-      events: how many it was given.
-      done: results that came out of it.
+      machine_s: processor time inside the machine so far, including its `deadline`, which a runtime reads after each event.
+      codec_s: processor time of encoding and decoding so far.
+      events: number of events that the machine has handled.
+      done: number of results that the machine has sent to the coordinator.
     """
 
     def __init__(self, workers: int, task_s: float) -> None:
@@ -80,28 +80,28 @@ class Cluster:
         self.hear("coordinator", Define([(FUNCTION, b"f" * 100)]))
         self.join(workers)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- the peers --------------------------------------------------------------------------------------------------
 
     def join(self, count: int) -> None:
-        """So many workers more; each asks for the lowest index that is free."""
+        """Register `count` more workers. Each requests the lowest free index."""
         for number in range(len(self._workers), len(self._workers) + count):
             worker = Worker(f"worker {number}")
             self._workers[worker.name] = worker
             self.hear(worker.name, Register(number + 1, "worker", -1, 1, [], [], 1000 + number, "host"))
 
     def submit(self, count: int) -> None:
-        """So many tasks, in full batches."""
+        """Submit `count` tasks in messages of BATCH_ITEMS_MAX tasks."""
         for first in range(0, count, BATCH_ITEMS_MAX):
             works = range(first, min(first + BATCH_ITEMS_MAX, count))
             self.hear("coordinator", Submit(1, [(work, 0, 0, FUNCTION, b"p" * PAYLOAD_BYTES) for work in works]))
 
     def beat(self) -> None:
-        """One beat of each worker."""
+        """Send one heartbeat of each worker."""
         for name in self._workers:
             self.hear(name, Beat())
 
     def run(self, left: int = 0) -> None:
-        """Work until no more than `left` tasks are waiting in the queue; until all are done for -1."""
+        """Let the workers run tasks until at most `left` tasks wait in the queue; if `left` is -1, until all tasks have ended."""
         while self._reports and (left < 0 or self.broker.dispatch.queued > left):
             self.now, _, worker = heapq.heappop(self._reports)
             self._report(worker)
@@ -123,7 +123,7 @@ class Cluster:
     # -- the wire ---------------------------------------------------------------------------------------------------
 
     def hear(self, peer: str, message: Message) -> None:
-        """A message arrives; what is sent about it arrives, too."""
+        """Have the machine handle a message of a peer. Then have the peers handle the messages that the machine sends because of it."""
         header = encode(message)
         start = thread_time()
         arrived = decode(header, peer)
@@ -166,7 +166,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds of processor time: of each task in the machine and in the codec, and of an event once the queue was empty."""
+    """Microseconds of processor time.
+
+    Attributes:
+      machine_us, codec_us: the time of each task in the machine, and in the codec.
+      tail_us: the time of each event in the machine after the queue has become empty.
+    """
 
     machine_us: float
     codec_us: float
@@ -174,7 +179,7 @@ class Cost:
 
 
 def cost_of_tasks(workers: int, tasks: int, task_s: float) -> Cost:
-    """All tasks are submitted at once, then run to the last."""
+    """Submit all tasks at once, and run them until the last one has ended. Return what they cost."""
     cluster = Cluster(workers, task_s)
     machine_s, codec_s = cluster.machine_s, cluster.codec_s
     cluster.submit(tasks)
@@ -191,7 +196,7 @@ def cost_of_tasks(workers: int, tasks: int, task_s: float) -> Cost:
 
 
 def cost_of_beats(workers: int, tasks: int) -> float:
-    """Microseconds of a beat in the machine: all workers beat while so many tasks are queued or out."""
+    """Return the microseconds that the machine needs for a heartbeat, while `tasks` tasks are in the queue or at workers."""
     cluster = Cluster(workers, REPORT_S)
     cluster.submit(tasks)
     before = cluster.machine_s
@@ -202,7 +207,7 @@ def cost_of_beats(workers: int, tasks: int) -> float:
 
 
 def cost_of_joins(workers: int) -> float:
-    """Microseconds of a worker that joins, in the machine, while the cluster grows to so many."""
+    """Return the microseconds that the machine needs to register a worker, while a cluster grows from 0 to `workers` workers."""
     spent_s = 0.0
     rounds = max(1, 2000 // workers)
     for _ in range(rounds):
@@ -214,13 +219,13 @@ def cost_of_joins(workers: int) -> float:
 
 
 def memory_of_workers(workers: int) -> float:
-    """Bytes of an idle worker in the machine."""
+    """Return the bytes that the machine needs for an idle worker."""
     cluster = Cluster(10, REPORT_S)
     return _grown(lambda: cluster.join(workers)) / workers
 
 
 def memory_of_tasks(tasks: int) -> float:
-    """Bytes of a queued task in the machine, its payload of PAYLOAD_BYTES included."""
+    """Return the bytes that the machine needs for a queued task, including the payload of PAYLOAD_BYTES."""
     cluster = Cluster(0, REPORT_S)
     return _grown(lambda: cluster.submit(tasks)) / tasks
 

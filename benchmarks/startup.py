@@ -1,6 +1,6 @@
-"""How long from the start of Python to the first result on two worker processes?
+"""How long does it take from the start of Python to the first result of a function on two worker processes?
 
-Timed from outside, imports included. gRPC and bare pyzmq have no workers to start.
+Another process measures the time, which includes the imports. gRPC and bare pyzmq have no workers to start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The systems that are compared, each in a process of its own, and the session that asks such a process a question.
 
 Rules
-    A system that is not installed, fails or hangs is Unusable, with a reason of one line; the others go on.
+    If a system is not installed, fails or hangs, the error Unusable gives the reason in one line. The other systems are still measured.
     All processes that a system has started, also its daemons, end with the system. They have a mark in their environment, and a process
     with this mark that still runs a moment after the end is killed.
     Systems whose packages cannot be installed together have a Python each: `--python ray=/path/to/python`, or the environment variable
@@ -30,14 +30,14 @@ START_LIMIT_S = 90.0
 ANSWER_LIMIT_S = 120.0
 END_LIMIT_S = 10.0
 LOOK_S = 0.2
-"""So often it is looked whether a system that does not answer is still there."""
+"""Seconds between two checks whether the process of a system that has not answered still runs."""
 LINGER_S = 1.0
 _MARK = "ZMQDIST_BENCH_SYSTEM"
 _numbers = itertools.count(1)
 
 
 class Unusable(Exception):
-    """A system cannot answer; the text says why, on one line."""
+    """The error for a system that cannot answer. The text says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class System:
     """One system, or one variant of it.
 
     Attributes:
-      name: what `--against` and the figures call it.
-      title: the same for a reader.
-      module: of benchmarks/peers.
-      variant: the word after the module's name.
-      owner: whose packages it needs, for `--python`: what stands before "_" in the module's name.
-      environment: what is set for it.
+      name: the name of the system for `--against`.
+      title: the name of the system in figures, tables and plots.
+      module: the module of benchmarks/peers that runs the system.
+      variant: the word after the module's name on the command line; empty if there is none.
+      owner: the part of the module's name before "_". Systems with the same owner need the same packages and Python (`--python`).
+      environment: additional environment variables of the process.
     """
 
     name: str
@@ -90,19 +90,19 @@ SYSTEMS = {
 
 
 def python_of(system: System, pythons: dict[str, str]) -> str:
-    """The interpreter that a system runs in: as given, as the environment says, or ours."""
+    """Return the path of the Python that runs a system: the path in `pythons`, or else in the environment, or else that of this process."""
     return pythons.get(system.owner) or os.environ.get(f"ZMQDIST_BENCH_PYTHON_{system.owner.upper()}") or sys.executable
 
 
 class Session:
-    """One process of a system, asked line by line (benchmarks/peers/served.py).
+    """One process of a system, to which this object sends questions as lines of JSON (benchmarks/peers/served.py).
 
     Attributes:
-      answers: the questions that it knows.
-      mark: stands in the environment of its process and of all that it starts.
+      answers: the names of the questions that the system can answer.
+      mark: a text in the environment of the process and of all processes that it starts.
 
     Raises:
-      Unusable: it is not installed, or does not start. So does `ask` when it fails, or takes longer than `limit_s`.
+      Unusable: the system is not installed, or does not start. `ask` raises it if the system fails, or takes longer than `limit_s`.
     """
 
     def __init__(self, system: System, pythons: dict[str, str]) -> None:
@@ -139,32 +139,34 @@ class Session:
 
     def _environment(self, python: str) -> dict[str, str]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]  # some start their own by name
+        # Some systems start their own commands by name, so the folder of their Python comes first.
+        commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]
         own = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(commands), _MARK: self.mark}
         own["TMPDIR"] = self._folder.name
-        # A cluster that the environment names is not the one to measure. Others are installed with their bytecode.
+        # Drop ZMQDIST_*, because the cluster that they may name must not be measured. Drop PYTHONDONTWRITEBYTECODE, because without the
+        # bytecode of its modules zmqdist would start more slowly than the other systems, which are installed with theirs.
         ours = ("ZMQDIST_", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {**kept, **self._system.environment, **own}
 
     def ask(self, question: str, limit_s: float = ANSWER_LIMIT_S, **what: Any) -> list[float]:
-        """Its answer in base units: seconds, pieces a second, bytes a second, bytes."""
+        """Send a question, and return the answer in base units: seconds, pieces a second, bytes a second, or bytes."""
         self._say({"do": question, **what})
         return [float(value) for value in self._line(limit_s)["values"]]
 
     def version(self) -> str:
-        """What it is, exactly."""
+        """Return the name and version of the system, or only the version."""
         self._say({"do": "version"})
         return str(self._line(START_LIMIT_S)["version"])
 
     def _say(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its last words say why
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and `_line` reports why
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
 
     def _line(self, limit_s: float) -> dict[str, Any]:
-        """The next line that it says."""
+        """Return the next line that the process writes. Raises Unusable if the line reports a failure or does not come."""
         assert self._process.stdout is not None
         text = self._process.stdout.readline() if self._answered(self._process.stdout, limit_s) else ""
         if not text:
@@ -177,7 +179,8 @@ class Session:
         return said
 
     def _answered(self, stdout: IO[str], limit_s: float) -> bool:
-        """Wait for a line. False when its process has ended; what it had forked may still hold the pipe open."""
+        """Wait for a line. Return False if the process has ended without one. The end of the pipe does not show this, because child
+        processes may keep the pipe open."""
         until = time.monotonic() + limit_s
         while True:
             ended = self._process.poll() is not None
@@ -196,14 +199,14 @@ class Session:
         return f"exit code {self._process.poll()}, {lines[-1][:160] if lines else 'no word'}"
 
     def close(self) -> None:
-        """End it, and everything that it has started."""
+        """End the process, and all processes that it has started."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
-        if not self._none_left(LINGER_S):  # what ends by itself may do so
+        if not self._none_left(LINGER_S):  # give the processes time to end by themselves
             for pid in marked(self.mark):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -215,7 +218,7 @@ class Session:
         self._folder.cleanup()
 
     def _none_left(self, limit_s: float) -> bool:
-        """Wait until nothing is left of what it has started."""
+        """Wait at most `limit_s` until all processes of the system have ended. Return whether they have."""
         until = time.monotonic() + limit_s
         while left := marked(self.mark):
             if time.monotonic() >= until:
@@ -231,7 +234,7 @@ class Session:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that still run with this mark; zombies have no environment."""
+    """Return the pids of the processes that run with this mark. Zombies are left out, because they have no environment."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for name in _processes():

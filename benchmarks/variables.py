@@ -26,10 +26,10 @@ from zmqdist.variables.client import PsClient, Ref, client_of
 TABLE_ROWS: Final = 2**20
 ROW_FLOATS: Final = 64
 ROWS: Final = 4096
-"""Of a step."""
+"""Number of rows in a step."""
 
 SMALL: Final = 500
-"""Additions of a block."""
+"""Number of additions in a block."""
 
 PS: Final = """
 import sys
@@ -46,7 +46,7 @@ Sides = dict[str, Callable[[], object]]
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All figures."""
+    """Return all figures."""
     with ExitStack() as stack:
         ps = [_started(stack, number) for number in range(2)]
         figures = _small(plan, *ps[0])
@@ -150,13 +150,13 @@ def _all(started: list[Any]) -> list[Any]:
 
 
 def _compared(plan: Plan, case: str, unit: str, amount: float, sides: Sides) -> list[Figure]:
-    """The amount that each side does in a second; of the others also how many times as fast zmqdist is."""
+    """Return a figure of each side: the amount of work that it does in a second, and zmqdist's speed divided by its speed."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for block in range(plan.blocks + 1):
         for name, fn in sides.items():
             began = time.perf_counter()
             fn()
-            if block:  # the first one pays for memory that was never touched
+            if block:  # the first block is not counted, because it uses memory that was never touched
                 taken[name].append(time.perf_counter() - began)
     ours = taken["zmqdist"]
     figures = []

@@ -1,4 +1,4 @@
-"""gRPC for Python (grpcio): a generic handler in a process of its own, messages as plain bytes, no protobuf on top."""
+"""gRPC for Python (grpcio): a generic handler in a process of its own. Messages are plain bytes, without protobuf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = b"24 bytes of small payload"
 
 
 def serve() -> None:
-    """The other process: says its port, ends with its standard input."""
+    """Run the server in the other process: print its port, and serve until standard input ends."""
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc

@@ -51,7 +51,7 @@ class Ipyparallel(System):
     def _fetched(self, results: list[Any]) -> None:
         for result in results:
             result.get()
-        self._client.purge_everything()  # else it keeps all results, and slows down
+        self._client.purge_everything()  # otherwise the client keeps all results, and slows down
 
     def latency(self, count: int) -> list[float]:
         engine = self._engine

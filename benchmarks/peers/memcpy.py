@@ -1,4 +1,4 @@
-"""No system at all: a copy between two arrays that have been touched, by one thread. What no transfer by copying can beat."""
+"""A copy between two warm arrays by one thread, instead of a system. No system that copies an array can be faster."""
 
 from __future__ import annotations
 

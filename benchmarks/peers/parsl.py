@@ -1,4 +1,4 @@
-"""Parsl: a HighThroughputExecutor with two workers on this host. It has tasks and no calls."""
+"""Parsl: a HighThroughputExecutor with two workers on this host. Parsl has tasks, but no calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Parsl(System):
 
     @cached_property
     def _app(self) -> Any:
-        """Makes an app of a function."""
+        """A function that makes an app of Parsl from a Python function. The first use starts the executor."""
         import parsl
         from parsl.config import Config
         from parsl.executors import HighThroughputExecutor

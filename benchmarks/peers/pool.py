@@ -1,4 +1,4 @@
-"""concurrent.futures.ProcessPoolExecutor(2): the standard library's answer on one host, without a broker."""
+"""concurrent.futures.ProcessPoolExecutor(2): the process pool of the standard library, which runs on one host and has no broker."""
 
 from __future__ import annotations
 

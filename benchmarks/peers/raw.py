@@ -1,4 +1,4 @@
-"""Bare pyzmq: ROUTER and DEALER over tcp between two processes, no codec, no security. What the network part costs."""
+"""Bare pyzmq: ROUTER and DEALER over TCP between two processes, without codec and security. Its figures are the cost of the network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Raw(System):
 
     @cached_property
     def _large(self) -> Any:
-        """A socket to an echo that takes frames of any size."""
+        """A socket that is connected to an echo process for frames of any size."""
         import zmq
 
         server = subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

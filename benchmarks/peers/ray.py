@@ -90,7 +90,7 @@ class Ray(System):
 
     @cached_property
     def _servers(self) -> list[Any]:
-        """Two actors, each with half of everything."""
+        """Two actors that serve as parameter servers. Each holds half of every array."""
 
         class Server:
             def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Ray(System):
 
     @cache  # noqa: B019
     def _made(self, *shape: int) -> tuple[list[Any], str]:
-        """The servers, and the name under which each has so much."""
+        """Make an array of this shape at each server. Return the servers, and the name of the array there."""
         self._ray.get([server.make.remote(str(shape), *shape) for server in self._servers])
         return self._servers, str(shape)
 

@@ -1,7 +1,7 @@
 """Ray Data on two CPUs: datasets that are executed while they are read. No dashboard.
 
-It computes blocks of rows, and an execution is started for each iterator. So that this does not count for much, it is read for longer than
-the others: MIN_* elements at least.
+Ray Data computes blocks of rows, and starts an execution for each iterator. Each measurement reads at least MIN_* elements, and so takes
+longer than those of the other systems, so that the start is a small part of the time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The common part of the modules of benchmarks/peers. A system is a class, its methods are questions, and a line of JSON asks a question.
+"""The common part of the modules of benchmarks/peers. Each system is a class whose methods answer questions, which arrive as lines of JSON.
 
     python -m benchmarks.peers.NAME [VARIANT]
 
-The first line out is {"answers": [questions]}, or {"missing": REASON} where the system is not installed. Then each line in,
-{"do": QUESTION, "count": 200, ...}, is answered by one line out: {"values": [...]} in seconds, pieces a second, bytes a second or
-bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}, and {"do": "rest"} is answered when the system has come to
-rest. The process ends when its standard input is closed. The output of a system goes to standard error.
+The first line that the process writes is {"answers": [questions]}, or {"missing": REASON} if the system is not installed. The process then
+replies to each line {"do": QUESTION, "count": 200, ...} with one line: {"values": [...]} in seconds, pieces a second, bytes a second or
+bytes; or {"failed": REASON}. The reply to {"do": "version"} is {"version": ...}. The reply to {"do": "rest"} comes when the system has come
+to rest. The process ends when its standard input is closed. The output of a system goes to standard error.
 
 This module imports only the standard library, because the Python of another system may not have the packages of zmqdist.
 """
@@ -26,20 +26,20 @@ REASON_CHARACTERS_MAX = 160
 TABLE = 100_000, 64
 """Rows and columns of the table of `ps_rows`."""
 SHRINKS = -0.001
-"""By what a value is multiplied before that is added to it: it may be done as often as one likes."""
+"""The factor of an update: a task adds SHRINKS times a value to the value. The values stay small, however many tasks run."""
 REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
-"""So long somebody may take to come to rest, so often it is looked, and so much of a core is next to nothing."""
+"""The most seconds to wait until a system has come to rest, the seconds between two checks, and the share of a core that counts as rest."""
 
 
 class System:
-    """A system that answers questions. Each public method of a subclass is a question of that name; `count` says how many.
+    """A system that answers questions. Each public method of a subclass answers the question of its name, with `count` pieces of work.
 
-    What several questions need is made once, at first use, and put on `stack`, which is left at the end.
+    Objects that several questions need are made at first use. `stack` closes them at the end.
 
     Attributes:
-      package: what must be there for the system to be.
-      loads: what a program imports to schedule something; the package where nothing is said.
-      variant: the word after the module's name; empty for none.
+      package: the package without which the system is not installed.
+      loads: the modules that a program imports to schedule a function; empty means `package`.
+      variant: the word after the module's name on the command line; empty if there is none.
     """
 
     package = ""
@@ -50,13 +50,13 @@ class System:
         self.stack = contextlib.ExitStack()
 
     def version(self) -> str:
-        """What is measured, as `importlib.metadata` has it."""
+        """Return the version of the package that is measured."""
         from importlib.metadata import version
 
         return version(self.package)
 
     def imports(self) -> list[float]:
-        """Seconds of its import, NumPy's not counted; asked of a fresh process."""
+        """Return the seconds of the import of the system, without the import of NumPy. Call this in a fresh process."""
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy")
         start = perf_counter()
@@ -65,9 +65,9 @@ class System:
         return [perf_counter() - start]
 
     def rest(self) -> list[float]:
-        """Wait until this process and all that descend from it do next to nothing, but not for ever.
+        """Wait until this process and its descendants use almost no processor time, but not longer than REST_LIMIT_S.
 
-        What a question has left behind, such as buffers that are filled for nobody, would go on in the time of somebody else.
+        Work that a question has left behind, such as filling buffers that no code reads, would slow down the next block of another system.
         """
         spent = tree_processor_s()
         for _ in range(int(REST_LIMIT_S / REST_LOOK_S)):
@@ -78,7 +78,7 @@ class System:
         return []
 
     def answers(self) -> list[str]:
-        """The questions that this one knows."""
+        """Return the names of the questions that this system can answer."""
         own = [name for name, value in vars(type(self)).items() if name[0] != "_" and callable(value)]
         return ["imports", *(name for name in own if name not in vars(System))]
 
@@ -96,7 +96,7 @@ class Model:
 
 
 def timed(ask: Callable[[], object], count: int) -> list[float]:
-    """The seconds of each of `count` questions."""
+    """Call `ask` `count` times, and return the seconds of each call."""
     took = []
     for _ in range(count):
         start = perf_counter()
@@ -106,16 +106,16 @@ def timed(ask: Callable[[], object], count: int) -> list[float]:
 
 
 def rate(work: Callable[[], object], count: int) -> list[float]:
-    """`count` pieces of work, done by one call, as pieces a second."""
+    """Call `work`, which does `count` pieces of work, once. Return the number of pieces a second, in a list."""
     start = perf_counter()
     work()
     return [count / (perf_counter() - start)]
 
 
 def echoed(echo: Callable[[Any], Any], size: int, count: int) -> list[float]:
-    """Bytes a second each way, of `count` echoes of an array: its size by half of the round trip.
+    """Return the bytes a second of each of `count` echoes of an array: its size divided by half of the round-trip time.
 
-    The array is written to before each echo, as a program would that has something new to say.
+    This function writes to the array before each echo, because a program also sends new data each time.
     """
     import numpy as np
 
@@ -132,7 +132,7 @@ def echoed(echo: Callable[[Any], Any], size: int, count: int) -> list[float]:
 
 
 def waited(path: str) -> None:
-    """A task that lasts as long as a file is there: what is queued behind it stays queued."""
+    """Run as long as a file exists. Tasks that are queued behind this task then stay queued."""
     import os
     import time
 
@@ -141,17 +141,17 @@ def waited(path: str) -> None:
 
 
 def queued_bytes(submit: Callable[[int], Any], hold: Callable[[str], Any], count: int) -> list[float]:
-    """Bytes that a queued task costs in all processes of this system together.
+    """Return the bytes that a queued task takes in all processes of this system together.
 
     Args:
-      submit: queues so many no-op tasks and gives their results to come.
-      hold: keeps all workers busy as long as there is a file of this name.
+      submit: a function that queues a number of no-op tasks, and returns their futures.
+      hold: a function that keeps all workers busy as long as the file of this name exists.
     """
     import tempfile
 
     with tempfile.NamedTemporaryFile(prefix="zmqdist-bench-") as file:
         held = hold(file.name)
-        kept = submit(count // 10 + 1)  # what the first ones cost once is not counted
+        kept = submit(count // 10 + 1)  # not counted, because the first tasks also cause allocations that happen once
         before = settled_memory()
         more = submit(count)
         values = [(settled_memory() - before) / count]
@@ -160,7 +160,7 @@ def queued_bytes(submit: Callable[[int], Any], hold: Callable[[str], Any], count
 
 
 def settled_memory() -> int:
-    """The resident bytes of this process and all that descend from it, when they have stopped growing."""
+    """Wait until the memory of this process and its descendants has stopped growing, and return it in bytes."""
     import time
 
     seen = [-1, tree_memory()]
@@ -173,12 +173,12 @@ def settled_memory() -> int:
 
 
 def tree_memory() -> int:
-    """The bytes that this process and all that descend from it hold, what they share counted once."""
+    """Return the bytes of memory of this process and its descendants. Memory that they share counts once."""
     return sum(_proportional(pid) for pid in _family())
 
 
 def tree_processor_s() -> float:
-    """The seconds that this process and all that descend from it have run."""
+    """Return the seconds of processor time that this process and its descendants have used."""
     ticks = 0
     for pid in _family():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -188,7 +188,7 @@ def tree_processor_s() -> float:
 
 
 def _family() -> list[int]:
-    """This process and all that descend from it."""
+    """Return the pids of this process and its descendants."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -204,12 +204,12 @@ def _proportional(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):  # it has just gone
+    except (OSError, StopIteration):  # the process has just ended
         return 0
 
 
 def run(kind: type[System]) -> None:
-    """Answer questions until standard input ends; the word on the command line is the variant."""
+    """Answer questions until standard input ends. The word on the command line, if there is one, is the variant of the system."""
     answer = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

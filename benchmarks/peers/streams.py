@@ -1,11 +1,11 @@
-"""What the peers of the questions `data_*` have in common: the elements, the images, and how a stream of elements is timed.
+"""The common part of the systems that answer the questions `data_*`: the elements, the images, and the timing of a stream of elements.
 
-A pipeline counts on two workers. Its element is the number; or an array of so many bytes to which the number was added; or one of
-`PICTURES` files as float32. Everybody computes the same, each element anew.
+A pipeline runs on two workers. Its source counts, and an element is the number itself, or an array of a given size to which the number was
+added, or one of `PICTURES` images as float32. All systems compute equal elements, and compute each element anew.
 
-A block is one iterator: timed from its making to the last element, so that nothing is in a buffer when the time begins.
+A block is one iterator. The time begins when the iterator is made, so that no element is in a buffer yet, and ends with the last element.
 
-Only the standard library is imported with this; NumPy and Pillow when they are used.
+This module imports only the standard library. Its functions import NumPy and Pillow when they need them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.peers.served import System
 
 QUESTIONS: Final = frozenset({"data_elements", "data_arrays", "data_images", "data_first", "data_start"})
 ENDLESS: Final = 10**9
-"""Elements of a pipeline that nobody reads to its end."""
+"""Number of elements of a pipeline that no benchmark reads to its end."""
 WORKERS: Final = 2
 PICTURES: Final = 64
 WIDTH, HEIGHT, SIDE = 500, 375, 224
@@ -41,7 +41,7 @@ class Loader(System):
 
 
 def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -> list[float]:
-    """Elements a second of a new iterator's first `count`, which come in batches of `each`."""
+    """Make an iterator and take its first `count` elements, in batches of `each`. Return the elements a second, in a list."""
     batches = -(-count // each)
     start = perf_counter()
     iterator = iter(elements())
@@ -53,7 +53,8 @@ def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -
 
 
 def streamed_bytes(arrays: Callable[[], Iterable[Any]], count: int, size: int) -> list[float]:
-    """Bytes a second of a new iterator's first `count` arrays, whose two ends are looked at."""
+    """Make an iterator and take its first `count` arrays of `size` bytes. Check the length of each array, and whether its first and last
+    item are equal. Return the bytes a second, in a list."""
 
     def looked_at() -> Iterator[Any]:
         for array in arrays():
@@ -65,7 +66,7 @@ def streamed_bytes(arrays: Callable[[], Iterable[Any]], count: int, size: int) -
 
 
 def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
-    """The seconds from the making of each of `count` iterators to its first element."""
+    """Make `count` iterators one after the other. For each, return the seconds from its making to its first element."""
     took = []
     for _ in range(count):
         start = perf_counter()
@@ -76,7 +77,7 @@ def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
 
 
 class Servers:
-    """Modules that run in processes of their own until `stack` is left. Each says a line when it is ready."""
+    """Modules that run in processes of their own until `stack` is closed. Each process prints a line when it is ready."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -90,7 +91,7 @@ class Servers:
         self._starting.append(process)
 
     def ready(self) -> None:
-        """Wait for all that were started."""
+        """Wait until each started process is ready."""
         while self._starting:
             process = self._starting.pop(0)
             assert process.stdout is not None
@@ -105,7 +106,8 @@ def free_port() -> int:
 
 @cache
 def pictures() -> list[str]:
-    """The names of JPEG files of 500 x 375 that are the same everywhere: smooth with some noise, about 60 KB each."""
+    """Make PICTURES JPEG files of 500 x 375, and return their names. The images are smooth with some noise, and have about 60 KB each. They
+    are equal in all runs, because the seed is fixed."""
     import numpy as np
     from PIL import Image
 
@@ -122,7 +124,7 @@ def pictures() -> list[str]:
 
 
 def picture(name: Any) -> Any:
-    """One image: decoded, made 224 x 224, flipped, as float32."""
+    """Return the image in a file: decoded, resized to 224 x 224, flipped, and converted to float32."""
     import numpy as np
     from PIL import Image
 

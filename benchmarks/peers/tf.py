@@ -1,4 +1,4 @@
-"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers and two servers for tasks."""
+"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers and two parameter servers for tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _free_port() -> int:
 
 
 def serve(port: str) -> None:
-    """The other process of the calls: ends with its standard input."""
+    """Run the server of the calls, in the other process, until standard input ends."""
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])  # type: ignore[untyped-decorator, unused-ignore]
@@ -43,7 +43,7 @@ def serve(port: str) -> None:
 
 
 def work(cluster: str, job: str, index: str) -> None:
-    """A worker or parameter server: ends when it is killed."""
+    """Run a worker or a parameter server until standard input ends."""
     import tensorflow as tf
 
     tf.distribute.Server(json.loads(cluster), job_name=job, task_index=int(index), protocol="grpc")
@@ -160,7 +160,7 @@ class Tf(System):
 
     @cache  # noqa: B019
     def _touching(self, *shape: int, rows: int = 0) -> Any:
-        """What a task does: add to a number, to some rows of a table, or to all of an array."""
+        """Return the function of a task: it adds to a number (no `shape`), to `rows` rows of a table, or to a whole array (`rows` is 0)."""
         import tensorflow as tf
 
         variable = self._zeros(*shape)

@@ -1,10 +1,10 @@
-"""The tf.data service: a dispatcher and workers in processes of their own, elements not compressed.
+"""The tf.data service: a dispatcher and workers in processes of their own. Elements are not compressed.
 
-Variants: `inside`: servers and reader in one process, and elements handed over without gRPC (data_transfer_protocol="local"). `native`:
-images by TensorFlow's own operations instead of the function that all others run.
+Variants: `inside`: the servers and the reader are in one process, and elements pass between them without gRPC
+(data_transfer_protocol="local"). `native`: TensorFlow's operations decode the images, instead of the function that all other systems run.
 
-A Python function goes to a worker of another process as a number only. So the workers here build the same pipeline first, which gives their
-function the same number.
+TensorFlow sends a Python function to a worker in another process only as a number. Therefore each worker first builds the same pipeline,
+and TensorFlow gives the function the same number there.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 GC_MS = 1000
-"""Jobs of readers that have gone are dropped after this time, so that blocks do not slow each other down."""
+"""Milliseconds after which the dispatcher drops a job without readers, so that a block does not slow down the next one."""
 
 
 def serve(role: str, address: str, *functions: str) -> None:
-    """A server in a process of its own: ends with its standard input."""
+    """Run a dispatcher or a worker in this process until standard input ends. With `functions`, first build the pipeline of images."""
     if functions:
         images(False)
     server = dispatch(int(address.rpartition(":")[2])) if role == "dispatcher" else worker(address)
@@ -64,7 +64,7 @@ def worker(dispatcher: str) -> Any:
 
 @cache
 def images(native: bool) -> Any:
-    """The pipeline of images, of which a process may have one only (see above)."""
+    """Return the pipeline of images. A process must build it only once, because the number of its function counts (see above)."""
     import tensorflow as tf
 
     def by_function(name: Any) -> Any:
@@ -98,7 +98,7 @@ class TfData(Loader):
 
     @cache  # noqa: B019 (as long as the process)
     def _started(self, workers: int, *functions: str) -> str:
-        """The address of a dispatcher, whose workers may still be on their way."""
+        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before the servers are ready."""
         if self.variant == "inside":
             dispatcher = dispatch()
             servers = [dispatcher, *(worker(dispatcher._address) for _ in range(workers))]

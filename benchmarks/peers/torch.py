@@ -1,6 +1,6 @@
-"""PyTorch's DataLoader: worker processes that are kept from epoch to epoch, as its documentation says for speed.
+"""PyTorch's DataLoader with worker processes that stay from epoch to epoch, as its documentation recommends for speed.
 
-Single elements leave with `batch_size=None`; batches are fetched with `__getitems__`. Arrays are tensors in shared memory.
+Single elements are read with `batch_size=None`, and batches are made by `__getitems__`. Arrays are tensors in shared memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and the same as a data service.
+"""zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and a data service with two workers.
 
 Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as without a variant, but with
 ZMQDIST_ARENA=off in the environment, so that arrays travel by sockets between processes of one host, too. `inside`: dispatcher and workers
@@ -51,7 +51,7 @@ def model_touched(model: Any) -> None:
 
 
 def adding(size: int) -> Callable[[Any], Any]:
-    """What makes a new array of a number."""
+    """Return a function that makes a new array of `size` bytes from a number."""
     import numpy as np
 
     base = np.ones(size, np.uint8)
@@ -175,7 +175,7 @@ class Zmqdist(System):
 
     @cache  # noqa: B019 (as long as the process)
     def _dispatcher(self, workers: int) -> str:
-        """The address of a dispatcher, whose workers may still be on their way."""
+        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before these processes are ready."""
         if self.variant == "inside":
             from zmqdist.data import service
 
