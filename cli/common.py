@@ -247,7 +247,8 @@ class Dispatcher:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: the role whose key is used. "client" may read the status, and "submit" may also drain workers and stop the dispatcher.
+      role: the role whose key is used. "client" may read the status, "submit" may also drain workers and stop the dispatcher, and "admin"
+        may also manage keys.
       timeout_s: time limit of each call, including the time to connect.
 
     Raises:

@@ -54,7 +54,7 @@ def dotted(path: Path) -> str:
 
 
 def displayed(value: object) -> str:
-    """Return a value as short text in one line, for an error text. `None`, booleans, lists and dicts are named as in YAML."""
+    """Return a value as short text in one line, for an error text: its repr, or "nothing", "true", "false", "a list" or "a mapping"."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
     try:
@@ -235,7 +235,7 @@ def problems(config: Config) -> Iterator[Mistake]:
 
 
 def _bounds(config: Config) -> Iterator[Mistake]:
-    """Yield the contradictions between min, max, count and the abilities of the launcher."""
+    """Yield the mistakes in min, max and idle_s of the workers: keys that contradict each other, and bounds that a launcher ignores."""
     worker, path = config.jobs.worker, ("jobs", "worker")
     given = {"min": worker.min, "max": worker.max}
     absent = [name for name, value in given.items() if value is None]

@@ -83,8 +83,8 @@ class BoundChild:
     def take_order(self, ticket: int) -> list[int]:
         """Return the file descriptors to send to the zygote. The first of them is a memfd with the order.
 
-        The caller must close the descriptors after it has sent them. The pipe of the child's standard error ends only when no process other
-        than the child has its writing end open.
+        The caller must close the descriptors after it has sent them. If they stayed open here, the pipe of the child's standard error would
+        not end when the child ends.
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []

@@ -9,8 +9,8 @@ from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:
-    """Call all methods of a resolver, and check that their results agree with each other. The resolver itself is not changed: attributes
-    are set in a copy.
+    """Call all methods of a resolver, and check that their results agree with each other. This function sets attributes only in a copy of
+    the resolver, so the resolver itself does not change.
 
     Pass a resolver that describes a real cluster, the larger the better. The function cannot know the right addresses: it only compares the
     results of the methods with each other.

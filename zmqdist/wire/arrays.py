@@ -52,7 +52,7 @@ def is_frozen(array: NDArray[Any]) -> bool:
 
 
 class _FrozenCopy(FrozenMemory):
-    """Frozen memory that no other process maps."""
+    """The owner of frozen memory that only this process maps. `kept` refers to the memory."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -167,7 +167,7 @@ def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
                 return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # raised by NumPy's own checks
+    except (TypeError, ValueError, OverflowError) as error:  # NumPy's own checks raise these errors
         raise BadArray(f"no such dtype: {error}") from None
     raise BadArray("no such dtype")
 

@@ -44,7 +44,7 @@ P = TypeVar("P")
 
 
 class FunctionCache:
-    """Pickles of constant functions. This class is not thread-safe, so the owner must lock it.
+    """A cache of the pickles of constant functions. It is not thread-safe, so the owner must hold a lock when it uses the cache.
 
     Attributes:
       pickles: number of times that a function was pickled.

@@ -25,7 +25,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """The description that one side of a connection sends of itself.
 
     Attributes:
-      kind: the kind of process: "client", "coordinator", "worker" or "server".
+      kind: "client", "coordinator" or "worker" from the side that connects; "server" from the side that accepts connections.
       incarnation: random number that the process drew when it started; never 0.
       name: name for log lines, such as "worker:0" or "host:pid". Two processes may have the same name.
       host: identity of the host (`host_identity`). Equal identities prove a common host only when the receiver has opened `memory`.

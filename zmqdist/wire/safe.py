@@ -116,7 +116,7 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
         else:
             body = None
     except (OverflowError, ValueError):
-        # raised for an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
+        # the encoder of msgspec refuses ints of more than 64 bits, halves of surrogate pairs, and bytes of 4 GiB
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
         return _encode(value)

@@ -236,7 +236,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """Return the public keys of the workers of this cluster. This process reads them from its `authorized` file."""
+    """Return the public keys of workers in the file `authorized` of this process's key folder; [] if this file cannot be read."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}

@@ -93,7 +93,7 @@ def _without_us(error: BaseException) -> Any:
 
 
 def _make_importable(name: str, path: str) -> None:
-    """Import a test's module from its file, as pytest does, if it is not on the path. Pickled functions refer to their module by name."""
+    """Import a test's module from its file, as pytest does, if the module is not on the path. Functions are pickled by its name."""
     if name in sys.modules:
         return
     try:

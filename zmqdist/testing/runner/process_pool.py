@@ -171,7 +171,7 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents of the first message to a process."""
+        """Return the contents of the first message to a process: the module path, the key for `manager`, and the size of the barrier."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),

@@ -32,8 +32,8 @@ class SimClock:
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:
-        """Return the first time after now at which a thread polls that has polled every `step_s` seconds since `since_s`. The simulation
-        leaves out the polls before, because they would have seen no change.
+        """Return the time of the next poll of a thread that polls every `step_s` seconds from `since_s` on. The simulation leaves out the
+        polls up to now, because they would have seen no change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:

@@ -150,7 +150,7 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Return the worker that holds the large result of this reference; None if it does not run or is frozen."""
+        """Return the worker that holds the large result of this reference; None if no worker does, or if this worker is frozen."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
@@ -263,7 +263,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program cancel futures of its work several times. Once would rarely test much, because most work has ended already."""
+        """Have the program cancel futures of its work several times. One time would test little, because most work has ended by then."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))

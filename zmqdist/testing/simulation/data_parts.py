@@ -53,7 +53,7 @@ SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """The simulated data service around a part (data_service.py).
+    """The simulated data service (data_service.py), as its parts see it: the dispatcher, workers and tasks of this module.
 
     Attributes:
       count: number of elements of the dataset.
@@ -157,7 +157,7 @@ class SimDispatcher:
         sim.in_order(link, "up", arrive)
 
     def tell(self, link: SimLink, message: Message) -> None:
-        """Send a message of a worker to the membership."""
+        """Send a message of a worker to the dispatcher's membership machine."""
 
         def arrive() -> None:
             if link.open and self.alive and link.incarnation == self.incarnation:
@@ -179,7 +179,7 @@ class SimDispatcher:
                 self._members(ProcessExited(pid=incarnation, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
-        """Have the membership handle an event, and carry out its effects as the runtime does."""
+        """Have the machine of the membership handle an event, and carry out the effects as the runtime does."""
         for change in self.membership.handle(event, self._sim.clock.now):
             match change:
                 case Send(link, message):
