@@ -2,8 +2,8 @@
 
 A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. The events of a machine are the cases of its
 method `handle`; if a machine has no `handle`, they are its public methods. For each event the page lists the methods of the machine's parts
-that the machine calls, and the effects that it may return. This program finds both in the code of the event, and in the private methods and
-functions of the same module that this code reaches. The page is written by hand up to the line `BEGIN`.
+that the machine calls, and the effects that it may return. This program finds both in the code of the event, and in those methods of the
+machine and functions of its module that this code calls, directly or through others. The page is written by hand up to the line `BEGIN`.
 """
 
 from __future__ import annotations

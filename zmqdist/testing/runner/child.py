@@ -93,7 +93,7 @@ def _without_us(error: BaseException) -> Any:
 
 
 def _make_importable(name: str, path: str) -> None:
-    """Import a test's module from its file, as pytest does, if the module is not on the path. Functions are pickled by its name."""
+    """Import a test's module from its file, as pytest does, unless it is on the path. Pickled functions refer to this module by name."""
     if name in sys.modules:
         return
     try:
