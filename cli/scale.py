@@ -53,8 +53,8 @@ def scale(
 ) -> None:
     """Change the number of workers of a cluster that `zmqdist launch` runs.
 
-    If the cluster has fewer than COUNT workers, new ones are started. If it has more, those with the least to lose finish their running
-    functions and leave. The command returns when the new workers have registered and the leaving workers have left.
+    If the cluster has fewer than COUNT workers, new ones are started. If it has more, the workers with the least to lose
+    finish their running functions and leave. The command returns when the new workers have registered and the leaving workers have left.
     """
     target, job, count = _parsed(target_and_count)
     with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:

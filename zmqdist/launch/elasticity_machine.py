@@ -140,7 +140,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The room of the hosts became known, or has changed because a host is lost. SizeBounds explains the fields."""
+    """The number of workers for which the hosts have slots became known, or a lost host has changed it. SizeBounds explains the fields."""
 
     room: int | None
     room_reason: str
