@@ -325,9 +325,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Start or refuse a call. Its method runs when all arguments have arrived and, if it runs in the pool, when a thread is free and it
-        is the client's turn.
-        """
+        """Refuse a call, or run its method when all arguments have arrived and, in the pool, when it is the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
