@@ -57,7 +57,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            # Not before the start, which may fail: later callbacks would then wait in a queue without a thread.
+            # Set `_queue` only after the start, because the start may fail: later callbacks would then wait in a queue without a thread.
             self._queue = calls
         return self._queue
 

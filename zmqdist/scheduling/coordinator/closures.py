@@ -96,7 +96,7 @@ SUBMISSION_SHIFT = 16
 class Closures:
     """The state of all scheduled work of one coordinator; the module's docstring has the rules.
 
-    An unfinished work item is stored as the tuple for the message, without any other object, because a million items may be unfinished.
+    An unfinished work item is stored only as the tuple that its message will contain, because a million items may be unfinished.
 
     Args:
       coordinator: the coordinator's number in the cluster.
@@ -321,7 +321,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        # Detached work outlives the round (P10). Then the next registration says that work was submitted.
+        # Detached work outlives the round (P10). If there is such work, the next Register must say that work was submitted before.
         self._submitted_before = bool(self._works)
         return [*effects, RoundSettled(ended)]
 

@@ -58,7 +58,7 @@ class ClusterCoordinator:
         None means the cluster that `zmqdist launch` has named in the environment.
       queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no bound. Default 2**20.
       queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks. 0 means no bound. Default 1/4 of
-        memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other bytes are held.
+        memory. Data that several work items share counts once. A work item larger than the bound is scheduled when no other bytes are held.
       cancel_grace_s: how long a cancelled function may go on running before its slot is killed. Default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
@@ -263,11 +263,11 @@ class ClusterCoordinator:
         """Wait until all scheduled functions have ended.
 
         Raises:
-          Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
-            program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once. Its `failures` has at
-            most 100 errors of the round. Before `join` raises, waiting functions are dropped, and running functions are asked to stop and
-            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. When `join` raises, no
-            function of the round is executing. RemoteValues of dropped and stopped functions raise CancelledError.
+          Exception: a function of this round failed. `join` raises the first error that the program has not seen. If the program has seen
+            all errors, `join` raises the first error, as in TensorFlow. The error is raised once. Its `failures` has at most 100 errors of
+            the round. Before `join` raises, waiting functions are dropped, and running functions are asked to stop and killed after
+            `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. When `join` raises, no function of the
+            round is executing. RemoteValues of dropped and stopped functions raise CancelledError.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -366,7 +366,9 @@ class ClusterCoordinator:
         _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force` accepts the loss of values and work.
+        """Set how many workers `zmqdist launch` holds, and return once the launcher has accepted the number.
+
+        `force` accepts the loss of values and work.
 
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
@@ -441,7 +443,7 @@ class ClusterCoordinator:
 
     @property
     def credentials(self) -> Credentials:
-        """The place of the secret for the dispatcher. The data service uses it when a coordinator is passed as its address."""
+        """The paths of the secrets for the dispatcher. The data service uses them when a coordinator is passed as its address."""
         return self._runtime.credentials
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class CoordinatorSnapshot:
       unfinished: scheduled work items that have not ended.
       queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
       queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
-      busy: whether a thread is in `schedule` or `join`, or pickles a resource or dataset, so that other threads have to wait there.
+      busy: whether a thread is in `schedule` or `join`, or pickles a resource or dataset. Any other thread has to wait before it does so.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
       waiting_for_end: threads in `join`, `done` or `schedule` that wait for the end of work or of a round.
       failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the error.
@@ -34,7 +34,7 @@ class CoordinatorSnapshot:
         lineage counts as long as its value can be used.
       waiting_for_inputs: plans that are not handed in, because an input is pending.
       attempts: plans that have an attempt in progress.
-      held: large arguments, functions, inputs and definitions of resources that the coordinator holds.
+      held: figures of the large arguments, functions, inputs and definitions of resources that the coordinator holds.
       owners: work items, without plans, for which the coordinator holds data that `held` counts.
       values: unsettled RemoteValues.
       called_back: unsettled RemoteValues that have callbacks.
@@ -43,7 +43,7 @@ class CoordinatorSnapshot:
       functions_pickled: how many times a function was pickled.
       resources: per-worker resources, iterators and datasets included.
       memories: processes whose shared memory is mapped for results.
-      connections: connections to workers for results, without the connection to the dispatcher.
+      connections: connections to workers for results. The connection to the dispatcher is not counted.
     """
 
     connected: bool

@@ -167,8 +167,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Threads that wait for a plan's lost value must check its state again, because it was recomputed or never will be. `new` says whether
-    the attempt that has just ended has recomputed it."""
+    """Wake the threads that wait for a plan's lost value, because the value was recomputed or never will be. `new` says whether the attempt
+    that has just ended has recomputed the value."""
 
     work: int
     new: bool
@@ -202,7 +202,7 @@ class _Plan:
     """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs as in Planned, and those of the inputs for which the plan waits.
+      inputs, missing: the inputs, as in Planned; the subset of the inputs for which the plan still waits.
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
@@ -445,7 +445,7 @@ class Dependencies:
         self._followups.append((plan.work, True))
 
     def _notify_waiting(self, work: int, succeeded: bool, effects: list[Effect]) -> None:
-        """Fail the plans that wait for this work item if it failed. If it succeeded, hand in those that wait for no other input."""
+        """If this work item failed, fail the plans that wait for it. If it succeeded, hand in those plans that wait for no other input."""
         if not succeeded and self._ending:
             return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):

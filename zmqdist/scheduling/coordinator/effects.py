@@ -48,7 +48,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """An input that these plans wait for is available. The payload is the packed result, or the reference to a kept value."""
+    """Store an input, which is now available, for the plans that wait for it. The payload is its packed result or the reference to it."""
 
     work: int
     payload: Any

@@ -58,8 +58,8 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Have one more work item use this function: add the captured resources and inputs to those of the work item's arguments, and add a
-        reference to the held pickle, which the work item must release. Return the blob, and the numbers under which the store holds it."""
+        """Have one more work item use this function. Add the captured resources and inputs to those of the work item's arguments, and count
+        one more use of the held pickle. The caller must free this use with the work item. Return the blob, and its numbers in the store."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)

@@ -100,7 +100,7 @@ class CoordinatorMachine:
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """The effects Replace, which precede the Resolve of `_ended`, because work may have failed for lack of a replaced value."""
+        """The Replace effects that must precede the Resolve of `_ended`, because work may have failed for lack of a replaced value."""
         self._after_resolve: list[Effect] = []
         """The effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
@@ -114,7 +114,7 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the work number of the plan that has this attempt in progress; 0 if none has. Return a work number unchanged."""
+        """Return the work number of the plan that has this attempt in progress; 0 if none has. If `number` is a work number, return it."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:

@@ -115,7 +115,7 @@ class QueueBytes:
             self.works = {}  # a new dict takes less memory, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Log once, if `idle` > 0 workers have no work, that `schedule` waits because of `bytes_max`."""
+        """Log that `schedule` waits because of `bytes_max` although `idle` workers have no work. Log this once, and not if `idle` is 0."""
         if self._warned_idle or idle <= 0 or self.fits(nbytes, parts):
             return
         self._warned_idle = True

@@ -263,7 +263,8 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag, which Ctrl-C must not leave set without this call
+            # Set the flag after the call: if Ctrl-C came between them, a flag that is set without the call would prevent all later drains.
+            self._loop.call_soon(self._drain)
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -404,7 +405,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # A final Refused after the registration: another connection has taken the session, and the dispatcher ignores this connection.
+            # A final Refused after the registration means that another connection has the session now. The dispatcher ignores this one.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())

@@ -198,7 +198,7 @@ class Broker:
         return holdings
 
     def holder(self, number: int) -> Peer | None:
-        """Return the connection of the coordinator or worker with this incarnation; None if it is not connected to this dispatcher."""
+        """Return the connection of the coordinator with this number or of the worker with this incarnation; None if neither is connected."""
         for peer, session in self.dispatch.sessions.items():
             if session.coordinator == number:
                 return peer

@@ -151,7 +151,7 @@ class WorkerConfig:
         with `processes`. None means the bound address, with "localhost" in place of 127.0.0.1.
       data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
       worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and those that accept any worker.
-      cross_trainer_cache_size_bytes: size of the window of elements that trainers share, for each data task with one; default 10 GiB.
+      cross_trainer_cache_size_bytes: size of the window of elements that the trainers of one data task share; default 10 GiB.
       snapshot_max_chunk_size_bytes: the number of bytes, before compression, at which a file of a snapshot ends; default 6 GB.
       shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers sent
         before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
@@ -176,7 +176,7 @@ class WorkerConfig:
         the ticket.
 
     Raises:
-      InvalidArgumentError: a value is out of range, or does not go with another one; the message names the field.
+      InvalidArgumentError: a value is out of range, or does not go with another value; the message names the field.
       FailedPreconditionError: `protocol` is not known, or a tag is empty.
       NotFoundError: `data_transfer_protocol` is not known.
     """

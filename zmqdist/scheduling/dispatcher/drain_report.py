@@ -28,7 +28,7 @@ class DrainReport:
     Attributes:
       recomputed: kept values with a lineage.
       lost: kept values without a lineage.
-      unknown: the number of kept values about which the dispatcher did not ask, or their programs did not reply in time.
+      unknown: the number of kept values about which the dispatcher did not ask, or about which the program did not reply in time.
       running: functions that run.
       pinned: functions that wait for this worker alone.
       resources: per-worker resources of the programs.

@@ -168,7 +168,7 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle the first Join of a connection, and close the connection after the reply. Ignore further ones."""
+        """Handle the first Join of a connection, and close the connection after the reply. Ignore later Joins of the connection."""
         if peer in self._tried:
             return
         self._tried.add(peer)

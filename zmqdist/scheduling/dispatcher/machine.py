@@ -82,7 +82,7 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""Seconds for which slot processes may outlive their worker's process, until the zygote that forked them has noticed its end."""
+"""Seconds for which slot processes may outlive their worker's process, until their zygote has noticed that the worker has ended."""
 
 DISPLACED = (
     "another connection has registered as this coordinator, so two programs use its number: start this program again; if you have not "

@@ -266,7 +266,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the job and index of a Register; without an index in it, the member with its job and incarnation."""
+        """Return the member with the job and index of a Register. If the Register has no index, find the member by job and incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))

@@ -21,7 +21,7 @@ from zmqdist.transport.peer import Peer
 from zmqdist.transport.router import Router
 
 REPLY_TIMEOUT_S = 15.0
-"""Seconds after which a holder that does not reply counts as lost."""
+"""Seconds without a reply from the holder after which the request for a range fails."""
 
 
 class Relay:

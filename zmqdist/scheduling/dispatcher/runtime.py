@@ -152,7 +152,7 @@ class DispatchServer:
 
     @property
     def credentials(self) -> Credentials:
-        """The token and keys of this dispatcher. A coordinator uses them when this server is passed to it as its target."""
+        """The paths of this dispatcher's token and keys. A coordinator uses them when this server is passed to it as its target."""
         return self._runtime.credentials
 
     @property

@@ -1,13 +1,13 @@
-"""The worker's decisions about its leases: which slot runs which item, what it reports, what it aborts; no I/O.
+"""The worker's decisions about its leases: which slot runs which item, and what the worker reports and aborts; no I/O.
 
 Theory of operation
     Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
-    Outcomes are reported at the end of the event that makes them known. The start of an item is reported with the next outcomes. The start
-    of a longer item gets a message of its own, when the runtime has read the positions of its process slots. If the worker is lost,
-    work whose start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins
-    the work when the dispatcher has echoed the Beat.
+    Outcomes are reported at the end of the event that makes them known. The start of an item is reported with the next outcomes. If an item
+    runs for so long that the runtime sees its start in the position of its process slot, the start gets a message of its own. If the worker
+    is lost, work whose start the dispatcher does not know runs on another worker with `report_before_start`. That worker reports the start,
+    sends a Beat, and begins the work when the dispatcher has echoed the Beat.
     A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
     computes how much work to send ahead (credit.py).
     When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can
@@ -546,7 +546,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions and resources. Return waiting items that need one of the functions to the dispatcher: their work has ended."""
+        """Drop functions and resources. Return to the dispatcher the waiting items that need one of them, because their work has ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:

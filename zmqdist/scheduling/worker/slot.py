@@ -104,7 +104,7 @@ class Slot:
     def tune(self, now: float, *, several: bool) -> None:
         """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows at most twofold, and shrinks at once.
 
-        Without `several`, `batch` is always 1.
+        With `several=False` the slot gets one item at a time: `batch` is always 1.
         """
         each_s = (now - self._since) / max(1, self._count - len(self.given))
         fits = SLOT_BATCH_MAX if each_s <= 0 else int(SLOT_BATCH_S / each_s)

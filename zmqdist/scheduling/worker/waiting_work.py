@@ -54,8 +54,8 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """Put back items that a slot has not begun. `items` begins with the oldest item. Pinned items come before all other pinned items,
-        and the rest before all other items that are not pinned, because the slots got older items first."""
+        """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned items are sorted by lease into the other
+        pinned items. The rest come before all other items that are not pinned, because the slots got the older items first."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)

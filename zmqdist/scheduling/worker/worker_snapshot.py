@@ -22,7 +22,7 @@ class WorkerSnapshot:
       functions: the number of functions that coordinators have sent.
       results: the number of large results that the worker holds. The worker frees a result when the coordinator has received it, but a
         kept result only when the coordinator releases it.
-      held: the number of large parts that the worker holds: parts of results, and parts of arguments that were fetched.
+      held: figures of the large parts that the worker holds: parts of results, and parts of arguments that were fetched.
       fetched: the number of held parts that were fetched from other processes for the slots.
       fetched_bytes: the bytes of the fetched parts.
       fetches: the number of parts that were fetched so far.
