@@ -185,7 +185,7 @@ class CoordinationClient:
     def on_error(self, fn: OnError) -> None:
         """Have `fn(task, error)` called when a task of the cluster fails, with the name of the task and an OpError.
 
-        Callbacks run one after the other, in a thread of their own. No failure of another task whose job may recover is reported.
+        Callbacks run one after the other, in a thread of their own. The failure of another task is not reported if its job may recover.
         """
         self._link.callbacks.append(fn)
 

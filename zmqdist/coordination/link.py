@@ -60,8 +60,8 @@ LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused
 """The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to register anew; closed."""
 
 _CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""The codes of errors that the end of this task may cause in its requests, because the task has closed the connection, or has left so that
-the keeper refuses its requests.
+"""The codes of errors with which a request may fail because this task has ended: the task has closed the connection, or the keeper refuses
+the request of a task that has left.
 """
 
 _THREAD_RUNS: Final = (LOOKING, UP, LOST)

@@ -8,10 +8,10 @@ Rules
     same schedules in the same way. So pieces from one member to another need no names: their order identifies them.
 
 Theory of operation
-    In a ring of n members each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour. Chunk c of the array
-    starts at rank c + 1, and each member on the way adds its own values: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced chunk arrives at
-    rank c, and from there passes all members once more, unchanged. So every member has the same bits at the end, in whatever order pieces
-    arrive. Arrays that are small enough to be reduced by one member are reduced in the order of the ranks (`folded`).
+    An all-reduce runs in a ring of n members. Each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour.
+    Chunk c of the array starts at rank c + 1, and each member on the way adds its own values: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced
+    chunk arrives at rank c, and from there passes all members once more, unchanged. So every member has the same bits at the end, in
+    whatever order pieces arrive. Arrays that are small enough to be reduced by one member are reduced in the order of the ranks (`folded`).
 
 Not here: the agreement on an operation (agreement_machine.py), the transport of pieces (collectives.py).
 """

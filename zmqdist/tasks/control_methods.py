@@ -60,7 +60,7 @@ class ControlMethods:
             problems = [
                 f"{task_name(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]
             ]
-            # The stop of this task has ended the calls, so the other tasks may have received them although they failed.
+            # The stop of this task has ended the calls, so a call that failed here may still have reached its task.
             if problems and node.closed:
                 text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)

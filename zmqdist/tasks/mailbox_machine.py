@@ -181,7 +181,7 @@ class Mailbox:
 
         Args:
           number: the sender's number for the message, from 1; 0 if messages cannot overtake each other.
-          low: every message with a lower number has arrived or was given up.
+          low: every message with a lower number has had its turn or was given up.
           after: the number of the message right before this message in the channel; 0 if that message was not in flight.
 
         Returns:
@@ -217,7 +217,7 @@ class Mailbox:
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """Record that neither this message nor any message before it will arrive, and deliver the messages that are held behind it."""
+        """Record that neither this message nor an earlier one of its channel will arrive, and deliver the messages held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
@@ -435,7 +435,7 @@ class Outbox:
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """By number of a message in flight: (number, failed, held) of the next message of the channel, if that message has its reply."""
+        """By number of a message in flight: (number, failed, held) of the channel's next message, if the send of that message has ended."""
         self._held_at: dict[int, int] = {}
         """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 
@@ -475,7 +475,7 @@ class Outbox:
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Return (number, before): when the receiver skips the message `before`, its incarnation `held` hands out the message `number`."""
+        """Return (number, before), so that incarnation `held` of the receiver skips message `before` and then delivers message `number`."""
         self._held_at[number] = held
         return number, before
 

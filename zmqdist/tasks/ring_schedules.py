@@ -1,7 +1,7 @@
 """Schedules for arrays that are too large for one member to reduce. They cut arrays into pieces, and write results to given arrays.
 
 Each function yields one schedule for each piece. All members cut their arrays in the same way. When the schedules have ended, the result is
-complete, with this member's own values.
+complete, and includes this member's own values.
 """
 
 from __future__ import annotations

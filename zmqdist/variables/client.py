@@ -270,8 +270,8 @@ class PsCall:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait AGAIN_S for the recovery of the ps. Return the time at which all waiting for this recovery must end, which is the next
-        `until`; the first `until` is inf. Raise PSUnavailableError if that time has passed.
+        """Wait AGAIN_S, because the ps may be recovered meanwhile. Return the time at which the caller stops waiting for this recovery. The
+        caller passes this time as `until` to the next call, and inf to the first call. Raise PSUnavailableError if the time has passed.
         """
         now = time.monotonic()
         if now >= self._request.due:

@@ -127,7 +127,7 @@ class Storage:
         return indices[is_owner], total[is_owner]
 
     def _owned(self, indices: Array) -> tuple[Array, bool]:
-        """Return the last position in `indices` of each index, and whether all indices are unique.
+        """Return, for each entry of `indices`, the position of the last entry with the same index, and whether all indices are unique.
 
         The method writes each position into a mark for the row, and reads the marks back. Old marks need not be cleared, because only marks
         that were just written are read.

@@ -1,5 +1,5 @@
-"""The record of the updates with a key that each variable of a session contains. A restarted parameter server needs this record, so that it
-applies no update twice.
+"""The record of the updates with a key that are part of the value of each variable in a session. A restarted parameter server needs this
+record, so that it applies no update twice.
 
 Rules
     An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the

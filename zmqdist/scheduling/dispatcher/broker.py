@@ -198,7 +198,7 @@ class Broker:
         return holdings
 
     def holder(self, number: int) -> Peer | None:
-        """Return the connection of the coordinator with this number or of the worker with this incarnation; None if neither is connected."""
+        """Return the connection of the coordinator with this number or the worker with this incarnation; None if it is not connected."""
         for peer, session in self.dispatch.sessions.items():
             if session.coordinator == number:
                 return peer
