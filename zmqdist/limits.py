@@ -1,4 +1,4 @@
-"""The bounds of zmqdist that are no detail of one module, with their units and reasons.
+"""The bounds of zmqdist that are not a detail of one module, with their units and reasons.
 
 Every queue, loop, frame and table has a bound. Without a bound ZeroMQ would silently drop messages, and Python would use all memory. Where
 a config has a key with the name of a bound, the figure in this module is the default of the key.
@@ -190,8 +190,8 @@ note.
 """
 
 FUNCTIONS_KEPT_MAX: Final = 1024
-"""Function definitions that the dispatcher and the workers keep for one coordinator. They drop the least recently used definitions
-first.
+"""Functions of one coordinator that the dispatcher and the workers keep, and functions in one cache of a process. The coordinator, or the
+owner of the cache, first drops the function that was not used for the longest time.
 """
 
 LOG_TAIL_LINES: Final = 40
@@ -350,7 +350,7 @@ HANDLER_THREADS_MAX: Final = 32
 
 EAGER_BYTES_MAX: Final = 32 * 2**20
 """Bytes of arguments that a client sends with its calls while earlier calls have no reply. Beyond this, the server pulls large arrays,
-and other arguments wait for replies. A path to another continent at 2.5 Gbit/s holds as much in flight.
+and other arguments wait for replies. As much is in flight on a path to another continent at 2.5 Gbit/s.
 """
 
 CLIENT_UNASKED_BYTES_MAX: Final = 2 * EAGER_BYTES_MAX
@@ -520,8 +520,8 @@ the reply to each step, one step waits, or two if a worker is ahead.
 """
 
 PS_FUNCTIONS_MAX: Final = 1024
-"""Users' update functions that a ps keeps unpickled. It drops the least recently used functions first. A program sends a dropped function
-again.
+"""Users' update functions that a ps keeps unpickled. It first drops the function that it has kept the longest. A program sends a dropped
+function again.
 """
 
 # -- keys of members ------------------------------------------------------------------------------------------------
@@ -544,8 +544,8 @@ MEMBER_KEYS_MAX: Final = 65_536
 """Keys that a dispatcher keeps, including revoked keys. It never forgets a revoked key, because a forgotten key could join again."""
 
 REPLACED_KEYS_MAX: Final = 1024
-"""Replaced keys that a dispatcher keeps in order to tell their processes why it refuses them. Keys that open ports still show do not count.
-Each restart of a process that joins replaces a key, and so does each rotation.
+"""Replaced keys that a dispatcher keeps in order to tell their processes why it refuses them. A replaced key does not count while an open
+port of its process still shows it. Each restart of a process that joins replaces a key, and so does each rotation.
 """
 
 KEY_QUESTIONS_MAX: Final = 32_768

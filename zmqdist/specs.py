@@ -203,7 +203,8 @@ _DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
-    """Convert an int that fits to an integer dtype, or a float within 3e38 to float32 or a larger float dtype. Otherwise return None."""
+    """Convert an int to an integer dtype that can hold it, or a float between -3e38 and 3e38 to float32 or a larger float dtype. Return
+    None in all other cases."""
     dtype = spec.dtype
     if type(value) is int:
         low, high = _int_bounds(dtype)

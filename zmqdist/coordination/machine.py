@@ -17,7 +17,7 @@ Promises, checked by tests/machines/test_coordination.py
     P4  every error of a task whose job may not recover reaches every task that polls, once each, in order
     P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
 
-A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and each call of a barrier lists the barrier's tasks.
+A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and each call of a barrier lists its tasks.
 
 Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """

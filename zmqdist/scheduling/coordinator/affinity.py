@@ -93,7 +93,7 @@ class WorkerAffinity:
         return min(self._missing_since.values()) + self.recovery_limit_s
 
     def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
-        """Record these work items and their options."""
+        """Record the options of scheduled work items, by work number."""
         self.options.update(options)
         for work, (worker, _, detached) in options.items():
             if detached:

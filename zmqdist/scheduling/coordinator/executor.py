@@ -390,8 +390,8 @@ class _Future(futures.Future[T]):
         self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
-        """Cancel the function unless a worker has begun it. Waits for the worker's reply, which takes two round trips through the
-        dispatcher.
+        """Cancel the function unless a worker has begun it. Waits for the reply of the dispatcher. If a worker has the function already,
+        the dispatcher first needs a reply of this worker.
 
         Returns:
           Whether the Future is cancelled, now or earlier.

@@ -7,9 +7,9 @@ Theory of operation
     idle, the dispatcher requests from overloaded workers the work that they have not begun.
     A lease ends when the worker reports an outcome or returns the lease, or when its slot process or its worker is lost. If a process dies
     while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item that
-    kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged. An item that
-    may have started without a report returns to the front as well. From then on a worker must report the start of this item, and of each
-    item that has lost a start, before the worker starts the item (`report_before_start`).
+    kills its process does not delay the other items. An item that had not started, or may have started without a report, is not charged. It
+    returns to the front of the queue, unless it has lost a start before. A worker must report the start of an item before it starts the
+    item (`report_before_start`) if the item has lost a start, or if it may have started at the worker that had it before.
 
 Promises, checked by tests/sim
     P1   each submitted work item ends exactly once for its session: by a result, by a final StartsLost, or together with its round or

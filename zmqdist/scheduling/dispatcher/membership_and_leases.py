@@ -37,8 +37,8 @@ SAID_GOODBYE = "said goodbye"
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker, so that all workers together send at
-most 100 heartbeats a second, unless the interval reaches its bound, a quarter of the lease."""
+"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker, so that all workers together send about
+100 heartbeats a second. In a large cluster they send more, because the interval is at most a quarter of a lease."""
 
 
 @dataclass(slots=True, eq=False)

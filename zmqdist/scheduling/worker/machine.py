@@ -90,7 +90,7 @@ from zmqdist.scheduling.worker.worker_events import (
 STUCK_S: Final = 0.02
 """Seconds without a report of a slot after which its unbegun items are taken back, if another slot is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
-"""The number of slot processes in a row that may end before they are ready; then the worker ends."""
+"""The worker ends when this many slot processes in a row have ended before they were ready."""
 
 
 class WorkerMachine:
@@ -580,8 +580,8 @@ def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
 
 
 def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
-    """Return whether to take back items that the slot has not begun: because pinned work waits (P9), or because nothing waits and another
-    slot is idle."""
+    """Return whether to take back the items that the slot has not begun. This is so if pinned work waits (P9), or if no work waits and
+    another slot is idle."""
     if len(slot.given) < 2 or slot.reclaiming:
         return False
     if queue:
