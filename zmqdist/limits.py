@@ -172,7 +172,7 @@ QUEUE_UNBOUNDED: Final = 2**60
 """The QUEUE_MAX of a program that wants no bound. Twice this number still fits into 64 bits."""
 
 ATTEMPTS_MAX: Final = 3
-"""Attempts of one work item that may end with a crash of their process before it fails with WorkerLost."""
+"""Lost starts after which a work item fails with WorkerLost, and how often a lost value with a lineage is recomputed."""
 
 WORKER_WINDOW_MAX: Final = 4096
 """Unfinished work items for each slot that a worker may hold. The window grows to this bound only if work is tiny and round trips are long
@@ -201,13 +201,13 @@ LOG_TAIL_BYTES: Final = 4096
 """Bytes of the last lines of a slot's output in the error about its crash."""
 
 SLOTS_MAX: Final = 4096
-"""Slots of one worker."""
+"""The largest number of slots of one worker."""
 
 WORKERS_MAX: Final = 10_000
-"""Workers of one dispatcher."""
+"""The largest number of workers of one dispatcher."""
 
 COORDINATORS_MAX: Final = 10_000
-"""Coordinators of one dispatcher."""
+"""The largest number of coordinators of one dispatcher."""
 
 # -- barriers and keys of tasks ------------------------------------------------------------------------------------------
 
@@ -217,10 +217,10 @@ kilobyte.
 """
 
 KEYS_MAX: Final = 2**20
-"""Keys of the key-value store."""
+"""The largest number of keys in the key-value store."""
 
 KEY_CHARS_MAX: Final = 1024
-"""Characters of a key, and of the name of a barrier."""
+"""The largest number of characters of a key, and of the name of a barrier."""
 
 KEYS_BYTES_MAX: Final = 2**30
 """Bytes of all keys and values together. Data that is larger than a configuration belongs in messages, not in the keeper's memory."""
@@ -380,7 +380,7 @@ that only the session could refer to.
 """
 
 SESSIONS_MAX: Final = 65_536
-"""Sessions of one task."""
+"""The largest number of sessions of one task."""
 
 TASK_PROBE_S: Final = 1.0
 """Seconds after which a task that does not reply counts as missing in a list of present tasks."""
@@ -397,7 +397,7 @@ STREAMS_OF_PEER_MAX: Final = 64
 """Streams of one client at one server. Each stream takes a thread of the server."""
 
 STREAMS_MAX: Final = 512
-"""Streams of all clients at one server."""
+"""The largest number of streams of all clients at one server."""
 
 SERVER_DESCRIPTORS: Final = 32
 """File descriptors that the server of a task needs: twelve for itself, twelve for its connection to the leader, and some for other
@@ -468,7 +468,7 @@ DISPATCHER_TIMEOUT_S: Final = 3600.0
 """Seconds for which a data task waits for a dispatcher that does not reply."""
 
 TRAINER_CACHE_BYTES: Final = 10 * 2**30
-"""Bytes of elements that each worker keeps for trainers that share them. An element takes memory only after a trainer has read it."""
+"""Bytes of elements that each data task keeps for trainers that share them. An element takes memory only after a trainer has read it."""
 
 SNAPSHOT_CHUNK_BYTES_MAX: Final = 6 * 10**9
 """Bytes of one file of a snapshot. With this bound a snapshot has few files, and can still be read in parts."""
@@ -593,7 +593,7 @@ CODE_FILE_BYTES_MAX: Final = 4 * 2**20
 """Bytes of one file of a program that a launcher sends to a host. Larger files are left out."""
 
 CODE_FILES_MAX: Final = 20_000
-"""Files of a program that a launcher sends to a host."""
+"""The largest number of files of a program that a launcher sends to a host."""
 
 CODE_PART_BYTES: Final = 2**18
 """Bytes of one order with code. An order is so short that a heartbeat can be sent between two orders on a slow line."""

@@ -23,7 +23,7 @@ from zmqdist.rpc.client import ZmqClient, new_incarnation
 from zmqdist.transport.credentials import Credentials
 
 TaskName: TypeAlias = "str | tuple[str, int]"
-""" "worker:1", ("worker", 1) or "/job:worker/task:1"."""
+"""The name of a task, as users write it: "worker:1", ("worker", 1) or "/job:worker/task:1"."""
 
 
 class TaskState(NamedTuple):

@@ -13,7 +13,7 @@ Ticket: TypeAlias = Hashable
 """The runtime's object for one request. A machine replies to each ticket once, or drops the ticket."""
 
 Task: TypeAlias = tuple[str, int]
-"""(job, index)."""
+"""A task of a cluster, as (job, index)."""
 
 NAMES_LISTED_MAX = 20
 """The largest number of tasks that a text names. Further tasks are only counted."""

@@ -46,7 +46,7 @@ class AppliedUpdates:
         self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
 
     def of(self, key: str) -> dict[int, AppliedUpdate]:
-        """Return a dict from the number of each variable that contains the update with this key to the outcome for this variable."""
+        """Return the variables that contain the update with this key, as a dict: number of the variable -> outcome for this variable."""
         with self._lock:
             return {number: (version, changed) for number, version, changed in self._updates.get(key, ())}
 

@@ -128,7 +128,7 @@ class WorkerAffinity:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work to send now: all detached work, and as much other work as makes `width` items of it at the dispatcher."""
+        """Return the unsent work to send now: all detached work, and other work until the dispatcher has `width` items of other work."""
         first = dict.fromkeys(sorted(self.detached & unsent.keys()))
         room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
         first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))

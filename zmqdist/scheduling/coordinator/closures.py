@@ -90,7 +90,7 @@ CANCEL_MAX = 100_000
 """The largest number of work numbers in one message, so that the header of the message stays far below the limit."""
 
 SUBMISSION_SHIFT = 16
-"""Each submission of a work item begins a new range of 65,536 attempt numbers."""
+"""The bits of an attempt number that count within one submission: each submission of a work item begins a new range of 65,536 numbers."""
 
 
 class Closures:

@@ -93,7 +93,7 @@ class ValueLost:
 
 @dataclass(frozen=True, slots=True)
 class ValueDropped:
-    """The program and all other work have released the value of this attempt."""
+    """Neither the program nor any work item needs the value of this attempt any more."""
 
     attempt: int
 
@@ -208,7 +208,7 @@ class _Plan:
       recomputations: how often the lost value was recomputed.
       used: for each input with a lineage, the attempt whose value this plan's latest attempt got.
       wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
-      dropped: whether the program and all other work have released the lost value.
+      dropped: whether neither the program nor any work item needs the lost value any more.
     """
 
     __slots__ = (
@@ -271,7 +271,7 @@ class Dependencies:
         self._lost: set[int] = set()
         """The plans that have succeeded and whose value is lost, but is not being recomputed yet."""
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """Work whose end `handle` has yet to process: (work, whether it has succeeded). With None, its value must be recomputed."""
+        """What `handle` has yet to process: (work, whether it has succeeded) for ended work, (work, None) for a value to recompute."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()

@@ -385,7 +385,7 @@ class RemoteValue:
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
-    """Return the outcome of the function, as (kind, payload). The kind is None until the function has ended."""
+    """Return the outcome of the function of a RemoteValue, as (kind, payload). The kind is None until the function has ended."""
     return value._kind, value._payload
 
 

@@ -111,7 +111,7 @@ class CoordinatorRuntime:
       rounds: whether failures are recorded for `join`. If False, the runtime instead reports which work has begun (`on_begun`).
       width: the number of work items that the dispatcher may have at a time; None means no bound.
 
-    Attributes (guarded by `lock`, except those that only grow):
+    Attributes (guarded by `lock`, but any thread may read `scheduled`, `resolved` and `rounds_ended`, which only grow, without it):
       number: this coordinator's number in the cluster.
       lock, changed: held for microseconds only. `changed` is notified when a waiting thread may continue, because all work is resolved,
         work has failed, a round has ended, or the queue may have room while `waiting_for_room` > 0.

@@ -88,7 +88,7 @@ DISPLACED = (
     "another connection has registered as this coordinator, so two programs use its number: start this program again; if you have not "
     "copied or forked it, another user with the right to schedule has taken the number: replace the token or the keys"
 )
-"""Sent over the connection that has lost its session, so that the program there does not wait for results for ever."""
+"""The text of the Refused to a connection that has lost its session, so that the program there does not wait for results for ever."""
 
 LOG_FIELD = 4
 """Index, in an item of StartsLost, of the field with the last log lines of the lost process; `split` counts the bytes of this field."""
@@ -220,7 +220,7 @@ class Dispatch:
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """Request back `wanted` work that has not begun. Report the rest as begun (P17), also all work of a worker that is away."""
+        """Request back `wanted` work that has not begun. Report the rest as begun (P17), including all of it that an absent worker has."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []

@@ -14,7 +14,7 @@ class Scaler(Protocol):
     """A launcher of workers in the process of the dispatcher."""
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
-        """Set the wanted size of a job, and return the decision. May wait for a moment.
+        """Set the wanted size of a job, and return the launcher's decision. May wait for a moment.
 
         If values or work would be lost with the workers that would have to leave, and `force` is False, nothing changes. Then `refused` of
         the decision has the names of these workers.

@@ -6,13 +6,13 @@ from __future__ import annotations
 import importlib
 
 SLOT = "zmqdist.scheduling.worker.slot_main"
-"""Runs scheduled functions."""
+"""The module that runs scheduled functions."""
 
 TASK = "zmqdist.data.service.worker.task_main"
-"""Runs a data task of the data service."""
+"""The module that runs a data task of the data service."""
 
 STREAM = "zmqdist.data.service.snapshots.stream_process"
-"""Writes one stream of a distributed snapshot."""
+"""The module that writes one stream of a distributed snapshot."""
 
 MODULES = (SLOT, TASK, STREAM)
 

@@ -141,7 +141,7 @@ class Contact:
         self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
     def report(self, message: Message) -> list[Send]:
-        """Return a report of ended leases if the worker is registered. Otherwise postpone the report, and return nothing to send."""
+        """If the worker is registered, return the Send of this report of ended leases. Otherwise postpone the report, and return []."""
         if self.registered:
             return [Send(DISPATCHER, message)]
         self._postponed.append(Send(DISPATCHER, message))

@@ -37,7 +37,7 @@ from zmqdist.transport.shm_peer import PeerPool, open_peer
 log = logging.getLogger("zmqdist.scheduling")
 
 RELAY = "zmqdist_bulk_relay"
-"""The RPC method of the dispatcher (store, bulk, offset, length) -> the bytes, which the dispatcher reads from the holder."""
+"""The dispatcher's RPC method (store, bulk, offset, length) -> bytes. The dispatcher reads these bytes from the holder."""
 
 STALLED_S = 20.0
 """Seconds of silence after which a holder counts as lost."""

@@ -35,7 +35,7 @@ from zmqdist.transport.shm_pool import Block, Handle, this_pool
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
-"""The RPC method of each holder (bulk) -> the bytes of the part."""
+"""Each holder's RPC method (bulk) -> bytes. These are the bytes of the part with this number."""
 RECENT_MAX = 128
 """How many keys the store remembers, each with the last snapshot that had this key. A key is an address, or the first and last bytes of a
 part."""

@@ -24,7 +24,7 @@ from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"
-"""The RPC method of a worker for its slots (encoded reference to a payload) -> a reference to a copy in the worker's store."""
+"""Each worker's RPC method for its slots: (encoded reference to a payload) -> reference to a copy of the payload in the worker's store."""
 
 TRIES = 3
 """How often a slot tries to map a part. The worker may drop the part, to make room for other parts, before the slot has mapped it."""

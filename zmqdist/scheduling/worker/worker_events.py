@@ -116,7 +116,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill a slot's process. Not returned if slots are threads."""
+    """Kill a slot's process. The machine does not return this effect if slots are threads."""
 
     slot: int
 
