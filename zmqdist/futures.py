@@ -70,7 +70,7 @@ class Gathered:
 
 
 def all_values(futures: Iterable[Future]) -> list[Any]:
-    """Wait for all futures, even if one fails. Return their values, or raise the error of the failed future that comes first in `futures`."""
+    """Wait for all futures, even if one fails. Return their values, or raise the error of that failed future which is first in order."""
     values, failed = _outcomes(list(futures))
     if failed is not None:
         raise failed

@@ -194,7 +194,7 @@ class Barriers:
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
-        if len(current.arrived) == len(current.tasks):  # P1
+        if len(current.arrived) == len(current.tasks):  # all tasks of the round wait at the same time (P1)
             return effects + self._end(barrier, OK, "")
         return effects
 
@@ -299,7 +299,7 @@ class Barriers:
             effects.append(ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
         current.arrived[task] = ticket
         self._by_ticket[ticket] = barrier, task
-        if self._earliest_deadline or current.due == inf:  # P4
+        if self._earliest_deadline or current.due == inf:  # otherwise the first deadline holds (P4)
             current.due = min(current.due, due)
             self.deadline = min(self.deadline, due)
         return effects

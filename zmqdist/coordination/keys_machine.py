@@ -70,10 +70,10 @@ class Keys:
             return [
                 Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key: wanted a name, or several with slashes between")
             ]
-        if path in self._values and not overwrite:  # P1
+        if path in self._values and not overwrite:  # the first value stays (P1)
             return [Fail(ticket, ALREADY_EXISTS, f"key {path!r} has a value already; overwrite=True gives it another")]
         problem = self._full(path, nbytes)
-        if problem:  # P4
+        if problem:  # the value does not fit, and changes nothing (P4)
             return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
         return [*self._put(path, value, nbytes), ReplyValue(ticket)]
 

@@ -17,7 +17,7 @@ Promises, checked by tests/machines/test_coordination.py
     P4  every error of a task whose job may not recover reaches every task that polls, once each, in order
     P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
 
-A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and each call of a barrier lists its tasks.
+A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and the callers of a barrier list its tasks.
 
 Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """
@@ -178,7 +178,7 @@ class Coordination:
             record = self._records[task] = _Record(task)
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
-        if incarnation in record.retired:  # P1
+        if incarnation in record.retired:  # P1: a later incarnation has registered
             return [Fail(ticket, ABORTED, f"{task_name(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
         if record.state == UP and same:  # the task registers again, because it has reconnected

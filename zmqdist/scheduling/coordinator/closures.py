@@ -321,7 +321,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        # Detached work outlives the round (P10). If there is such work, the next Register must say that work was submitted before.
+        # Detached work outlives the round (P10). If there is such work, the next registration must say that work was submitted before.
         self._submitted_before = bool(self._works)
         return [*effects, RoundSettled(ended)]
 

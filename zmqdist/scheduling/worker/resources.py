@@ -156,7 +156,7 @@ class SlotResources:
                 (fn, *args), kwargs = trusted.unpack_parts(parts)
                 value = fn(*args, **kwargs)
                 if kind != RESOURCE:
-                    from zmqdist.scheduling.worker import datasets  # loads zmqdist.data
+                    from zmqdist.scheduling.worker import datasets  # imported here, because it loads zmqdist.data
 
                     value = datasets.check_iterable(value)
                     if kind == ITERATOR:
