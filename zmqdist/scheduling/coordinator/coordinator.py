@@ -366,9 +366,7 @@ class ClusterCoordinator:
         _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds, and return once the launcher has accepted the number.
-
-        `force` accepts the loss of values and work.
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has accepted `count`. `force` is as in `remove_worker`.
 
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.

@@ -263,8 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            # Set the flag after the call: if Ctrl-C came between them, a flag that is set without the call would prevent all later drains.
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._drain)  # before the flag: Ctrl-C must not leave the flag set without the call
             self._draining = True
 
     def release_kept(self, work: int) -> None:

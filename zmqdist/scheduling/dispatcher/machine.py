@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If its worker is lost first, this mark prevents another run of the work.
+                    # The coordinator may still receive this result. If the worker is lost first, this mark prevents a new run of the work.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
