@@ -220,7 +220,7 @@ class Dispatch:
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """Request back `wanted` work that has not begun. Report the rest as begun (P17), including all of it that an absent worker has."""
+        """Request back `wanted` work that has not begun. Report the rest as begun (P17), including all of it at a worker that is away."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
