@@ -117,7 +117,9 @@ _SCALAR = frozenset({str, bytes})
 
 
 def _flatten(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element to `leaves`. Return the element's layout. Elements with equal layouts can be in the same block."""
+    """Append the leaves of an element to `leaves`. Return the element's layout: its structure, and the dtype and shape of each leaf. All
+    elements of a block have equal layouts.
+    """
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
@@ -211,7 +213,12 @@ def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
-    """Append to `arrays` the arrays that hold one leaf of all rows of a block. Return the leaf's kind, such as "str"."""
+    """Convert the values of one leaf in all rows of a block to arrays, and append these to `arrays`. Return the leaf's kind, such as "str".
+
+    Args:
+      first: the value in the first row.
+      leaves: the values in all rows.
+    """
     if isinstance(first, (str, bytes)):
         parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
         arrays.append(np.frombuffer(b"".join(parts), np.uint8))

@@ -113,14 +113,14 @@ def spec_of_composite(value: Composite) -> Composite:
 
 
 def batched_spec(spec: Composite) -> Composite:
-    """Return the spec of a batch of composites."""
+    """Return the spec of a batch of composites whose spec is `spec`. Raises InvalidArgumentError for a Ragged."""
     if isinstance(spec, Ragged):
         raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
     return _sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
 
 
 def row_spec(spec: Composite) -> Any:
-    """Return the spec of the slices of a composite along axis 0."""
+    """Return the spec of the slices along axis 0 of a composite whose spec is `spec`."""
     if isinstance(spec, Ragged):
         shape = spec.values.shape
         return TensorSpec(None if shape is None else (None, *shape[1:]), spec.values.dtype)

@@ -10,7 +10,7 @@ Theory
 
 Rules
     An error in a node ends the generators of all nodes above it, and the user's iterator then starts new generators. A node that catches
-    errors of its child, or that runs its child in a thread, must call `child.restart()`.
+    errors of its child, or that runs its child in a thread, must call `child.restart()` after each error of the child.
     A child that has reached its end stays at its end, also after a restart or a load.
     `close` stops the threads of a node and waits for them. A closed node can still return its state.
 
@@ -147,7 +147,7 @@ class Context:
         splits: Callable[[int, int, int], Iterator[int]] | None = None,
         resumable: bool = False,
     ) -> None:
-        """Begin an iterator, which has opened no nodes yet.
+        """Create the context of a new iterator. No node is open yet.
 
         Args:
           splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the first
@@ -187,7 +187,7 @@ class Context:
         return nodes
 
     def next_source(self) -> int:
-        """Return the number that the next opened source will get, by which `splits` knows the source."""
+        """Return the number of the source that is opened next. `splits` gets this number as its argument `source`."""
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
@@ -206,8 +206,8 @@ class Context:
         return context
 
     def next_splits(self) -> SplitStream | None:
-        """Return the positions for the source that is being opened, or None if it reads all of its positions. Counts the source and its
-        repetition.
+        """Return the positions for the source that is being opened, or None if it reads all of its positions. Each source calls this once,
+        when it is opened, because the call counts the sources and the repetitions of each source.
         """
         if self._splits is None:
             return None
@@ -221,8 +221,8 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record which repetition of a source a loaded state continues. The next time that the source is opened, it begins the following
-        repetition.
+        """Record the repetition in which a source continues from a loaded state, so that the source begins the following repetition when it
+        is opened again.
         """
         self._repetitions[source] = repetition
 
@@ -296,14 +296,14 @@ class OperatorNode:
             child.restart()
 
     def abandon(self) -> None:
-        """Interrupt a call that blocks this node or a child, as far as possible. Another thread calls this before it joins the reading
-        thread.
+        """Interrupt a blocking call of this node or of a child, as far as possible. The thread that closes the iterator calls this, so that
+        another thread that reads the node returns soon.
         """
         for child in self.children:
             child.abandon()
 
     def close(self) -> None:
-        """Stop the threads of this node, if any, and drop the generators, which refer to this node."""
+        """Stop the threads of this node and of its children, if any, and drop their generators, which refer to the nodes."""
         self._stream = None
         for child in self.children:
             child.close()
@@ -313,7 +313,7 @@ class OperatorNode:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the node's own fields. `load_state_dict` has already loaded the children."""
+        """Set the node's own fields to values that `state` returned. `load_state_dict` has already loaded the children."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node and of the nodes below it."""
@@ -346,7 +346,7 @@ class _IteratorCore:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # The loop ends at the end of the data, or because of `close`. Only the end of the data sets `ended`.
+        # The loop ends at the end of the data, or because of `close`. After `close` leave `ended` as it is, because data may be left.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -389,8 +389,9 @@ class _IteratorCore:
 class DatasetIterator(chain[Any]):
     """The elements of a dataset, in order: the result of `iter(dataset)`.
 
-    If computing an element raises, the next call continues with the next element. A user's generator that raises has ended. After the end,
-    the iterator stays ended. The threads of the pipeline stop when the iterator is exhausted, closed or garbage-collected.
+    If computing an element raises, the next call continues with the next element. A user's generator ends when it raises, and yields no
+    further item. After the end, the iterator stays ended. The threads of the pipeline stop when the iterator is exhausted, closed or
+    garbage-collected.
 
     The class is an `itertools.chain` of generators, because a `__next__` written in Python would take more time than most pipelines.
     """
@@ -400,7 +401,7 @@ class DatasetIterator(chain[Any]):
     _names: list[str]
 
     def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
-        """Open a dataset."""
+        """Open a dataset, and return an iterator over its elements."""
         core = _IteratorCore(context.open(dataset))
         self: Any = cls.from_iterable(core.streams())
         self._core = core

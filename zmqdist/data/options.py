@@ -87,8 +87,8 @@ class Options(_Group):
       deterministic: False lets parallel operators yield elements in the order in which they are ready. None means True.
       threading.private_threadpool_size: the largest number of threads for each parallel operator.
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
-      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": the reaction when a program registers a pipeline with a
-        data service, and the pipeline depends on state outside its description (external_state.py).
+      experimental_external_state_policy: what happens when a program registers, with a data service, a pipeline that depends on state
+        outside its description (external_state.py): "WARN" (the default), "IGNORE" or "FAIL".
       experimental_distribute.auto_shard_policy / num_devices, experimental_service.pinned: accepted and ignored.
     """
 

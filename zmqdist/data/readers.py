@@ -26,7 +26,7 @@ def _file_names(filenames: Any) -> Dataset:
 
 
 def _common_args(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
-    """Return the arguments that all readers of files take."""
+    """Check the arguments that all functions of this file except ParquetDataset take. Return them as arguments for an operator."""
     parallel = checked_parallel(num_parallel_reads, "num_parallel_reads")
     return {"compression": readers.checked_compression(compression_type), "parallel": parallel}
 
@@ -100,7 +100,7 @@ def ParquetDataset(
     Args:
       columns: the columns to read; None means all columns.
       batch_size: the number of rows in each element, which is then a dict of arrays. The last element of a row group may have fewer rows.
-        This is much faster than single rows.
+        Batches are read much faster than single rows.
 
     Raises:
       NotFoundError: a file does not exist.

@@ -44,7 +44,7 @@ class DatasetResults(Tree):
           shard_func: a function that returns, for an element, the number of the file into which the element is written.
           checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
             default), `save` writes a checkpoint to `directory`. If `save` is interrupted, a second call with the same arguments continues
-            from the checkpoint. `max_to_keep` and `step_counter` are accepted and ignored.
+            from the checkpoint. The keys "max_to_keep" and "step_counter" are accepted and ignored.
 
         Raises:
           InvalidArgumentError: the dataset is infinite.

@@ -1,9 +1,10 @@
 """Random numbers for operators: seeds with two parts, and a sequence of draws whose position can be saved in a small state.
 
 Rules
-    The seed of an operator is the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset object draws
-    numbers with the seed (process seed, operator seed, n), so that two iterators draw different numbers, and another run of the program
-    draws the same numbers again. If the user wants equal draws, n is 0 for all iterators. If the seed is None, fresh entropy replaces it.
+    The field `seed` of an operator is a pair of numbers from `operation_seed` (random.py), or None if neither the user nor the process has
+    set a seed. Iterator number n over a dataset object draws numbers with the seed (pair, n), so that two iterators draw different
+    numbers, and another run of the program draws the same numbers again. If the user wants equal draws, n is 0 for all iterators. If the
+    field is None, fresh entropy takes the place of the seed.
 
     Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long. A state contains the generator's state
     before the current block, and how many numbers of the block were used.
@@ -25,7 +26,7 @@ _BITS = 2**64 - 1
 
 
 def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
-    """Return the seed of iterator `number`, or fresh entropy if `seed` is None."""
+    """Return the seed with which iterator `number` draws, where `seed` is the operator's seed. Return fresh entropy if `seed` is None."""
     if seed is None:
         return [secrets.randbits(64), secrets.randbits(64)]
     return [seed[0] & _BITS, seed[1] & _BITS, number]

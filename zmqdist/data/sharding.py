@@ -126,7 +126,7 @@ def _by_file(dataset: Tree, put: Put) -> Tree:
 
 
 def _branches(dataset: Tree) -> tuple[int, ...]:
-    """Return the numbers of the inputs that have to be sharded. Raises Unshardable if there are no such inputs."""
+    """Return the numbers of those inputs of `dataset` that have to be sharded. Raises Unshardable if there are no such inputs."""
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))

@@ -56,8 +56,8 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
 
 
 def exact_fit(spec: Any) -> Callable[[Any], bool]:
-    """Return a fast function that tells whether a value is an element of `spec` without conversion. It takes less than a microsecond per
-    array.
+    """Return a function that tells whether a value is an element of `spec` without conversion. The function takes less than a microsecond
+    per array.
     """
     if isinstance(spec, TensorSpec):
         return _exact_leaf(spec)

@@ -33,7 +33,12 @@ VERSION = 1
 
 @dataclass(frozen=True, order=True)
 class CommittedChunk:
-    """A committed file of elements. Readers read the chunks in their sorted order."""
+    """A committed file of elements. `sorted` puts chunks into the order in which readers read them.
+
+    Attributes:
+      index: the number of the chunk in its stream, counted from 0.
+      count: the number of elements in the file.
+    """
 
     index: int
     stream: int

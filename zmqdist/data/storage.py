@@ -4,9 +4,10 @@ Rules
     A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is local. Of the other modules,
     only the writer of checkpoints distinguishes URLs from local paths, because at many URLs a rename copies the file.
 
-    A file that other processes read appears as a whole, by a rename. `write` also renames the file, and other code calls `rename`. On a
-    local disk the file is durable when the call returns, because the file and its folder are synchronised by fsync. A name that ends in
-    `.tmp` is an unfinished file, and `list_names` leaves it out.
+    A file that other processes read appears as a whole, because it is written under another name and then renamed. `write` does both. Code
+    that writes a larger file step by step calls `sync` and `rename` itself. On a local disk the file is durable when the rename returns,
+    because `sync` and `rename` call fsync for the file and its folder. A name that ends in `.tmp` is an unfinished file, and `list_names`
+    leaves it out.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def remove_tree(path: str) -> None:
 def check_renames(path: str) -> None:
     """Raise FailedPreconditionError if the file system of a URL has no atomic rename. Most object stores have none.
 
-    In a file system without it, a rename is a copy followed by a deletion, so that other processes could see an incomplete copy.
+    Without it, a rename copies the file and then deletes the original, so that other processes could see an incomplete copy.
     """
     if "://" not in path:
         return

@@ -220,7 +220,7 @@ def batched(spec: Any, size: int | None) -> Any:
 
 
 def unbatched(spec: Any) -> Any:
-    """Return the spec of an element's slices along axis 0. Raises ValueError for a scalar."""
+    """Return the spec of the slices along axis 0 of an element whose spec is `spec`. Raises ValueError for a scalar."""
 
     def rows(one: Any) -> Any:
         if type(one) in COMPOSITES:
