@@ -60,7 +60,8 @@ class ReadAheadLimit:
 
     Attributes:
       size: the current limit.
-      low: the next run starts when at most this number of elements is left. It leaves a quarter of the limit free, but at least one place.
+      low: the next run starts when at most this number of elements is left, so that it has room for a quarter of the limit, or for one
+        element if that is more.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -141,7 +142,7 @@ class ReadAhead:
 
     @staticmethod
     def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
-        """Wait until one of the candidates is ready. They must share the condition `changed`."""
+        """Wait until one of the candidates is ready. All candidates must share the condition `changed`."""
         for each in candidates:
             each.begin_checked()
         with candidates[0].changed:
@@ -185,7 +186,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # start the thread under the lock, because `halt` in another thread must not join it before
+        with self.changed:  # start the thread under the lock, because `halt` must not join a thread that is not started
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -273,7 +274,7 @@ class _PrefetchNode(OperatorNode):
 @operator("prefetch", _PrefetchNode)
 @dataclass(frozen=True)
 class Prefetch(Op):
-    """Reads `size` elements ahead."""
+    """Reads `size` elements ahead in a thread. AUTOTUNE adapts the number, and with 0 there is no thread."""
 
     in_background: ClassVar[bool] = True
 

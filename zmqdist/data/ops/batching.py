@@ -29,7 +29,7 @@ from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Collects elements in `held`, and joins them when `held` has enough elements.
+    """Runs an operator that joins each `size` consecutive elements: collects elements in `held`, and joins them when they are enough.
 
     After an error of the input, `held` has all elements before the failed element, so that only the failed element is lost.
     """
@@ -92,7 +92,7 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Collects elements in `held`, and has threads stack the full batches."""
+    """Runs a parallel `batch`: collects the elements of a batch in `held`, and has threads stack the batches."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -202,7 +202,9 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Collects the rows of batches in `held`, and stacks them again. `turn` counts the yielded batches, to select the next size."""
+    """Runs `rebatch`: collects the rows of batches in `held`, and stacks them again. `turn` counts the yielded batches, to select the next
+    size.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -160,10 +160,11 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether the node must end after an empty pass. It must if every later pass would be empty, or if empty passes might follow
-        without end.
+        """Return whether the node must end after an empty pass. It must end if every later pass would be empty, or if empty passes might
+        follow without end.
 
-        If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
+        Empty passes do not follow without end if other processes take elements too. These may have taken all elements of this pass, and a
+        later pass may have elements.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -215,15 +216,15 @@ class InterleaveNode(OperatorNode):
 
     Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
     threads, the slot is filled at once, so that a thread can read the dataset ahead. If the input raises an error at this moment,
-    (BufferedError, None) is in the slot until the slot's turn. If the order is kept, it is the same with and without threads: a slot
-    becomes free in its own turn, so slots get new datasets in the order of their turns.
+    (BufferedError, None) is in the slot until the slot's turn. If the order of the elements is kept, it is the same with and without
+    threads, because a slot becomes free in its own turn, so that slots get new datasets in the order of their turns.
 
     Attributes:
       slots: for each slot (input element, node of its dataset), or None if the slot is empty.
       turn: the number of the current slot.
       taken: the number of elements of the current block that were yielded.
       threads: the number of slots that threads read.
-      last_opened: the event that is set when the newest dataset is open. The next dataset waits for this event.
+      last_opened: the event that is set when the newest dataset is open. If the order is kept, the next dataset is opened after it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -519,7 +520,7 @@ class Choose(_Selecting):
 
 
 class _SelectorNode(OperatorNode):
-    """Draws random indices by weight. If the node has an input, this input yields the weights."""
+    """Runs a Selector: draws random indices by weight. If the node has an input, this input yields the weights for each draw."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -37,7 +37,7 @@ class Map(Op):
     deterministic: bool | None = None
 
     def fitting(self) -> PickledFunction:
-        """Return the function with a wrapper that makes its results fit the signature."""
+        """Return the function. If there is a signature, wrap the function, so that its results are checked and converted to it."""
         spec = self.output_signature
         return self.function if spec is None else PickledFunction(CheckedFunction(self.function.value, spec, "map"))
 

@@ -46,7 +46,7 @@ class Filter(_Unknown):
 
 
 class _CountingNode(OperatorNode):
-    """A node whose state is a position."""
+    """A node whose whole state is one number, `position`."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -60,11 +60,11 @@ class _CountingNode(OperatorNode):
 
 
 class _TakeNode(_CountingNode):
-    """Runs `take`.
+    """Runs `take`. `position` is the number of yielded elements.
 
     Attributes:
-      end_checked: whether the node has yielded its last element, and then looked for the end of its input. It looks if the input has no
-        more than `count` elements, because a cache in the input is complete only after the cache has reached the end of its own input.
+      end_checked: whether the node has checked, after its last element, whether it must read its input to the end. It must if the input
+        is known to have at most `count` elements, because a cache in the input keeps its record only if the cache is read to its end.
     """
 
     end_checked = False

@@ -2,8 +2,9 @@
 open other datasets.
 
 Rules
-    The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs, because the n-th
-    iterator over a dataset object has the n-th order of its shuffle, and threads must not change which iterator is the n-th.
+    The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs. The reason is that
+    the iterators over a dataset object are numbered as they are opened, and that each shuffles by its number (seeds.py), so the numbers
+    must not depend on which thread is the fastest.
 
     A dataset that cannot be opened raises its error once, and then ends.
 """
@@ -20,7 +21,7 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Takes the place of a node, and creates that node at the first read.
+    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at the first read.
 
     Attributes:
       opened: an event that is set when the node has been opened, or when it is certain that the node will never be opened.
@@ -106,11 +107,11 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether opening the node has failed, and the state of the node. This state is None until the node is opened."""
+        """Return whether opening the node has failed ("over"), and the state of the node ("node"), which is None until the node is open."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned. Opens the node, unless opening it failed before."""
+        """Continue from a state that `state_dict` returned. Opens the node, unless the state says that opening it has failed."""
         self._failed, self._saved = state["over"], state["node"]
         if self._failed:
             self.opened.set()

@@ -67,7 +67,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
 
 
 class _LeafColumn:
-    """The leaves of several elements at one place in their structure, in one object, so that `nest.flatten` takes them for one leaf."""
+    """Holds the leaves that several elements have at the same place in their structure. `nest.flatten` takes this object for one leaf."""
 
     __slots__ = ("leaves",)
 
@@ -262,8 +262,8 @@ class BucketBatch:
 
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
-    """Return `shapes` with `target` in place of each None. If `shapes` is None, return a shape for each leaf of `spec`. Its first axis then
-    has the size `target`.
+    """Return `shapes` with `target` in place of each None. If `shapes` is None, return for each leaf of `spec` a shape whose first axis has
+    the size `target`.
     """
     _check_arrays(spec)
     if shapes is None:

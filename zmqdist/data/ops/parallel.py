@@ -29,11 +29,11 @@ _ANY = object()
 
 
 class MapCall:
-    """One call of the function, which a thread of MapThreads makes.
+    """One call of the function of a parallel operator, which a thread of MapThreads makes.
 
     Attributes:
       x: the input.
-      y: the output, or a BufferedError. It is valid when `done` is True.
+      y: the output, or a BufferedError if the call or its input has failed. It is valid when `done` is True.
     """
 
     __slots__ = ("done", "x", "y")

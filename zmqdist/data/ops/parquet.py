@@ -48,7 +48,7 @@ def opened(path: str) -> Any:
 
 
 class _ParquetNode(OperatorNode):
-    """Reads row groups.
+    """Runs `Parquet`: reads one row group after another.
 
     Attributes:
       current: the (path, row group) that is being read; None between two row groups.
@@ -150,7 +150,11 @@ def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list
 
 
 def _values(column: Any, name: str, path: str) -> Any:
-    """Return a numeric column as an array, and any other column as a list of elements."""
+    """Return a column of numbers, bools or times as an array, and any other column as a list of elements.
+
+    Raises:
+      InvalidArgumentError: a value is missing, or cannot be in an array.
+    """
     if column.null_count:
         raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: fill them in, or omit the column")
     types = _pyarrow().types

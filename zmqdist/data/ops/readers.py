@@ -55,7 +55,7 @@ def open_file(path: str, compression: str) -> IO[bytes]:
 
 
 class ReaderNode(OperatorNode):
-    """Reads files.
+    """Runs a reader without `parallel`: reads one file after another.
 
     Attributes:
       path: the file that is being read; "" between two files.

@@ -48,7 +48,7 @@ CHECKPOINT_ELEMENTS = 1000
 
 
 class RunWriter:
-    """Writes a run into a folder. Readers do not see the run before `finish`.
+    """Writes a run, which is one saved copy of a dataset, into a folder. Readers do not see the run before `finish`.
 
     Between two elements, `pause` returns a place from which a later writer can continue. The later writer cuts off the elements that were
     written after this place. In a compressed file, each pause ends a compressed stream, and the next element begins another stream. Readers
@@ -147,7 +147,7 @@ def save(
     shard_func: Callable[..., Any] | None,
     checkpoints: Checkpoints | None = None,
 ) -> None:
-    """Write the elements of a dataset as a run. Raises InvalidArgumentError if the dataset is infinite."""
+    """Write the elements of a dataset as a new run in the folder `path`. Raises InvalidArgumentError if the dataset is infinite."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
     if checkpoints is not None:
@@ -186,7 +186,7 @@ class Checkpoints:
         return cls(os.fspath(args["directory"]), interval)
 
     def read_place(self) -> dict[str, Any] | None:
-        """Return the checkpoint of a save that was interrupted, or None."""
+        """Return the checkpoint that an interrupted save has left in the folder, or None if there is no checkpoint."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None

@@ -52,8 +52,8 @@ class _ShuffleNode(OperatorNode):
 @operator("shuffle", _ShuffleNode)
 @dataclass(frozen=True)
 class Shuffle(Op):
-    """Yields random elements of a buffer of `size` elements. The next input element replaces each yielded element. With -2 it buffers all
-    elements.
+    """Yields random elements of a buffer of `size` elements. The next input element replaces each yielded element. If `size` is -2, the
+    buffer holds all input elements before the first is yielded.
     """
 
     size: int

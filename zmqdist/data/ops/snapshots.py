@@ -1,8 +1,8 @@
 """Operators that read the elements of a saved run, and the chunks of a distributed snapshot, which may be incomplete.
 
 Rules
-    A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
-    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the chunks in the same order.
+    The chunks of a complete snapshot are read in the order (index, stream), which is the same for all readers. While the snapshot is being
+    written, a reader reads the chunks that exist before those that are committed later, and the chunks of one stream always in order.
 
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.
@@ -45,7 +45,7 @@ package."""
 
 
 def checked_compression(compression: Any) -> str:
-    """Return a snapshot's own name for the compression that a user has named. Raises InvalidArgumentError for an unknown name."""
+    """Return the name, in a snapshot's metadata, of a compression that the user names. Raises InvalidArgumentError for an unknown name."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
@@ -86,7 +86,7 @@ class OpenFile:
 
 
 class _ChunkFilesNode(OperatorNode):
-    """Yields the paths of a snapshot's chunks. `emitted` counts the yielded chunks of each stream."""
+    """Yields the paths of a snapshot's chunks, and waits for further chunks. `emitted` counts the yielded chunks of each stream."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

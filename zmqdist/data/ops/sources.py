@@ -245,7 +245,7 @@ def _plain(leaf: Any) -> Any:
 @operator("elements", _IndexedNode)
 @dataclass(frozen=True)
 class Elements(Indexed):
-    """Yields elements that an operator has collected, which are the content of a window."""
+    """Yields elements that an operator has collected. A dataset with this operator is a window of `window` or `group_by_window`."""
 
     elements: tuple[Any, ...]
     spec: Any
@@ -426,10 +426,10 @@ class Random(Op):
 
 
 def files_matching(patterns: Any) -> list[str]:
-    """Return the sorted paths of the files that match any of the patterns.
+    """Return the sorted paths of the files and folders that match any of the patterns.
 
     Raises:
-      InvalidArgumentError: no file matches.
+      InvalidArgumentError: no file or folder matches.
     """
     many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else list(np.ravel(patterns))
     found = sorted({path for one in many for path in glob.glob(os.fsdecode(one))})

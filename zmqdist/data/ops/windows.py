@@ -27,7 +27,7 @@ def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> Datase
 
 
 def _columns(elements: list[Any]) -> Any:
-    """Return a structure of datasets, one for each leaf, as `window` yields them."""
+    """Return the elements of a window as `window` yields them: one dataset, or a structure with a dataset for each leaf."""
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
         return dataset_of_elements(elements)
@@ -36,7 +36,7 @@ def _columns(elements: list[Any]) -> Any:
 
 
 class _WindowNode(OperatorNode):
-    """Collects windows.
+    """Runs `window`.
 
     Attributes:
       held: the elements from the start of the next window on.
@@ -114,7 +114,7 @@ class Window(Op):
 
 
 class _GroupNode(OperatorNode):
-    """Groups elements by key.
+    """Runs `group_by_window`.
 
     Attributes:
       groups: for each key, in the order in which the keys appeared, the elements that do not fill a window yet.
