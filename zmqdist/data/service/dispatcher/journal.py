@@ -167,7 +167,8 @@ class Journal:
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                # Close the database under the lock, because SQLite then moves the log's content into the database and removes the log.
+                # Close the database before releasing the lock: SQLite moves the log's content into the database and removes the log, and no
+                # other process may use these files meanwhile.
                 self._database.close()
                 self._free_lock()
                 self._lock = -1

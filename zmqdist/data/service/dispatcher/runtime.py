@@ -171,7 +171,7 @@ class DataDispatcher:
         return state is not None
 
     def _reload(self) -> None:
-        """Load the journal's state again after a failed commit. If the journal cannot be read either, refuse requests until it can."""
+        """Load the journal's state again after a failed commit. While the journal cannot be read either, refuse all requests."""
         assert self._journal is not None
         held = self._held_events or []
         try:
@@ -429,7 +429,7 @@ class DataDispatcher:
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. The answer is cached, because the description may be megabytes long."""
+        """Return how a dataset can be cut into portions. The result is cached, because a description may be megabytes long to parse."""
         found = self._grains.get(fingerprint)
         if found is None:
             found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))

@@ -1,4 +1,5 @@
-"""The descriptions of the registered datasets, by id. Each description is in a file of its own, or all are in memory.
+"""The descriptions of the registered datasets. Each description is in a file of its own, or all are in memory. The dispatcher passes the
+fingerprint of a description as its id, so that equal descriptions share a file.
 
 Rules
     A file exists as a whole or not at all. It is on the disk when `put` returns. Only *then* does the dispatcher journal the registration
@@ -65,8 +66,8 @@ class DatasetStore:
 
         Raises:
           NotFoundError: the texts are in memory, and no text was stored under this id.
-          DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the dispatcher reads only
-            texts that its journal names.
+          DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the text of each registered
+            dataset was stored before the registration.
         """
         path = self.path(dataset_id)
         if path is not None:

@@ -39,7 +39,7 @@ class AutoScaler:
         self._taken[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
-        """Forget the rates of all workers and readers except those with these numbers."""
+        """Keep only the rates of the workers and readers with these numbers, because the others have ended."""
         self._made = {number: rate for number, rate in self._made.items() if number in workers}
         self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
 

@@ -15,7 +15,7 @@ def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
 
 
 def is_pending(task: r.TaskEntry) -> bool:
-    """Return whether a task waits until the consumers agree on its first round."""
+    """Return whether a task of a coordinated read waits until the consumers have agreed on its first round."""
     return task.starting_round == r.PENDING and not task.finished
 
 
@@ -28,7 +28,7 @@ def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
 
 
 def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Return whether the consumers have to stop at their next round, because a pending task can begin."""
+    """Return whether the consumers of an iteration have to stop at their next round, because a pending task of the iteration can begin."""
     tasks = (tables.state.tasks[number] for number in iteration.tasks)
     return any(is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing for task in tasks)
 

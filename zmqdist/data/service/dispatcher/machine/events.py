@@ -174,7 +174,7 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """Report that a client's consumer has finished elements, by marks: each is (portion, number of finished elements, whether the
+    """Report that a client's consumer has finished elements. Each mark is (number of the portion, number of finished elements, whether the
     portion is done). -> None.
     """
 
@@ -290,8 +290,8 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Ask whether compression "AUTO" is off for a dataset. The first request for a dataset decides by its `off`, and each later one gets
-    the same reply. -> whether it is off.
+    """Ask whether compression "AUTO" is off for a dataset. The field `off` of the first request for a dataset decides for all
+    later requests. -> whether "AUTO" is off.
     """
 
     token: Token

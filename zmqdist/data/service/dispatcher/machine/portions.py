@@ -67,8 +67,8 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client the portions of its saved state. Without a saved state, and if each lane has only one reader at a time, give it
-        the portions of the client that read its lane before.
+        """Give a new client its first portions. A client with a saved state gets the portions of that state. Any other client gets the
+        portions of the client that has read its lane so far, if each lane of the iteration has only one reader at a time.
         """
         iteration, portions = self._of(client)
         if call.saved is not None:
@@ -203,8 +203,8 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First revoke again those charged deaths whose revocation was lost with a failed write of the journal. Otherwise the loss of this
-        # worker could raise the deaths that are charged to a portion to DEATHS_MAX.
+        # First revoke the charges of incarnations that are connected again. A failed write of the journal may have undone an earlier
+        # revocation, and with the wrong charges the loss of this worker could raise the deaths of a portion to DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name

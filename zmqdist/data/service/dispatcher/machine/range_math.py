@@ -193,7 +193,9 @@ def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, 
 
 
 def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Skip the portions that a saved state of another iteration reports as finished. Do not change portions of other clients."""
+    """Have a client continue from a saved state of another iteration: skip the portions that are finished in that state, and give the
+    client those that are unfinished in it. Do not change portions of other clients.
+    """
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]
     mine = portions.done.setdefault(client.id, [])

@@ -56,8 +56,8 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """The terms on which a job is read. All readers of a job have to pass equal terms, but their datasets may differ in everything except
-    the structure and compression of elements.
+    """The terms on which a job is read. All readers of a job have to pass equal terms, except for the dataset. Their datasets must have
+    elements of the same structure and compression, and may differ otherwise.
     """
 
     dataset: str
@@ -105,7 +105,7 @@ class Cursor(Row):
 
     @property
     def exhausted(self) -> bool:
-        """Whether this repetition has no positions left."""
+        """Whether the current repetition of the source has no positions left to give out."""
         return self.position == self.count and not self.returned
 
 
@@ -333,9 +333,9 @@ class LosePortions(Record, tag=32):
     """The portions that an incarnation of a worker was computing have to be given out again.
 
     Attributes:
-      client: only the portions of this client; 0 means the portions of all clients.
+      client: the client whose portions are lost; 0 means the portions of all clients.
       died: the name of the dead worker or process, with whose death the portions are charged; empty if they are not charged.
-      crashed: a process of the worker has died, and the worker itself is alive.
+      crashed: whether only a process of the worker has died, and the worker itself is alive.
     """
 
     iteration: int

@@ -49,7 +49,9 @@ class CoordinatedRounds:
             raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
-        """Begin and end tasks of this client's iteration if the watch requests of all consumers of the iteration are pending."""
+        """Decide for the iteration of this client, if the watch requests of all its consumers are pending: begin the pending tasks, and end
+        the tasks that all consumers report as lost.
+        """
         client = self._tables.state.clients.get(number)
         if client is None or number not in self._tables.watches:
             return

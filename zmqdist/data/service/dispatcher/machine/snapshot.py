@@ -18,12 +18,12 @@ class IterationRow:
 
     Attributes:
       job: the job's name.
-      tasks: number of its tasks; 0 when the iteration has ended.
-      clients: number of readers that have the iteration open.
-      finished: readers have read the whole iteration.
-      collected: the dispatcher has dropped the iteration, because no reader had it open for `job_gc_timeout_ms`.
-      portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
-      elements_acknowledged: elements of unfinished portions that readers have acknowledged.
+      tasks: the number of its tasks; 0 when the iteration has ended.
+      clients: the number of readers that have the iteration open.
+      finished: whether readers have read the whole iteration.
+      collected: whether the dispatcher has dropped the iteration, because no reader had it open for `job_gc_timeout_ms`.
+      portions_done: the number of portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
+      elements_acknowledged: the number of elements of unfinished portions that readers have acknowledged.
     """
 
     id: int
@@ -45,7 +45,7 @@ class PlaceRow:
       address: the address at which readers connect to it.
       incarnation: the incarnation of the process that has the place, or had it last.
       index: the worker's index in the fixed list of workers; -1 if the worker has no entry.
-      connected: False while the dispatcher waits for the worker to register again.
+      connected: whether the worker is connected. While it is not, the dispatcher waits for it to register again.
     """
 
     name: str

@@ -13,6 +13,7 @@ class DurableState(msgspec.Struct):
 
     Attributes:
       number: a random number, by which clients and workers notice that a dispatcher has lost its state.
+      compression_off: maps a dataset to whether compression "AUTO" is off for it.
       next_dataset, next_worker, ...: the next free number of each kind.
       snapshots: folders of distributed snapshots, in the order in which they were begun.
       successors: maps a client to the client that has taken over its portions.
@@ -98,7 +99,9 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget the iteration if it has ended and no client reads it or can join it. Over months a service ends millions of iterations."""
+        """Forget an iteration if it has ended, and no client reads it or can join it. The state must not keep all iterations, because over
+        months a service ends millions of them.
+        """
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]

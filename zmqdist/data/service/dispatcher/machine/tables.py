@@ -130,7 +130,7 @@ class DispatcherTables:
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
-        """Return whether the last change made the state forget an iteration. If it did, remove the iteration from the tables too."""
+        """Return whether the last change made the state forget this iteration. If it did, remove the iteration from the tables too."""
         if iteration in self.state.iterations:
             return False
         self.versions.pop(iteration, None)

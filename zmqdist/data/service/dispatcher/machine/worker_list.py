@@ -116,7 +116,7 @@ class WorkerList:
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
         """Continue from a state that `snapshot` returned, perhaps in another process. If the list has changed meanwhile, a worker keeps its
-        entry only if the entry that now has this index fits the worker.
+        index only if the entry that now has this index fits the worker.
         """
         for place, (holder, present) in zip(self._places, snapshot, strict=False):
             host, port = host_and_port(str(holder))
