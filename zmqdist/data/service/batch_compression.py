@@ -25,7 +25,9 @@ BYTES_MAX: Final = 1 << 36
 
 
 def codec_for(compression: str, *, near: bool) -> str:
-    """Return the name of the codec for a reader; "" means no compression. `near` tells whether the reader is on this host."""
+    """Return the name of the codec for a reader that has requested `compression`; "" means no compression. `near` tells whether the reader
+    is on this host.
+    """
     if compression == "AUTO":
         return "" if near else AUTO_CODEC
     return compression

@@ -283,7 +283,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return an int or an integer of NumPy as an int, and None as None. Raises ValueError for other values."""
+    """Check an optional argument that is a whole number. Return it as an int, or None. Raises ValueError for other values."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:

@@ -7,8 +7,9 @@ Form
         [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each, stacked on a new axis 0
         [TEXTS, kind, ...]       str (kind 1) or bytes (kind 0) of which some are large, as arrays of bytes
         [EACH, one, two, ...]    everything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
-    Each column has an entry for each element. Where the structures of elements differ in a part, a single EACH column has this part of
-    every element. If they differ at the root, that column has the whole elements. Without elements the value is an empty column.
+    Each column has an entry for each element. If the elements differ in the structure of one part, such as the value of a key, a single
+    EACH column has this part of every element. If they differ in their outermost structure, the value is an EACH column of whole elements.
+    Without elements the value is an empty column.
 
 Rules
     Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of rank 0 stay arrays, and dtypes keep
@@ -140,7 +141,7 @@ def _alike(items: Sequence[Any], value_of: Callable[[Any], Any]) -> bool:
 
 
 def _single(value: Any) -> Any:
-    """Return a value as an entry of an EACH column."""
+    """Return an element, or a part of one, as an entry of an EACH column. Raises UnimplementedError if it contains a dataset."""
     if isinstance(value, dict):
         return {key: _single(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -268,7 +269,7 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar of a plain type. A batch of such elements needs no bound on its bytes."""
+    """Return whether `value` is a NumPy scalar of a plain type. Such elements are so small that a batch needs no bound on its bytes."""
     return type(value) in _SCALAR_TYPES
 
 

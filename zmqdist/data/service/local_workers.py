@@ -23,7 +23,7 @@ class LocalWorker(Protocol):
     state: int
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Have a task reply to a reader's request. Any thread may call this."""
+        """Have task `number` of the durable state `state` reply to a reader's request. Any thread may call this."""
 
     def delete(self, number: int) -> None:
         """Delete a task that only the calling reader reads. Any thread may call this."""
@@ -34,13 +34,13 @@ _lock = threading.Lock()
 
 
 def add(incarnation: int, worker: LocalWorker) -> None:
-    """Add a worker, so that readers of this process find it."""
+    """Record a worker of this process, so that readers of this process find it."""
     with _lock:
         _workers[incarnation] = worker
 
 
 def remove(incarnation: int) -> None:
-    """Remove a worker. Does nothing if the worker was not added."""
+    """Forget a worker that `add` has recorded. Does nothing if there is no such worker."""
     with _lock:
         _workers.pop(incarnation, None)
 

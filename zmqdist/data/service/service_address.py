@@ -28,8 +28,8 @@ class Service:
 
     @property
     def credentials(self) -> Credentials:
-        """The secrets from the files. If a path does not exist on this host, because the pipeline was sent to this host, the default path
-        is used.
+        """The Credentials for connections to the dispatcher and its workers. A path that does not exist on this host, for example because
+        the pipeline was sent here from another host, is left out, so that the default path applies.
         """
         there = {
             name: path

@@ -45,7 +45,7 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Reads a dataset in portions. The reader is opened at the first element, so that a state can be loaded before the iteration begins."""
+    """Reads a distributed dataset in portions. The node opens its reader at the first element, so that a state can be loaded before."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -106,8 +106,8 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """The operator for a registered dataset whose elements the workers of a service compute. Most fields are arguments of `distribute`;
-    `dataset` is the dataset's id, and `count` its cardinality.
+    """Yields the elements of a registered dataset, which the workers of a data service compute. Most fields are arguments of `distribute`.
+    The others are `dataset`, which is the id of the registered dataset, its `spec`, and `count`, the cardinality for a reader.
     """
 
     service: str
@@ -132,7 +132,7 @@ class Distributed(Op):
 
     @property
     def credentials(self) -> Credentials:
-        """The secrets for the dispatcher and the workers."""
+        """The Credentials for connections to the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -150,8 +150,8 @@ class Distributed(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Return the spec of the pipeline that was distributed in this process. The spec is not inferred from an element, because that
-        would begin an iteration.
+        """Return the spec of the pipeline to which this process has applied `distribute`. The spec is not inferred from an element of the
+        service, because that would begin an iteration there.
         """
         upstream = self.__dict__.get("upstream")
         if upstream is None:

@@ -48,7 +48,7 @@ def call_until_answered(
     Args:
       method: the part of the method's name after "zmqdist.data.".
       timeout_s: seconds for which a failed call is repeated; `inf` means for ever.
-      due: the deadline of each call, in the form that `internal_client.start` takes.
+      due: the deadline of each call, on the clock of `time.monotonic`.
       stopped: an event that ends the wait with CancelledError when it is set.
       what: a phrase that names the call in the log and in error texts.
       again: the codes after which the call is repeated.
@@ -76,8 +76,8 @@ def call_until_answered(
 
 
 class PositionsUnavailable(UnavailableError):
-    """The dispatcher gave no positions, which is not an error of the pipeline. Readers repeat their requests after this error, until they
-    learn from the dispatcher whether the task continues.
+    """The task got no positions, because the dispatcher did not reply or refused the request. This is not an error of the pipeline, so
+    readers repeat their requests after it, until they learn from the dispatcher whether the task continues.
     """
 
 
@@ -181,7 +181,7 @@ class SplitClient:
             return []
 
     def definition(self, fingerprint: str) -> Any:
-        """Return the description of the task's pipeline. Blocks."""
+        """Return the description of the pipeline with this fingerprint. Blocks until the dispatcher has replied."""
         return self._call("definition", fingerprint, again=RETRIABLE)
 
     def _call(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
@@ -191,7 +191,7 @@ class SplitClient:
         )
 
     def close(self) -> None:
-        """End pending requests with CancelledError."""
+        """End the pending requests of the task with CancelledError, because the task has ended."""
         self.stopped.set()
 
 

@@ -21,7 +21,7 @@ from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """The crash of a task's process.
+    """The crash of a task's process, as the next process of the task reports it to readers.
 
     Attributes:
       error: the error for readers.

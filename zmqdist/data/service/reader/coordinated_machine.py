@@ -249,7 +249,9 @@ class CoordinatedDelivery:
     # -- turns ------------------------------------------------------------------------------------------------------------
 
     def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
-        """Take the element of the next task in this round, or begin the next round. Return False when the machine has to wait instead."""
+        """Append to `delivered` the element of the task whose turn is next in this round. If the round has no further task, begin the next
+        round. Return False if the machine has to wait instead.
+        """
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
         source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
         if source is None:

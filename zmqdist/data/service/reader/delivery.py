@@ -94,7 +94,9 @@ class ConsumerBegan(NamedTuple):
 
 
 class TaskReplied(NamedTuple):
-    """A task has replied to a request. The runtime reports the replies of one task in the order of the requests."""
+    """A task has replied to a request, or the request has failed. The runtime reports the replies of one task in the order of the requests.
+    `source` is that of the RequestElements to which the task replies.
+    """
 
     source: Any
     kind: int
@@ -111,7 +113,7 @@ class ConsumerStarved(NamedTuple):
 
 
 class ConsumerBusy(NamedTuple):
-    """The consumer has taken a piece of a portion. The machine acknowledges finished elements after a delay."""
+    """The consumer has taken a piece of a portion from its queue. The machine acknowledges the finished elements after a delay."""
 
 
 class DispatcherReplied(NamedTuple):
@@ -130,7 +132,7 @@ Event: TypeAlias = (
 
 
 class RequestElements(NamedTuple):
-    """Send a request to a task. The runtime reports the reply as `TaskReplied`."""
+    """Send a request to a task. The runtime reports the reply as `TaskReplied`. `source` is what the machine knows of the task."""
 
     source: Any
     wanted: Wanted

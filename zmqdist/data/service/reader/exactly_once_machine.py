@@ -75,7 +75,7 @@ class Consumed(NamedTuple):
     """The elements that a consumer has received.
 
     Attributes:
-      done: the complete portions of the consumer's lane, as ranges (start, stop) of their positions in the lane.
+      done: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane (range_math.py).
       open: (number of the portion, number of received elements) for each incomplete portion.
     """
 
@@ -97,11 +97,12 @@ class PortionBatch:
 
 @dataclass(eq=False, slots=True)
 class PortionPiece:
-    """Consecutive elements of one portion, which are the elements `start` to `stop` - 1 of a batch, or one error in place of an element.
+    """An item of the consumer's queue: consecutive elements of one portion, or one error in place of an element.
 
     Attributes:
       number: the number of the portion.
-      first: the offset, in the portion, of the element at `start`.
+      first: the offset, in the portion, of the first element or of the error.
+      start, stop: the elements are those at the indexes `start` to `stop` - 1 of the batch.
       done: whether the portion ends with this piece.
       last: whether this is the last piece of its batch. Taking it frees the batch's place in the window.
     """
@@ -143,7 +144,7 @@ class Consumption:
 
     @property
     def in_hand(self) -> bool:
-        """Whether the consumer has begun a piece and not finished it."""
+        """Whether the consumer has begun a piece of a portion and has not finished it."""
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
@@ -192,7 +193,9 @@ class Consumption:
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, offset after the last element that the consumer took, whether the portion is done); None between two pieces."""
+        """Return the position of the consumer in its current piece: (portion, offset after the last element that the consumer took, whether
+        the portion is done). Return None between two pieces.
+        """
         if self._piece is None:
             return None
         piece, iterator, count = self._piece
@@ -218,7 +221,7 @@ class ExactlyOnceDelivery:
 
         Args:
           window: decides which tasks get requests.
-          lanes: number of lanes, one for each reader. Portions whose numbers have the same remainder modulo `lanes` form a lane.
+          lanes: number of lanes. Portions whose numbers have the same remainder modulo `lanes` form a lane.
           first: with `ordered`, the number of the first portion that this reader delivers.
           saved: from a saved state, the elements that the consumer has received before.
         """
@@ -368,8 +371,8 @@ class ExactlyOnceDelivery:
         return ready
 
     def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
-        """Return the effect that delivers the pieces that a reply has made ready. The reply counts as held in the window until the consumer
-        has taken the last of these pieces.
+        """Return the effect that delivers the pieces that became ready because of a reply. The reply counts as held in the window until the
+        consumer has taken the last of these pieces.
         """
         if not pieces:
             self._window.held -= 1
@@ -421,8 +424,8 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Record in `offsets` that the first `elements` elements of a portion have arrived. With `done`, record in `runs` that the whole
-    portion has arrived.
+    """Record how much of a portion has arrived, or was finished by the consumer. `offsets` gets the number of elements, counted from the
+    beginning of the portion. If the portion is done, `runs` gets its step instead.
     """
     if done:
         offsets.pop(number, None)

@@ -137,7 +137,7 @@ class SavedReader(msgspec.Struct, frozen=True):
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
     def as_args(self) -> tuple[Any, ...]:
-        """Return the fields that the request `open` needs, in the order of `events.SavedRequest`."""
+        """Return the fields that the request `open` to the dispatcher needs, in the order of `events.SavedRequest`."""
         return msgspec.structs.astuple(self)[1:]
 
 
@@ -291,8 +291,8 @@ class ServiceReader:
             self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """Yield iterators over the elements of a reader of portions. The consumer has to exhaust each iterator before it takes the next
-        iterator. Raises as `batches` does.
+        """Yield an iterator for each piece of a portion, in the order in which the machine delivers the pieces. The consumer has to exhaust
+        each iterator before it takes the next iterator. Raises as `batches` does.
         """
         consumption = self._consumption
         self._post(CONSUMER_BEGAN)
@@ -368,7 +368,7 @@ class ServiceReader:
         return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
 
     def _cancel_open(self) -> None:
-        """Stop waiting for the dispatcher to open the iteration."""
+        """Have the thread that opens the iteration stop waiting for the dispatcher. Called when the iterator is closed meanwhile."""
         self._open_cancelled.set()
         if self._opened is None:
             self._dispatcher.close()
@@ -497,7 +497,7 @@ class ServiceReader:
     # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
 
     def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
-        """Send a request, and call `then` in the loop thread with the finished RPC call."""
+        """Send a request to a server. When it has replied or failed, call `then` in the loop thread with the finished RPC call."""
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
@@ -542,7 +542,7 @@ class ServiceReader:
                 self._watch()
 
     def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
-        """Return the tasks that this reader reads, and whether it leaves tasks to other readers. Connect to new workers."""
+        """Return those of the listed tasks that this reader reads, and whether it leaves tasks to other readers. Connect to new workers."""
         chance.shuffle(tasks)
         places = []
         coordinated = self._request.terms.coordinated

@@ -68,7 +68,7 @@ class LocalTask:
         self._worker.ask(self._state, self._task, wanted, LocalReply(self._address, self._soon, then))
 
     def delete(self) -> None:
-        """Have the worker delete the task. Call this only if no other reader reads the task."""
+        """Have the worker delete the task, because this reader is closed. Call this only if no other reader reads the task."""
         self._worker.delete(self._task)
 
 

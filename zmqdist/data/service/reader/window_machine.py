@@ -73,7 +73,7 @@ class TaskSource:
 
 
 class TaskWindow:
-    """The tasks of one reader, and the room for requests to them.
+    """The tasks of one reader, and the number of requests that the reader may send to them now.
 
     Attributes:
       sources: the TaskSource of each task in its newest incarnation, by the task's number.
@@ -95,7 +95,7 @@ class TaskWindow:
         self._others_exist = self._awaits_worker = False
 
     def note(self, news: News) -> None:
-        """Update the tasks from the dispatcher's list."""
+        """Update the tasks from the list of tasks in a reply of the dispatcher."""
         self._others_exist = news.others_exist
         self._awaits_worker = any(not place.location for place in news.tasks)
         listed = {place.task for place in news.tasks if place.location}

@@ -310,8 +310,8 @@ class SnapshotMachine:
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of a record that could not be written.
 
-        The end of a snapshot takes effect even if it cannot be written into the folder. No worker will report the last stream again, and
-        waiting users have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect even if it cannot be written into the folder, because no worker will report the last stream
+        again, and because waiting users have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():
@@ -349,6 +349,7 @@ def begin_order(owners: Mapping[str, set[str]], has: Mapping[str, int], concurre
     Args:
       owners: for each snapshot that is not over, the workers to which its streams are assigned.
       has: the streams that the worker has already, by snapshot.
+      concurrent_max: the largest number of streams that a worker may have. The result is empty for a worker with so many streams.
     """
     if len(has) >= concurrent_max:
         return []

@@ -155,7 +155,9 @@ class SnapshotFolder:
             self._write(self._machine.restore(streams, done, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
-        """Write and apply the records of a decision, one after the other. Call this with the lock held. Raises OSError."""
+        """Write and apply the records of a decision, one after the other. Call this with the lock held. Raises the OSError of a record that
+        cannot be written.
+        """
         for record in records:
             try:
                 self._write_one(record)

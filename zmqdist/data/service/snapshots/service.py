@@ -1,9 +1,9 @@
 """The distributed snapshots of a dispatcher: the RPC methods, and the replies to pending requests.
 
 Rules
-    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. Only these threads take the
-    locks of snapshots, because a thread holds such a lock while it writes a change. Only the loop thread uses the tables of workers and of
-    pending requests.
+    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. The loop thread never takes the
+    lock of a snapshot, because another thread may hold this lock while it writes a change. Only the loop thread uses the tables of workers
+    and of pending requests.
 
     Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
     worker should write other streams. At most one stream in the reply is new to the worker.

@@ -41,7 +41,7 @@ LEAVE: Final = b"leave"
 
 
 class StreamTerms(msgspec.Struct, array_like=True):
-    """The first message to the process: the arguments of its SnapshotStream."""
+    """The worker's first message to the process of a stream: the arguments of the SnapshotStream that the process runs."""
 
     dispatcher: str
     incarnation: int
@@ -136,7 +136,7 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Close the pipe to the process, and ignore the process from now on. It ends because of the closed pipe, or with the zygote."""
+        """Close the pipe to the process, and ignore the process from now on. It ends because the pipe is closed, or with the zygote."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()

@@ -125,7 +125,7 @@ class SnapshotWorker:
         self._ask()
 
     def _fail(self, path: str, index: int, error: BaseException) -> None:
-        """Report that a stream cannot be begun, which fails its snapshot. Ask for streams of other snapshots a little later."""
+        """Report to the dispatcher that a stream cannot be begun, so that its snapshot fails. A little later, request streams again."""
         log.exception("stream %d of the snapshot %s cannot be begun", index, path)
         self._writing.pop(path, None)
         code, message = code_and_message(error)
@@ -158,7 +158,7 @@ class SnapshotWorker:
         stream.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
-        """Have the loop thread note the end of a stream. Called in the stream's thread."""
+        """Have the loop thread call `_note_ended` for a stream that has ended. Called in the stream's thread."""
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:

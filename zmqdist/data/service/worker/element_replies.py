@@ -29,7 +29,7 @@ be computed, for example "element 5".
 
 
 class Packed:
-    """Elements for several readers. They are packed once, and compressed once for each codec."""
+    """Elements that are sent to several readers. They are packed once, and compressed once for each codec."""
 
     def __init__(self, value: Any) -> None:
         """Take the result of elements.pack, which the caller must not change afterwards."""
@@ -46,8 +46,11 @@ class Packed:
 
 
 class ElementReply(Protocol):
-    """The protocol of an object that sends the reply to one request. The task calls exactly one of its replying methods, once, in any
-    thread.
+    """The protocol of an object that sends the reply to one request. The task calls exactly one of `elements`, `packed`, `end`, `skip` and
+    `fail`, once, in any thread.
+
+    Attributes:
+      answered: whether the task has called one of these methods.
     """
 
     answered: bool

@@ -34,7 +34,8 @@ class ElementFailure(NamedTuple):
 
 
 class FirstComeBuffer:
-    """The elements that wait for requests, and the requests that wait for elements. A caller identifies its request by any object, `reply`.
+    """The elements of one task that wait for requests, and the requests that wait for elements. A caller identifies its request by any
+    object, `reply`.
 
     Args:
       elements_min: the value of `limit` until the size of an element is known.
@@ -106,7 +107,9 @@ class FirstComeBuffer:
         return GiveError(reply, CancelledError("the task was stopped")) if self.closed else GiveEnd(reply)
 
     def has_finished(self) -> bool:
-        """Return whether the last element has been taken. Returns True only once."""
+        """Return whether the pipeline has ended, and its last element has been taken. Return True only once, and never after `close` or
+        after the pipeline has failed.
+        """
         finished = self._over and not (self.elements or self.closed or self._finished) and self._error is None
         self._finished = self._finished or finished
         return finished

@@ -79,8 +79,8 @@ class FirstComeRunner:
         self._requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates, computed from the size of one
-        recent element.
+        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates, computed from
+        the size of one recent element.
         """
         machine = self._machine
         taken = self._progress[TAKEN]

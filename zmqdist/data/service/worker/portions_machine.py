@@ -72,7 +72,7 @@ class PortionsLane:
       elements_min: how many elements may be computed ahead until the size of an element is known.
 
     Attributes:
-      room: how many elements the last segment may have.
+      room: how many elements the last segment, whose elements the thread computes, may have.
       closed: whether the task was dropped, so that no further element may be computed.
       waiting: the waiting requests, in the order in which they are served.
     """
@@ -106,7 +106,7 @@ class PortionsLane:
         self._received_at = now
 
     def may_begin(self) -> bool:
-        """Whether the buffer has room for another portion."""
+        """Return whether the buffer has room for another portion."""
         return len(self._segments) < SEGMENTS_MAX and self._made() < self._limit
 
     def begin(self, number: int, skip: int) -> PortionSegment:
@@ -118,7 +118,7 @@ class PortionsLane:
         return segment
 
     def may_add(self) -> bool:
-        """Whether the last segment has room for another element."""
+        """Return whether the last segment, whose elements the thread computes, has room for another element."""
         self._make_room()
         return len(self._segments[-1].elements) < self.room
 

@@ -72,7 +72,7 @@ class PortionsRunner:
 
 
 class _Lane:
-    """Computes the portions for one reader.
+    """Computes the portions for one reader of a task.
 
     Attributes:
       requests: the requests of the reader.

@@ -29,7 +29,7 @@ class ServingMachine(Protocol):
         """Add a request, to which `next_reply` will return the reply."""
 
     def next_reply(self) -> TaskReply | None:
-        """Return the reply to the first request. Return None if no reply is possible now."""
+        """Remove the first request from `waiting`, and return the reply to it. Return None if no reply is possible now."""
 
 
 class RequestQueue:
@@ -73,14 +73,14 @@ class RequestQueue:
             self._sender.send(GiveSkip(reply))
 
     def wake(self) -> None:
-        """Have the loop of the first request send replies a little later."""
+        """If requests wait, have the loop that will reply to the first of them call `serve` a little later."""
         with self.lock:
             if not self._machine.waiting or self.woken:
                 return
             self.woken = True
             reply = self._machine.waiting[0][1]
         if not reply.soon(self.serve):
-            self.serve()  # the loop of the first request has ended, so serve other readers in this thread
+            self.serve()  # the loop that would reply to the first request has ended, so serve other readers in this thread
 
     def serve(self) -> None:
         """Send all replies that are ready. Any thread may call this."""

@@ -42,7 +42,9 @@ class _Served:
 
 
 class RoundsMachine:
-    """The groups of one task, and the requests of its consumers. A caller identifies its request by any object, `reply`."""
+    """The groups of one task of a coordinated read, and the requests of its consumers. A caller identifies its request by any object,
+    `reply`.
+    """
 
     def __init__(self, consumers: int) -> None:
         self._consumers = consumers

@@ -61,8 +61,8 @@ class RoundsRunner:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last group. The
-        time for an element is reported as unknown.
+        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last
+        group. The time for an element is reported as unknown.
         """
         with self._lock:
             groups = self._machine.groups
@@ -126,7 +126,7 @@ class RoundsRunner:
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
         if waiting and not waiting[0].soon(self._serve):
-            self._serve()  # the loop of the first request has ended, so serve other readers in this thread
+            self._serve()  # the loop that would reply to the first request has ended, so serve other readers in this thread
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()

@@ -40,8 +40,8 @@ class SharedRunner:
     """Runs a task that all trainers share.
 
     Attributes:
-      misses: number of batches that were computed, each for one request.
-      nbytes: size of the window.
+      misses: number of batches that were computed, each because one request needed it.
+      nbytes: size of the window, in bytes.
     """
 
     def __init__(

@@ -265,7 +265,7 @@ class _TaskProcess:
         return self._child is not None
 
     def hand_back(self) -> bool:
-        """Have the process give back positions, as `TaskHost.hand_back` says."""
+        """Have the process of the task give back positions, as `TaskHost.hand_back` says. Return False if the task has no process."""
         if self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)

@@ -94,8 +94,8 @@ class DropTask:
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPositions:
-    """Have a task give back the positions that it has not begun, and then call `finished`. If the task has no readers, call `finished` at
-    once.
+    """Have a task give back the positions that it has not begun. When readers have taken its last element, the runtime calls `finished`. If
+    the task has no readers, the runtime calls `finished` at once.
     """
 
     number: int
@@ -150,7 +150,7 @@ class WorkerTasks:
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """Record that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
+        """Record that a task has ended, because its last element was taken, or because it had no readers when the worker was drained."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
             return []  # do not report that a deleted task is done: the dispatcher drops it, because it has no readers
