@@ -34,8 +34,8 @@ _classes: dict[str, Any] = {}
 
 
 class Memory:
-    """The state that the iterators of one dataset object share: the number of iterators, and values that operators store for later
-    iterators.
+    """The state that the iterators of one dataset object share: the number of iterators that were opened, and the values that operators
+    store for later iterators.
     """
 
     __slots__ = ("_numbers", "values")
@@ -79,7 +79,7 @@ class DatasetLike(Protocol):
 
 
 def operator(name: str, node: type) -> Callable[[C], C]:
-    """Return a class decorator that registers an operator's class under `name`, with the class of its node."""
+    """Return a decorator that registers the class of an operator under `name`. `node` is the class of the nodes that run the operator."""
 
     def enter(cls: C) -> C:
         assert name not in OPERATORS
@@ -104,7 +104,7 @@ def dataset_class(cls: C) -> C:
 
 
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
-    """Return a dataset of the class that `dataset_class` has registered, which is `Dataset`."""
+    """Return a dataset with the operator `op`. Its class is the one that `dataset_class` has registered, which is `Dataset`."""
     made: DatasetLike = _classes["dataset"](op, inputs)
     return made
 

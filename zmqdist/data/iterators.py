@@ -4,9 +4,9 @@ Theory
     Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at the position that is stored in the node's
     fields.
     *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise.
-    A generator cannot be saved, and cannot continue after an error. Because of the invariant, a node can do both. Its state can be saved
-    and loaded between any two elements. After an error a new generator continues with the element after the failed element. Elements pass
-    through plain generators, which costs about 50 ns per operator.
+    A generator cannot be saved, and cannot continue after an error. Because of the invariant, a node can do what its generator cannot. Its
+    state can be saved and loaded between any two elements. After an error, the node creates a new generator, which continues with the
+    element after the failed element. Elements pass through plain generators, which costs about 50 ns per operator.
 
 Rules
     An error in a node ends the generators of all nodes above it, and the user's iterator then starts new generators. A node that catches
@@ -274,7 +274,7 @@ class OperatorNode:
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
-        """Yield the elements after the position that is stored in the fields. The docstring of the module states the invariant."""
+        """Yield the elements after the position that is stored in the fields. The module says when the fields must be correct."""
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:

@@ -71,7 +71,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # With DATA a shard may be empty. With FILE and HINT, the operator `shard` raises an error if it has elements for some shards only.
+    # With DATA a shard may be empty. With FILE and HINT, the operator `shard` raises an error if its input has elements for some shards
+    # only.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":

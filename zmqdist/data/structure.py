@@ -277,8 +277,8 @@ def problem_of(value: Any, spec: Any) -> str | None:
 
 
 def _dict_problem(spec: Any, value: Any) -> str | None:
-    """Return the reason why the keys of dicts in an element do not fit `spec`, or None if they fit. `nest.map_structure` does not compare
-    keys.
+    """Return the reason why the keys of dicts in an element do not fit `spec`, or None if they fit. This is a check of its own, because
+    `nest.map_structure` does not compare keys.
     """
     if isinstance(spec, dict) != isinstance(value, dict):
         return f"expected {type(spec).__name__}, given {type(value).__name__}"

@@ -95,7 +95,7 @@ class Op:
       node: the class that runs the operator.
       in_background: whether the operator reads its inputs in a thread.
       is_reader: whether the operator reads the files that its input names. FILE sharding looks for such operators.
-      instead: if the operator cannot run on portions, the end of the error text, which says what else the user can do.
+      instead: the end of the error text of `per_split`, which says what else the user can do; empty if there is no advice.
     """
 
     name: ClassVar[str]
@@ -114,12 +114,14 @@ class Op:
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
-        """Return the number of elements for these cardinalities of the inputs. By default, this is the cardinality of the first input."""
+        """Return the cardinality of the operator's result, where `inputs` are the cardinalities of its inputs. By default, return the
+        cardinality of the first input.
+        """
         return inputs[0]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the spec of the elements, or UNKNOWN_SPEC if only running the pipeline shows the spec. By default, this is the spec of the
-        first input.
+        """Return the spec of the operator's elements, where `inputs` are the specs of its inputs. Return UNKNOWN_SPEC if only running the
+        pipeline shows the spec. By default, return the spec of the first input.
         """
         return inputs[0]
 

@@ -66,7 +66,7 @@ class GatheringNode(OperatorNode):
 
 @dataclass(frozen=True)
 class Gathering(Op):
-    """Joins each `size` consecutive elements to one element."""
+    """Base class of the operators that join each `size` consecutive elements to one element."""
 
     size: int
     drop_remainder: bool = False

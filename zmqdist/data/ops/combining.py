@@ -46,9 +46,9 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # One input has ended. Read this row from the inputs after it, too: if one of them also ends here, a cache in it becomes
-                # complete. If the sources are split, leave those inputs alone, because another process needs the elements that this
-                # process would discard.
+                # One input has ended. Read this row from the inputs after it, too. If one of them also ends here, a cache in it has then
+                # reached its end, and keeps its record. If the sources are split, do not read these inputs, because another process
+                # needs the elements that this process would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -295,7 +295,9 @@ class InterleaveNode(OperatorNode):
                 return
 
     def _fill(self, number: int) -> bool:
-        """Open the dataset of the next input element in a slot. Return False if the input has no more elements."""
+        """Open the dataset of the next input element in slot `number`. Return False if the input has no more elements, or if another thread
+        is closing the iterator.
+        """
         if self.ended or self.abandoned.is_set():
             return False
         try:
@@ -514,8 +516,8 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Takes each element from one of the inputs after the first. The first input yields the indices of these inputs, and 0 means the second
-    input.
+    """Yields, for each index that the first input yields, the next element of another input. Index 0 means the second input, index 1 the
+    third, and so on.
     """
 
 

@@ -206,7 +206,9 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Check the arguments, and return the operator. Raises InvalidArgumentError if an argument is invalid."""
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if `count` is neither positive nor SHARD_HINT, or if
+        `index` is not in [0, count).
+        """
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")

@@ -192,7 +192,7 @@ class _RaggedNode(GatheringNode):
 @operator("ragged_batch", _RaggedNode)
 @dataclass(frozen=True)
 class RaggedBatch(Gathering):
-    """Joins elements to a Ragged, in which each element is a row. Scalars are stacked to an array."""
+    """Joins each `size` consecutive elements. Each leaf of the result is a Ragged with a row for each element. Scalars are stacked."""
 
     row_splits_dtype: str = "<i8"
 

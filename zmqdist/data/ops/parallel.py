@@ -129,7 +129,7 @@ class MapThreads:
 
 
 class ParallelNode(OperatorNode):
-    """Calls a function on several inputs at once. Subclasses define the inputs (`feed`) and the function (`function`)."""
+    """Calls a function on several inputs at once, in threads. Subclasses define the inputs (`feed`) and the function (`function`)."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -97,7 +97,7 @@ class ReaderNode(OperatorNode):
 
 @dataclass(frozen=True)
 class FileReader(Op):
-    """Reads the files that its input names."""
+    """Base class of the operators that read files. The elements of their input are the names of the files."""
 
     is_reader: ClassVar[bool] = True
     block_length: ClassVar[int] = 1
@@ -118,7 +118,7 @@ class FileReader(Op):
         return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
 
     def dataset_of(self, name: Any) -> DatasetLike:
-        """Return the dataset of one file."""
+        """Return the dataset of the records in the file `name`."""
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:

@@ -192,7 +192,7 @@ class Checkpoints:
         return None
 
     def write_place(self, place: dict[str, Any]) -> None:
-        """Replace the checkpoint in one step."""
+        """Write `place` as the checkpoint of the save, in place of the earlier checkpoint, in one step."""
         os.makedirs(self.directory, exist_ok=True)
         storage.write(self._name(), json.dumps(place).encode())
 

@@ -217,7 +217,7 @@ class Chunks(Op):
         return None if self.cycle_length == 1 else super().per_split()
 
     def dataset_of(self, x: Any) -> DatasetLike:
-        """Return the dataset of a file."""
+        """Return the dataset of the elements in the file `x`."""
         return OpenFile(self.spec, self.compression)(x)
 
 

@@ -41,7 +41,7 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class Indexed(Op):
-    """A source with the positions 0, 1, ... count - 1."""
+    """Base class of the sources whose elements have the positions 0, 1, ... count - 1."""
 
     def count(self) -> int:
         """Return the number of positions; INFINITE_CARDINALITY if there is no end."""

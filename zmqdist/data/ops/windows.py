@@ -227,8 +227,8 @@ class GroupByWindow(Op):
         return UNKNOWN_SPEC
 
     def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
-        """Return the dataset that the function returns for a window of elements of `dataset`'s input. Raises TypeError if it returns no
-        dataset.
+        """Return the dataset that `reduce_function` returns for a window of `elements` with this key. `dataset` is the dataset of this
+        operator. Raises TypeError if the function returns no dataset.
         """
         window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
         return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")

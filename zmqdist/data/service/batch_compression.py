@@ -3,7 +3,8 @@ after it has received it.
 
 A compressed batch is the tuple (name of the codec, number of bytes of the body, body, parts), and each part is (number of bytes, content).
 The safe codec encodes the structure of the batch into the body, and each large array into a part. The numbers are those before compression.
-A body or part that does not shrink by a tenth is sent unchanged, with 0 as its number. A batch without compression is the value itself.
+A body or part that does not shrink by a tenth is sent unchanged, with 0 in place of its number of bytes. A batch without compression is the
+value itself, and not such a tuple.
 
 "AUTO" means no compression if the reader is on the worker's host, because compression then takes more time than it saves. Otherwise it
 means the built-in fast codec.

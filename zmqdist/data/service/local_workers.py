@@ -26,7 +26,7 @@ class LocalWorker(Protocol):
         """Have task `number` of the durable state `state` reply to a reader's request. Any thread may call this."""
 
     def delete(self, number: int) -> None:
-        """Delete a task that only the calling reader reads. Any thread may call this."""
+        """Delete task `number`, which only the calling reader reads. Any thread may call this."""
 
 
 _workers: dict[int, LocalWorker] = {}

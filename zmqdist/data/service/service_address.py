@@ -40,7 +40,7 @@ class Service:
 
 
 def service_of(service: Any) -> Service:
-    """Return the dispatcher for a `service` argument, which is an address, or an object with a `target` and perhaps `credentials`.
+    """Return the Service for a `service` argument, which is an address, or an object with a `target` and perhaps `credentials`.
 
     Raises:
       ValueError: the argument is neither an address nor such an object.

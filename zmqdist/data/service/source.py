@@ -45,7 +45,7 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Reads a distributed dataset in portions. The node opens its reader at the first element, so that a state can be loaded before."""
+    """Reads a distributed dataset in portions. The node opens its reader at the first element, so that a state can be loaded first."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -106,8 +106,8 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """Yields the elements of a registered dataset, which the workers of a data service compute. Most fields are arguments of `distribute`.
-    The others are `dataset`, which is the id of the registered dataset, its `spec`, and `count`, the cardinality for a reader.
+    """Yields the elements of a registered dataset, which the workers of a data service compute. Most fields come from the arguments of
+    `distribute`. `dataset` is the id of the registered dataset, and `count` the number of elements that a reader gets.
     """
 
     service: str

@@ -429,7 +429,7 @@ class DataDispatcher:
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. The result is cached, because a description may be megabytes long to parse."""
+        """Return how a dataset can be cut into portions. The result is cached, because parsing a description of megabytes takes long."""
         found = self._grains.get(fingerprint)
         if found is None:
             found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))

@@ -95,7 +95,7 @@ class ConsumerBegan(NamedTuple):
 
 class TaskReplied(NamedTuple):
     """A task has replied to a request, or the request has failed. The runtime reports the replies of one task in the order of the requests.
-    `source` is that of the RequestElements to which the task replies.
+    `source` is the `source` of the RequestElements to which the task has replied.
     """
 
     source: Any

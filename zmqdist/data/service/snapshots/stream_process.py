@@ -52,8 +52,8 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """The worker's side of a stream that a child process writes. It has the methods of `SnapshotStream`, and runs in the worker's loop
-    thread.
+    """The worker's side of a stream that a child process writes. It has the methods of `SnapshotStream`, which the worker's loop thread
+    calls.
 
     Args:
       spawn: a function that forks the child process and reports the exit code when the child ends. The code is SILENT if the zygote ended
@@ -136,7 +136,7 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Close the pipe to the process, and ignore the process from now on. It ends because the pipe is closed, or with the zygote."""
+        """Ignore the process from now on, and close the pipe to it. The process ends because of that, or because the zygote ends."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()

@@ -120,7 +120,7 @@ class StreamWriter:
 
     @property
     def progress(self) -> StreamProgress:
-        """Return the chunks and elements that are committed."""
+        """The numbers of committed chunks and elements, and whether the stream is complete."""
         return self._committed
 
     def cancel(self) -> None:

@@ -534,14 +534,14 @@ class TaskThreads:
         )
 
     def _open_portion(self, task: WorkerTask, split_client: SplitClient, start: int, length: int) -> DatasetIterator:
-        """Open the pipeline over some positions. Called in a thread of the task."""
+        """Open the pipeline of a task over the positions of one portion. Called in a thread of the task."""
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
     def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:
-        """Open the pipeline of a task. Called in the task's thread."""
+        """Open the pipeline of a task that does not compute portions. Called in the task's thread."""
         dataset = deserialize(split_client.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())

@@ -44,7 +44,7 @@ class AutoScaler:
         self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
 
     def optimal(self) -> int | None:
-        """Return how many workers would be enough, or None until both a worker and a reader have reported."""
+        """Return how many workers would be enough for the iteration, or None until both a worker and a reader have reported."""
         if not self._made or not self._taken:
             return None
         return max(1, ceil(sum(_usual(self._taken.values())) / fmean(_usual(self._made.values()))))

@@ -93,7 +93,8 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                # The worker has not yet reported the address that serves the task, but the reader must know that the task exists.
+                # The worker has not yet reported the address that serves the task. List the task without an address, so that a reader whose
+                # other tasks have ended waits for it.
                 address = ""
             tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions

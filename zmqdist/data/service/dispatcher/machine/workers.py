@@ -81,8 +81,8 @@ class WorkerTable:
         return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
-        """Repair the state after it was loaded from the journal: give connected workers the places and tasks that did not become durable.
-        Then reply to the request for work of every worker whose tasks differ from the state.
+        """Repair the state after it was loaded. Give connected workers the places and tasks that did not become durable in the journal, and
+        reply to the request for work of each worker whose tasks differ from the state.
         """
         for incarnation, event in list(self._tables.members.items()):
             number = self._tables.worker_numbers.get(incarnation)
