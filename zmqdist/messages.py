@@ -486,7 +486,7 @@ class SlotsLost(Message, tag=50):
 
 
 class Read(Message, tag=60):
-    """Send a range of a payload that the receiver holds, for a process that cannot connect to the receiver."""
+    """Request a range of a payload from its holder, for a process that cannot connect to the holder."""
 
     SENT = "dispatcher -> coordinator, dispatcher -> worker"
     request: int

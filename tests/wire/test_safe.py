@@ -350,7 +350,7 @@ def _packed(item: Any) -> bytes:
         (_packed(1), 1, "frames are not used"),
         (_packed([6, 1, 2]), 0, "floats"),
         (_packed([8, b"\xff"]), 0, "utf-8"),
-        (_packed([9, b"x"]), 0, "short bytes"),
+        (_packed([9, b"x"]), 0, "the bytes stand in the body"),
         (_packed([10, 3, "<f4", None]), 0, "TensorSpec"),
         (_packed([10, [-1], "<f4", None]), 0, "negative"),
         (_packed([1, *([3, f"P{i}", ["x"], 1] for i in range(NAMEDTUPLE_KINDS_MAX + 1))]), 0, "kinds of namedtuple"),

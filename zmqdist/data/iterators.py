@@ -180,7 +180,7 @@ class Context:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
                 nodes.append(context.open(each))
-        except BaseException:  # if an input cannot be opened, close the inputs before it, which the caller does not get
+        except BaseException:  # the caller gets no list, so close the inputs that are open already
             for node in nodes:
                 node.close()
             raise

@@ -165,7 +165,7 @@ def _reads_files(dataset: Any) -> bool:
     """
     op = dataset.op
     if isinstance(op, Interleave):
-        # Any element shows whether the function returns a reader, so leave out the shuffles, which would first fill their buffers.
+        # One element decides, whichever it is. So leave out the shuffles, because each would fill its buffer before it returns an element.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)

@@ -316,5 +316,5 @@ def _pass_on(role: RemoteRole, line: str) -> None:
     try:
         role.on_line(line)
     except BaseException:
-        # `on_line` fails if the terminal was closed, for example. Go on reading, because the role would block in a write.
+        # `on_line` fails if the terminal was closed, for example. Go on reading: a role whose output is not read blocks in a write.
         log.exception("a line of output of %s could not be passed on", role.name)

@@ -62,8 +62,8 @@ def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function to schedule for `fn`. If the calling thread is inside a scope, the returned function runs `fn` inside a scope on
-    the worker. Outside a scope, return `fn` itself.
+    """Return the function to schedule for `fn`. If the calling thread is inside `cache_variable_reads()`, the returned function runs `fn`
+    inside `cache_variable_reads()` on the worker. Otherwise return `fn` itself.
     """
     return fn if _thread_state.cache is None else _Cached(fn)
 

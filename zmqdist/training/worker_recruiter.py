@@ -61,7 +61,7 @@ class WorkerRecruiter:
 
         Args:
           slots: number of functions that a worker runs at a time. A server that has a number of its own ignores this number.
-          wake: the event for which the thread waits. By default it is a new event. A test passes an event that shows when the thread waits.
+          wake: the event for which the recruiter's thread waits, by default a new one. A test passes an event that shows when it waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials

@@ -95,8 +95,8 @@ class Policy:
       token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
       judge: a function that returns the rights of a CURVE key, which may change with time. `None` means that `roles` decides.
-      ask: `ask(key, answer)` calls `answer()`, in any thread, when `judge` may be called for the key: at the latest after a time without
-        a reply of the dispatcher. `None` means that `judge`, or `roles`, decides about every key at once.
+      ask: `ask(key, answer)` asks the dispatcher about a key, and calls `answer()`, in any thread, when `judge` may decide about it: after
+        the dispatcher's reply, or after a time limit. `None` means that `judge`, or `roles`, can decide about any key without delay.
     """
 
     token: bytes = field(default=b"", repr=False)

@@ -44,7 +44,7 @@ P = TypeVar("P")
 
 
 class FunctionCache:
-    """A cache of the pickles of constant functions. It is not thread-safe, so the owner must hold a lock when it uses the cache.
+    """A cache of the pickles of constant functions (see the rule above). It is not thread-safe; its owner holds a lock while using it.
 
     Attributes:
       pickles: number of times that a function was pickled.

@@ -523,7 +523,7 @@ def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
     if _exactly(node, 2)[1] is not None:
-        raise ValueError("short bytes in the form of long ones")
+        raise ValueError("the bytes stand in the body, but their tag says that they are in a frame")
     return bytes(reader.frame())
 
 

@@ -178,7 +178,7 @@ class CoordinatorMachine:
         self._events.append(event)
 
     def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
-        """Append the effects of the closures to `effects`, and tell the plans which work has ended."""
+        """Append the effects that `self.closures` returned to `effects`, and tell the plans which work has ended."""
         for effect in closure_effects:
             match effect:
                 case Resolve(items, _, detached):

@@ -95,8 +95,8 @@ class LocalMemories:
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory. If its nonce differs from the nonce in the reference, return None, because the memory then belongs to
-        another process, and the holder is on another host."""
+        """Open a holder's memory. Return None if it cannot be opened, or if its nonce is not the nonce in the reference: then a process on
+        this host has the same numbers as the holder, which is on another host."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory

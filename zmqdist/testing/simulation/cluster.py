@@ -374,7 +374,7 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """Return the work of the coordinator that waits at the dispatcher and has these values of the options `worker` and `detached`. Each
+        """Return the coordinator's work that waits in the dispatcher's queues and was scheduled with these `worker` and `detached`. Each
         entry is (work, priority, whether this is its first submission)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]

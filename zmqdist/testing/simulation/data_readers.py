@@ -139,7 +139,7 @@ class SimReader:
         return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
-        """Return a new delivery machine. `first` is the first portion of this reader."""
+        """Return the delivery machine of this simulated reader, whose portions begin with number `first`."""
         return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:

@@ -222,7 +222,7 @@ def _read_piece(fields: dict[str, Any]) -> StoredPiece:
 def _read_shape(sizes: Any) -> tuple[int, ...]:
     shape = tuple(map(int, sizes))
     if any(size < 0 for size in shape):
-        raise ValueError(f"no array has the shape {shape}")
+        raise ValueError(f"the shape {shape} has a negative size")
     return shape
 
 

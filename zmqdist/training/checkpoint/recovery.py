@@ -177,8 +177,8 @@ class Recovery:
         """
         if not self._session.open_at(ps) and not self._due[ps]:
             self._due[ps] = True
-            # Record the versions that the program has seen before this attempt recreates a variable. Afterwards `version_seen` may be a
-            # version of the new incarnation, because an access that waited gets its reply even if this attempt then fails.
+            # Before this attempt recreates a variable, record the versions that the program has seen. Afterwards the reply to an access
+            # that waited may set `version_seen` to a version of the new incarnation, even if this attempt fails.
             for storage in self._storages(ps):
                 number = storage.ref.number
                 self._versions[ps][number] = max(self._versions[ps].get(number, 1), storage.version_seen)

@@ -1,5 +1,5 @@
-"""The runner of a data task in a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
-consumers get a group.
+"""The runner of a data task in a coordinated read. A thread computes groups ahead (a group has one element for each consumer), and the
+machine (rounds_machine.py) decides when the consumers get a group.
 """
 
 from __future__ import annotations
