@@ -53,11 +53,10 @@ def wait_finished(within_s: float) -> bool:
     function or to its arguments. Do not call `wait_finished` from a finalizer.
 
     Returns:
-      True if there was at least one such thread and all have ended.
+      True if no such thread runs any more.
     """
     until = time.monotonic() + within_s
-    unfinished = tuple(_unfinished)
-    return bool(unfinished) and all(ended.wait(max(0.0, until - time.monotonic())) for ended in unfinished)
+    return all(ended.wait(max(0.0, until - time.monotonic())) for ended in tuple(_unfinished))
 
 
 def _begin(name: str, calls: list[Callable[[], object]], ended: threading.Event) -> None:

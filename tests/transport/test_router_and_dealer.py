@@ -20,6 +20,7 @@ import zmq
 
 from tests.launch.launched import stop
 from tests.transport.wired import Dialled, Served, until
+from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
     PERMISSION_DENIED,
@@ -597,6 +598,20 @@ def test_a_port_in_use_is_an_error_that_says_so(serve: Serve) -> None:
     served = serve()
     with pytest.raises(UnknownError, match=f"could not bind {served.address}: the port is in use"):
         serve(address=served.address)
+
+
+def test_a_port_that_a_dropped_server_frees_between_the_attempt_and_the_wait_is_bound(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    def wait(within_s: float) -> bool:
+        taken.close()  # as the thread does that ends a dropped server, just before the wait begins
+        return wait_finished(within_s)
+
+    monkeypatch.setattr(router_module, "wait_finished", wait)
+    assert serve(address=address).address == address
 
 
 @pytest.mark.parametrize(

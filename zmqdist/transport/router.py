@@ -213,13 +213,10 @@ class Router:
         self._security.check_bind(host)
         number = look_up(host)
         self._security.check_bind(number)
-        try:
-            bound = self._bind_one_of(number, port)
-        except UnknownError:
-            if not wait_finished(DROPPED_S):
-                raise
-            bound = self._bind_one_of(number, port)
-        return join_address(host, bound)
+        with contextlib.suppress(UnknownError):
+            return join_address(host, self._bind_one_of(number, port))
+        wait_finished(DROPPED_S)  # if no thread is left, the last one may have freed the port since the attempt
+        return join_address(host, self._bind_one_of(number, port))
 
     def _bind_one_of(self, number: str, port: int) -> int:
         if port or not ports_are_limited():
