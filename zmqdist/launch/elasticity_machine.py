@@ -140,7 +140,9 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The number of workers for which the hosts have slots became known, or a lost host has changed it. SizeBounds explains the fields."""
+    """The runtime has learned how many workers the hosts have slots for, at the start or after the loss of a host. SizeBounds explains the
+    fields.
+    """
 
     room: int | None
     room_reason: str

@@ -277,8 +277,8 @@ class ClientCalls:
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Record that the connection did not take the message with these calls. Put them, and all calls that the bound on arguments held
-        back, into the queue again, in their order.
+        """Record that the connection did not take the message with these calls. Move them, and all calls that the bound on
+        arguments (P9) holds back, to the waiting calls, in the order in which they were made.
         """
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())

@@ -121,7 +121,7 @@ class TaskWindow:
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End each pause that a failed request has begun and that is over at `now`, so that the task can get requests again."""
+        """End each pause whose time is over at `now`, so that its task can get requests again. A failed request begins a pause."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
@@ -131,7 +131,7 @@ class TaskWindow:
         return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:
-        """Return as many requests to the tasks in `sources` as the window has room for, and count them as in flight.
+        """Return new requests for the tasks in `sources`, as many as the window has room for, and count them as in flight.
 
         The size of the window depends on all tasks that may get a request, and not only on `sources`, because requests to all of these
         tasks may be in flight.

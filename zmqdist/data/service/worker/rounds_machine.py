@@ -67,7 +67,7 @@ class RoundsMachine:
         return [reply for _, reply in self._waiting.values()]
 
     def add(self, group: list[Any], group_bytes: int) -> None:
-        """Add a group, which `serve` distributes when all consumers have requested a round."""
+        """Add a group, one element for each consumer. `serve` sends it when all consumers have requested the same round."""
         self._groups.append(group)
         self._group_bytes = group_bytes
 
