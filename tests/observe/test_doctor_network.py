@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 import zmqdist as zd
+from tests.ports import free_port
 from zmqdist.cluster import ClusterSpec
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
@@ -351,12 +352,6 @@ def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer
 
 def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
     return network.examine_planned(address, credentials, PATIENCE_S, subject="worker:0").findings
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_port_of_the_file_that_is_free() -> None:
