@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
     """Compare the speed of zmqdist with bare pyzmq and a process pool on this host.
 
-    The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. Each ratio compares two
-    figures, which are measured in turns in one run. Figures of different runs cannot be compared.
+    The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. It prints the figures of
+    zmqdist and of the other technique, which are measured in turns, and their ratio. Figures of different runs cannot be compared.
 
     To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a
     port for the comparison with bare pyzmq. This port needs no key: it returns every message to its sender, and sends up to 256 MiB to a

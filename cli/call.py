@@ -33,8 +33,8 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
 
     ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. The
-    command cannot connect to a worker with CURVE keys, because such a worker shows a key of its own. Without ADDRESS, the command uses the
-    dispatcher that ZMQDIST_CONFIG names.
+    command cannot connect to a worker with CURVE keys, because it expects the key in server.pub, and such a worker has another key. Without
+    ADDRESS, the command uses the dispatcher that ZMQDIST_CONFIG names.
     """
     from zmqdist.observe.status import printable
 

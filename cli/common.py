@@ -109,7 +109,7 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range for all ports that no other option sets, for a firewall.",
+    help="Range, such as 5000-5100, for all ports that no other option sets, so that a firewall has to open only this range.",
 )
 
 

@@ -54,7 +54,8 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3 or ps:0. A program joins as submit, client or admin, or as submit:1.",
+    help="Name under which the process joins: worker:3 or ps:0; for a program its role, which is submit, client or admin. If several "
+    "programs of a role join, add numbers: submit:1, submit:2.",
 )
 @click.option(
     "--valid-s",
@@ -85,8 +86,8 @@ def make_token(
 ) -> None:
     """Make a join ticket for the dispatcher TARGET and print it.
 
-    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. A worker joins at the
-    address of its option --dispatcher, and every other process at the address TARGET.
+    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. The ticket contains the
+    address TARGET, at which the process joins; only a worker joins at the address of its own option --dispatcher instead.
     """
     from zmqdist.errors import FailedPreconditionError
 
@@ -136,9 +137,10 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
     If the name is a role, such as submit, the command revokes the role's static key and the keys that joined under exactly this name. It
     prints each revoked key.
 
-    The dispatcher refuses a revoked key at once, and other members refuse it within seconds. After a restart without --work-dir, the
-    dispatcher accepts a static key again that is still in `authorized`. Functions that ran on a revoked worker run again on other
-    workers; those that were scheduled with `worker=` wait for a worker of that name. Unused tickets of the name become invalid, too.
+    The dispatcher refuses a revoked key at once, and other members refuse it within seconds. A dispatcher that restarts without --work-dir
+    forgets which keys were revoked, and then accepts a static key that is still in `authorized`. Functions that ran on a revoked worker run
+    again on other workers; those that were scheduled with `worker=` wait for a worker of that name. Unused tickets of the name become
+    invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -154,10 +156,11 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 )
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
-    """Let each member that joined the dispatcher TARGET with a ticket make a new key pair. No work is lost.
+    """Let each process that was started with a ticket of the dispatcher TARGET make a new key pair. No work is lost.
 
-    Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. Replace
-    static keys yourself with `zmqdist keygen`. To replace the keys in a folder that `zmqdist keys join` made, join again with a new ticket.
+    Each process registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. The
+    command replaces neither static keys (use `zmqdist keygen`) nor the keys in a folder that `zmqdist keys join` made (join again with a
+    new ticket).
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)

@@ -21,9 +21,9 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    If the file has no mistakes, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to
-    another host. If the file has mistakes, the command prints the first one, as one line FILE:LINE: KEY: TEXT. If the cluster file
-    itself is right, but a program, key file or path in it is missing or wrong, the message names no line and no key.
+    The command prints the first mistake in the file, as one line FILE:LINE: KEY: TEXT. If a program or path that the file names does not
+    exist or is wrong, the line is FILE: TEXT. `zmqdist launch` can start the cluster of a file without mistakes, except if it meets a
+    problem that this command cannot see, such as a port in use or an address of another host.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """
