@@ -337,7 +337,9 @@ class Begun(Message, tag=34):
 
 
 class DescribeWork(Message, tag=35):
-    """Send the names of these work items and of the program's per-worker resources, before a drain. The reply is WorkDescribed."""
+    """Send the names of these work items and of the program's per-worker resources, which the dispatcher needs to report what a drain would
+    lose. The reply is WorkDescribed.
+    """
 
     SENT = "dispatcher -> coordinator"
     request: int
@@ -446,8 +448,8 @@ class FreeResult(Message, tag=46):
 
 
 class Leave(Message, tag=47):
-    """The worker that gets or sends this message gives back leases that have not started, finishes running ones within its grace, and sends
-    Goodbye, and the dispatcher sends it no more work. From a worker `grace_s` is 0 and has no effect.
+    """The worker leaves, whichever side sends this message: it gives back leases that have not started, finishes running ones within its
+    grace, and sends Goodbye. The dispatcher sends it no more work. When a worker sends this message, `grace_s` is 0 and has no effect.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"

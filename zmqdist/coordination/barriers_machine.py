@@ -222,7 +222,7 @@ class Barriers:
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """Record that a task cannot call any more, and end the current rounds to which the task belongs."""
+        """Record that a task can call no barrier any more, and end the current rounds to which the task belongs."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:

@@ -109,8 +109,8 @@ class Agreements:
         return self._barriers.deadline
 
     def waiting(self) -> dict[str, tuple[list[Task], list[Task]]]:
-        """Return, for the name of each group of which some members wait for the others, the members that have announced and the members
-        that have not, both by rank.
+        """Return, by the name of each group in which members wait for others, two lists in order of rank: the members that have announced,
+        and the members that have not.
         """
         missing = {name: self._barriers.missing(name) for name in self._barriers.open}
         return {

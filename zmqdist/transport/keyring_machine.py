@@ -151,7 +151,7 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """An admin has made a token, which expires when the time passed to `handle` reaches `until`. `digest` is the digest of its secret."""
+    """An admin has made a token. It expires when `now` of `handle` reaches `until`. `digest` is the digest of its secret."""
 
     number: str
     digest: bytes

@@ -502,8 +502,8 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the end of each ending round of which no work can be executing (P5). Have all workers forget the functions and
-        resources of each coordinator that had detached work and has been away for `lease_s` (P16)."""
+        """Send RoundEnded for each round that a coordinator ends, once no work of the round can be executing (P5). Have all workers
+        forget the functions and resources of each coordinator that had detached work and has been away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

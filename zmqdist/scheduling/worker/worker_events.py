@@ -32,7 +32,7 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True)
 class SlotFinished:
-    """Items of a slot have ended: (position, kind, payload)."""
+    """Items of a slot have ended: (position, kind, payload). The position of an item is its number among all items of the slot, from 1."""
 
     slot: int
     outcomes: list[tuple[int, int, bytes]]
@@ -40,7 +40,7 @@ class SlotFinished:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """The runtime has read the position of a slot: the slot has begun the item at this position."""
+    """The runtime has seen that the slot has begun the item at `position`."""
 
     slot: int
     position: int
@@ -66,7 +66,7 @@ class SlotDied:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The program requests that the worker stop in good order."""
+    """The process of this worker requests that the worker stop in good order."""
 
     grace_s: float
 

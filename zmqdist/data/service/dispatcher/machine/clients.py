@@ -1,5 +1,5 @@
-"""Clients are the readers of iterations. This part of the machine replies to their watch requests, releases silent clients, and ends
-iterations that no client reads.
+"""Clients are the readers of iterations. This part of DataDispatcherMachine replies to their watch requests, releases silent clients, and
+ends iterations that no client reads.
 
 The dispatcher replies to a watch request when the client's news has changed, and at the latest after `watch_s` seconds. It releases a
 client that has had no watch request pending and has acknowledged nothing for `client_timeout_s`. It ends an iteration that has had no

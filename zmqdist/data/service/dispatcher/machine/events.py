@@ -139,7 +139,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change
+    """Wait for news of an iteration's tasks. The machine replies at once if there is news since `version`, and otherwise at the next change
     or after `watch_s` seconds (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
@@ -174,8 +174,8 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """Report that a client's consumer has finished elements. Each mark is (number of the portion, number of finished elements, whether the
-    portion is done). -> None.
+    """Report which elements a client's consumer has finished. `marks` has, for each portion, (number of the portion, number of finished
+    elements, whether the portion is done). -> None.
     """
 
     token: Token

@@ -1,5 +1,5 @@
-"""Portions are parts of the data. This part of the machine decides which worker computes which portion for which client, until the client
-has acknowledged all elements of the portion.
+"""Portions are parts of the data. This part of DataDispatcherMachine decides which worker computes which portion for which client, until
+the client has acknowledged all elements of the portion.
 
 Theory
     A task requests portions on behalf of a client. The client acknowledges, for each portion, how many elements its consumer has finished.
@@ -67,8 +67,8 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client its first portions. A client with a saved state gets the portions of that state. Any other client gets the
-        portions of the client that has read its lane so far, if each lane of the iteration has only one reader at a time.
+        """Give a new client its first portions. A client with a saved state gets the portions of that state. If each lane has only one
+        reader at a time, a client without a saved state takes over the portions of the earlier reader of its lane.
         """
         iteration, portions = self._of(client)
         if call.saved is not None:
@@ -218,7 +218,7 @@ class PortionAssignment:
 
     def check_incarnations(self) -> None:
         """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that was taken for dead is connected
-        again, its death no longer counts for the portions that it was computing (E7).
+        again, its supposed death is no longer charged to the portions that it was computing (E7).
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}

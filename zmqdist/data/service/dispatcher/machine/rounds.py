@@ -49,8 +49,8 @@ class CoordinatedRounds:
             raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
-        """Decide for the iteration of this client, if the watch requests of all its consumers are pending: begin the pending tasks, and end
-        the tasks that all consumers report as lost.
+        """If the watch requests of all consumers of this client's iteration are pending, begin the iteration's tasks that have no first
+        round yet, and end the tasks that all consumers report as lost.
         """
         client = self._tables.state.clients.get(number)
         if client is None or number not in self._tables.watches:

@@ -1,5 +1,5 @@
-"""The part of the machine for DYNAMIC splits. It gives positions of the sources to tasks, first come, first served, and takes back the
-positions that leaving workers return.
+"""The part of DataDispatcherMachine for DYNAMIC splits. It gives positions of the sources to tasks, first come, first served, and takes
+back the positions that leaving workers return.
 """
 
 from __future__ import annotations

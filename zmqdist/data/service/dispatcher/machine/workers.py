@@ -1,4 +1,4 @@
-"""The part of the machine that decides which workers have a place, which tasks each worker has, and when an iteration has ended."""
+"""The part of DataDispatcherMachine that decides which workers have a place, which tasks each has, and when an iteration has ended."""
 
 from __future__ import annotations
 
