@@ -136,14 +136,14 @@ class Refused(Message, tag=6):
 
 
 class Calls(Message, tag=10):
-    """Several Calls without payload frames, which a client made while an earlier call was in flight. Each Call gets its own reply."""
+    """Several Call messages without payload frames, made while an earlier call of the client was in flight. Each one gets a reply."""
 
     SENT = "client -> server"
     items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
 
 
 class Replies(Message, tag=11):
-    """Several Replies without payload frames, in any order."""
+    """Several Reply messages without payload frames, in any order."""
 
     SENT = "server -> client"
     items: list[Reply]

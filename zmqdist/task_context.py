@@ -149,8 +149,8 @@ def update_key(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """Return the key for the next update of `subject` by this function. The n-th update of a subject has the same key in each attempt of
-    the function. Outside of `update_key` the key is "".
+    """Return the key for the next update of `subject` by the function that this thread runs. The n-th update of a subject has the same key
+    in each attempt of that function. Outside of a `with update_key(...)` block the key is "".
     """
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"

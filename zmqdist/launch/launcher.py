@@ -480,8 +480,8 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the elasticity machine for how many workers the hosts have room. `run` calls this method before it starts the workers, and
-        when a host is lost, the reader thread of the link to that host calls it.
+        """Tell the elasticity machine for how many workers the hosts have room. `run` calls this method before it starts the workers. When
+        a host is lost, the reader thread of the link to that host calls it again.
         """
         with self._lock:  # with the lock, the number that was computed last reaches the machine last
             if self._elastic is not None:

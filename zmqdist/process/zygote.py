@@ -213,7 +213,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # after a failure `_spawn` imports again, and refuses the order
+            with contextlib.suppress(Exception):  # `_spawn` imports again; a second failure refuses the order
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)

@@ -1,6 +1,8 @@
-"""Calls between parts of zmqdist. A call names its method, keeps the structure of its arguments, and has a point in time as its deadline.
+"""Calls between parts of zmqdist. Such a call names its method, keeps the structure of its arguments, and has a point in time as its
+deadline.
 
-Users call methods by the client's attributes, or by `Client.call`, which flattens the arguments.
+Users call differently: by an attribute of the client, or by `Client.call`, which flattens the arguments; and with a time-out instead of a
+deadline.
 """
 
 from __future__ import annotations

@@ -301,8 +301,8 @@ class _Link:
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """Reconnect later. The refusal is only logged for debugging, because the dispatcher also refuses the sockets of this folder, which
-        report the refusal.
+        """Reconnect later. Log the refusal for debugging only: the dispatcher also refuses this process's other connections with these
+        keys, and they report it to their users.
         """
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)

@@ -348,12 +348,14 @@ class _Reader:
         takes a third of a millisecond.
         """
         if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
-            raise ValueError("a namedtuple without proper names")
+            raise ValueError("a namedtuple whose name or fields are no texts")
         key = (name, tuple(fields))
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_valid_kind(*key):
-                raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
+                raise ValueError(
+                    f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or improper names of a namedtuple or its fields"
+                )
             kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
 
