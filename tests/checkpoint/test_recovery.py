@@ -182,7 +182,7 @@ def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
         restarted(cluster, 0)  # before any look: the program knows what it has done itself
         assert count.numpy() == saved
     assert strategy.recoveries[0].updates_lost == 7
-    assert str(strategy.recoveries[0]).endswith("; at least 7 updates since are lost")
+    assert str(strategy.recoveries[0]).endswith("; at least 7 later updates are lost")
 
 
 @pytest.mark.parametrize("failures", [0, 1])

@@ -112,8 +112,8 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Record that a Register is sent. Drop the reports that were postponed before, because the dispatcher
-        ends each lease that the Register omits."""
+        """Record that a Register is sent. Drop the postponed reports of ended leases: the Register does not name these leases,
+        so the dispatcher ends them without a report."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()

@@ -73,8 +73,8 @@ class Recovered:
         if self.lost:
             clauses.append(f"lost, because the newest usable checkpoint does not hold them: {', '.join(self.lost)}")
         if self.updates_lost:
-            plural = "update since is" if self.updates_lost == 1 else "updates since are"
-            clauses.append(f"at least {self.updates_lost:,} {plural} lost")
+            updates = "update is" if self.updates_lost == 1 else "updates are"
+            clauses.append(f"at least {self.updates_lost:,} later {updates} lost")
         else:
             clauses.append("updates of the last moments may be lost")
         return f"{self.task} came back; " + "; ".join(clauses)

@@ -148,7 +148,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Record that the consumer begins `piece`, a piece of a portion, and takes the `count` elements of the piece from `elements`."""
+        """Record that the consumer begins a piece of a portion. It will take the piece's `count` elements from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:

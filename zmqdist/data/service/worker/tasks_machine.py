@@ -132,8 +132,8 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Record the dispatcher's reply: the number of the dispatcher's durable state, the definitions of tasks to begin, and the numbers
-        of tasks to drop. The reply is None if a request of an earlier connection has replaced this request.
+        """Record the dispatcher's reply: the random number that identifies its durable state, the definitions of tasks to begin, and the
+        numbers of tasks to drop. The reply is None if a request of an earlier connection has replaced this request.
         """
         if request != self._request:
             return []
