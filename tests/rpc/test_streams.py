@@ -374,7 +374,7 @@ def test_the_time_of_a_stream_is_for_the_whole_of_it(server: ZmqServer, connect:
     assert got == list(range(len(got)))
     assert source.closed.wait(30)
     source.closed.clear()
-    idle = client.count(timeout_in_ms=20)  # and nobody takes anything
+    idle = client.count(timeout_in_ms=1000)  # and nobody takes anything; in this time the server begins the generator
     assert source.closed.wait(30)
     with pytest.raises(errors.DeadlineExceededError, match="count"):
         list(idle)
