@@ -329,7 +329,7 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            # The round `counter` is past, even if no round has ended here, because the current round has a later number.
+            # The current round has a later number, so `counter` is past, even if this object has seen no round of the barrier end.
             return True
         return barrier.counter is not None and counter <= barrier.counter
 

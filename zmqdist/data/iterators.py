@@ -173,7 +173,7 @@ class Context:
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """Open the inputs of a dataset, and return their nodes. Sources in inputs that are not split read all of their positions."""
+        """Open the inputs of a dataset, and return their nodes. If an input is not split, its sources read all of their positions."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:

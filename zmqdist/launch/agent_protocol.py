@@ -188,8 +188,8 @@ class CodeWanted(AgentMessage, frozen=True):
 
 
 class CodeReady(AgentMessage, frozen=True):
-    """The agent's host has the code in `folder`. All roles that the agent starts after this event run with this code, and in the folder
-    `working` of the offer, which is below `folder`.
+    """The agent's host has the code in `folder`. All roles that the agent starts after this event run with this code. Their working
+    directory is the field `working` of the OfferCode, relative to `folder`.
     """
 
     order_id: int

@@ -64,7 +64,7 @@ class Method:
         """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            # the caller refers to this list: if the list kept the frames, a result that contains an argument would have to be copied
+            # the caller refers to this list; an argument in the result is sent without a copy only if nothing else refers to its frame
             frames.clear()
         if (
             type(arguments) is tuple

@@ -60,7 +60,7 @@ def effective(
 
 def _the_only(question: str, known: list[Any]) -> Any:
     if len(known) != 1:
-        raise ValueError(f"{question}? Name it in the arguments, because there is not exactly one; there are {known}")
+        raise ValueError(f"{question}? Name one of these in the arguments: {known}")
     return known[0]
 
 

@@ -166,8 +166,8 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
     """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
     and the result.
 
-    A creator that is entered outside the strategy's scope gets in `kwargs["device"]` the device that the strategy has chosen, and may
-    change it. A creator that is entered inside the scope is called before the strategy chooses a device.
+    If this context manager is entered outside the strategy's scope, `kwargs["device"]` is the device that the strategy has chosen, and
+    `creator` may change it. If it is entered inside that scope, `creator` is called before the strategy chooses a device.
     """
     before = thread_state.creators
     thread_state.creators = (*before, creator)

@@ -347,7 +347,7 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            # If the safe codec refuses the iterator's own state, a load will skip items instead.
+            # If the safe codec refuses this state, only the number of items is saved, and a load advances a new iterator by that number.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}

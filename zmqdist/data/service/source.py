@@ -33,7 +33,7 @@ class _ReadingNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         raise UnimplementedError(
-            'distribute() without delivery="exactly_once" has no state: workers do not send an element again',
+            'an iterator over distribute() has a state only with delivery="exactly_once": otherwise no worker sends an element again',
         )
 
     def abandon(self) -> None:

@@ -208,7 +208,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of `work`, which has the same options."""
+        """Record that the machine now gets the work item `number`. It is `work` itself, or an attempt of `work` with the same options."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]

@@ -1,5 +1,5 @@
-"""The plans of a simulated coordinator: work with inputs, retries, time-outs or lineages, and a model of the program that holds and drops
-their values.
+"""The plans of a simulated coordinator (work with inputs, retries, time-outs or lineages), and a model of the program, which holds and
+drops the values of the plans.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ How readers reach a task
 
 When the process crashes (a signal, os._exit, out of memory)
     Only the task of the process is affected. In a DYNAMIC task one request gets an error that says how the process ended. The elements that
-    the process held are lost, and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the task
-    has failed for good, and every request gets the error. A coordinated task, a task that trainers share, and any task that is not DYNAMIC
-    have failed for good after the first crash, because a new process would begin again and deliver all elements a second time.
+    the process held are lost, and a new process continues with the positions that have not been given to a process. After CRASHES_MAX
+    crashes the task has failed for good, and every request gets the error. A coordinated task, a task that trainers share, and any task
+    that is not DYNAMIC have failed for good after the first crash, because a new process would begin again and deliver all elements a
+    second time.
 
     A task that computes portions loses no elements. The worker reports the crash to the dispatcher, which gives out the portions of the
     process again, and counts the crashes. The next process starts only after the dispatcher has confirmed the report, so that the crash is

@@ -48,7 +48,7 @@ class DispatcherTables:
     Attributes:
       state: the durable state, which a restart brings back.
       members: the connected workers by incarnation. A worker is here as soon as it is connected, even if it has no place in the state.
-      worker_list: assigns workers their entries of the fixed list. The durable part of it is `WorkerEntry.index`.
+      worker_list: assigns each worker its entry in the rules' fixed list of workers. The durable part of it is `WorkerEntry.index`.
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
       portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
