@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +77,19 @@ def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_
         assert coordinator.fetch([coordinator.schedule(abs, (-n,)) for n in range(20)]) == list(range(20))
         cluster.kill_worker(0)
         eventually(lambda: cluster.dispatcher.num_workers == 2, "the end of one that it had forked is noticed")
+
+
+INTERRUPTED = """
+import os, signal
+from zmqdist.process.zygote_process import fork_slots_zygote
+os.register_at_fork(after_in_child=lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)])
+zygote = fork_slots_zygote({})
+zygote.control.close()  # a zygote that works ends then, with exit code 0
+print(zygote.wait(20.0), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_a_signal_that_reaches_a_worker_while_it_forks_its_zygote_does_not_harm_the_zygote() -> None:
+    command = [sys.executable, "-W", "error", "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 set()\n", "")

@@ -89,10 +89,17 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     starter = os.pidfd_open(os.getpid())
     gc.collect()
     gc.freeze()  # keeps the garbage collector from writing into pages that the processes share
-    pid = os.fork()
+    # Ctrl-C at a terminal signals the child, too, until the child ignores the signal. So block signals until then.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if pid:
         theirs.close()
         os.close(starter)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return ZygoteProcess(pid, control)
     code = 1
     try:
@@ -100,7 +107,9 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
         os.setsid()
         name_process(SLOTS_NAME)
         os.environ.update(environment)
-        run = Zygote(theirs, starter).serve()
+        zygote = Zygote(theirs, starter)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        run = zygote.serve()
         code = 0 if run is None else run()
     except BaseException:
         traceback.print_exc()
