@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.launched import Launched
-from zmqdist.launch.folders import OWNER, RunFolder, remove_left_behind
+from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind
 
 KILLED = """
 import os, signal, sys
@@ -61,6 +62,17 @@ def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(tempor
     folder = RunFolder()
     assert list(temporary.iterdir()) == [folder.path]
     folder.close()
+
+
+def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each_other_as_owners(
+    temporary: Path,
+) -> None:
+    killed()
+    (left,) = temporary.iterdir()
+    with (left / OWNER).open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as the other process does while it looks
+        assert folders_in_use() == []
+        assert remove_left_behind() == [left]
 
 
 @pytest.mark.parametrize("what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"])

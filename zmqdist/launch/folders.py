@@ -80,7 +80,8 @@ def _in_use(path: Path) -> bool | None:
     except OSError:  # the folder belongs to another program, or a launcher is making it and has not locked the file
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The lock is shared, so that two processes that call this function at once do not take each other for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
