@@ -375,3 +375,36 @@ def test_a_wait_of_a_source_ends_when_another_thread_says_so(tmp_path: Path) -> 
     threading.Timer(0.2, iterator.close).start()  # by then it waits, most times: either way nothing comes
     with pytest.raises(StopIteration):  # nothing comes of an iterator that was closed
         next(iterator)
+
+
+def test_an_earlier_writer_that_ends_while_its_folder_is_taken_over_does_not_fail_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = begin(tmp_path / "s", Dataset.range(10))
+    list_names = storage.list_names
+
+    def listed(path: str) -> list[str]:
+        gone = ["0123456789abcdef"] if path.endswith("uncommitted_chunks") else []  # removed just after it was listed
+        return [*list_names(path), *gone]
+
+    monkeypatch.setattr(storage, "list_names", listed)
+    write(snapshot)
+    assert names(tmp_path / "s") == ["chunk_0_0_10"]
+
+
+def test_a_stream_that_its_earlier_writer_completes_during_the_take_over_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = begin(tmp_path / "s", Dataset.range(10))
+    stream = snapshot.assign("w")
+    assert stream is not None
+    make_folder = storage.make_folder
+
+    def complete(path: str) -> None:
+        monkeypatch.setattr(storage, "make_folder", make_folder)
+        writer_of(snapshot, "w", stream, chunk_bytes_max=32).run()  # by the earlier writer
+        make_folder(path)
+
+    monkeypatch.setattr(storage, "make_folder", complete)
+    writer_of(snapshot, "w", stream).run()
+    assert names(tmp_path / "s") == ["chunk_0_0_4", "chunk_0_1_4", "chunk_0_2_2"]

@@ -142,8 +142,10 @@ class StreamWriter:
             pipeline or the disk into the file ERROR.
         """
         try:
-            if not storage.exists(snapshot_layout.snapshot_done_path(self._folder)):
-                self._write()
+            if not self._is_done():
+                self._take_over()
+                if not self._is_done():  # the earlier writer may have completed the stream meanwhile
+                    self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
         except (Exception, SystemExit) as error:  # SystemExit of user code has to fail the snapshot too
@@ -184,13 +186,26 @@ class StreamWriter:
 
     # -- the beginning --
 
-    def _begin(self, dataset: Tree) -> None:
-        """Take the stream over from an earlier writer, and continue at the newest checkpoint."""
+    def _is_done(self) -> bool:
+        return storage.exists(snapshot_layout.snapshot_done_path(self._folder))
+
+    def _take_over(self) -> None:
+        """Move the folders of earlier writers away, so that these writers publish nothing any more."""
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
         for incarnation in storage.list_names(uncommitted):
             if not self._work.endswith(incarnation):
-                storage.rename(storage.join(uncommitted, incarnation), storage.join(self._work, f"taken_{incarnation}"))
+                try:
+                    storage.rename(
+                        storage.join(uncommitted, incarnation), storage.join(self._work, f"taken_{incarnation}")
+                    )
+                except FileNotFoundError as error:
+                    if not storage.exists(self._work):
+                        raise _TakenOver from error
+                    # Otherwise the earlier writer has just ended, and has removed its folder itself.
+
+    def _begin(self, dataset: Tree) -> None:
+        """Continue at the newest checkpoint."""
         checkpoint = max(
             map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))), default=(0, 0, "")
         )
