@@ -29,7 +29,7 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
     """
     if not sys.is_finalizing():
         ended = threading.Event()
-        calls = [partial(fn, *args)]
+        calls: list[Callable[[], object]] = [partial(fn, *args)]
         _unfinished.add(ended)
         try:
             start_new_thread(_begin, (name, calls, ended))
