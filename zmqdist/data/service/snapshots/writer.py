@@ -143,9 +143,7 @@ class StreamWriter:
         """
         try:
             if not self._is_done():
-                self._take_over()
-                if not self._is_done():  # the earlier writer may have completed the stream meanwhile
-                    self._write()
+                self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
         except (Exception, SystemExit) as error:  # SystemExit of user code has to fail the snapshot too
@@ -158,6 +156,9 @@ class StreamWriter:
     def _write(self) -> None:
         metadata = json.loads(storage.read(storage.join(self._path, snapshot_layout.METADATA)))
         dataset = deserialize(storage.read(storage.join(self._path, "dataset_def.json")).decode())
+        self._take_over()
+        if self._is_done():  # the earlier writer has completed the stream meanwhile
+            return
         self._begin(dataset)
         assert self._iterator is not None
         due = time.monotonic() + self._interval_s(self._chunks)
