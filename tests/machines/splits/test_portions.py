@@ -466,6 +466,18 @@ def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> Non
     assert "positions 0 to 0" in world.portions.failed
 
 
+def test_e7_deaths_count_when_the_next_worker_died_before_the_dispatcher_saw_the_first() -> None:
+    world = World()
+    client = world.open()
+    for incarnation in (1, 2, 3):
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+        world.ask(ev.MissedRequest, NUMBER, client, incarnation)
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerGone(incarnation))
+    assert "worker:1, worker:2, worker:3" in world.portions.failed
+
+
 def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
     world = World(positions=1)
     client, incarnation = world.open(), world.worker(1)
@@ -507,6 +519,20 @@ def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
         assert world.portions.open[0].charged == []
         world.handle(ev.WorkerGone(incarnation, left=True))
     assert world.portions.failed == ""
+
+
+def test_e7_a_worker_that_dies_after_it_had_only_lost_its_connection_is_charged() -> None:
+    world = World()
+    client = world.open()
+    for incarnation in (1, 2, 3):
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+        world.handle(ev.WorkerGone(incarnation))
+        world.worker(incarnation)  # its task goes on computing the portion, which the next worker gets
+        assert world.portions.open[0].charged == []
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerGone(incarnation))
+    assert "worker:1, worker:2, worker:3" in world.portions.failed
 
 
 def test_e7_the_next_incarnation_of_a_worker_revokes_no_charge() -> None:

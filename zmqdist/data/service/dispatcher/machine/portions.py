@@ -8,9 +8,9 @@ Theory
 
     When a worker, or a process of a worker, dies, the machine charges the death to every portion that was being computed there. From then
     on it gives such a portion to a worker that computes no other portion, so that the next death shows which portion is the cause. If a
-    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge. In ordered reading, the worker
-    that computes a charged portion also gets the portions before it, because the reader can acknowledge the charged portion only after
-    these.
+    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge; if it dies later, the machine
+    charges the portion again. In ordered reading, the worker that computes a charged portion also gets the portions before it, because the
+    reader can acknowledge the charged portion only after these.
 
     In ordered reading, the machine gives out a portion only when it is less than a window ahead of the lowest unfinished portion. This
     bounds the elements that a reader has to hold until their turn.
@@ -245,7 +245,7 @@ class PortionAssignment:
         portions = iteration.portions
         assert portions is not None
         if not any(
-            incarnation in (each.incarnation, each.missed) and client in (0, each.client)
+            incarnation in (each.incarnation, *each.missed) and client in (0, each.client)
             for each in portions.open.values()
         ):
             return

@@ -133,13 +133,15 @@ def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, cr
     these portions. It is "" if no death is charged.
 
     A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
-    when the dispatcher learns of the death, and are charged as well.
+    when the dispatcher learns of the death, or other workers compute them, and they are charged as well.
     """
     for portion in portions.open.values():
         if portion.incarnation == incarnation and client in (0, portion.client):
-            portion.incarnation, portion.request, portion.missed = 0, 0, incarnation
-        if portion.missed == incarnation and died:
-            portion.missed = 0
+            portion.incarnation = portion.request = 0
+            if incarnation not in portion.missed:
+                portion.missed.append(incarnation)
+        if died and incarnation in portion.missed:
+            portion.missed.remove(incarnation)
             if crashed:
                 portion.deaths.append(died)
             else:
@@ -147,8 +149,12 @@ def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, cr
 
 
 def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
+    """Revoke the charges for the loss of an incarnation that is connected again. The incarnation may still be computing the portions, so
+    they are charged if it dies later.
+    """
     for portion in portions.open.values():
-        portion.lost.pop(incarnation, None)
+        if portion.lost.pop(incarnation, None) is not None and incarnation not in portion.missed:
+            portion.missed.append(incarnation)
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:

@@ -118,8 +118,8 @@ class Portion(Row):
       acked: the number of elements of the portion that the client has acknowledged.
       request: the number of the request for portions whose reply contained this portion.
       deaths: the names of processes that died while they computed the portion, although their workers stayed alive.
-      missed: the incarnation that computed the portion before, if the portion was freed without a charge, for example because a reply was
-        lost. The portion is charged if that incarnation dies.
+      missed: the incarnations that computed the portion before, and whose deaths are not charged to it, for example because only a reply
+        was lost. The portion is charged when one of them dies.
       lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
         not died, and is removed.
     """
@@ -129,7 +129,7 @@ class Portion(Row):
     acked: int = 0
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
-    missed: int = 0
+    missed: list[int] = msgspec.field(default_factory=list)
     lost: dict[int, str] = msgspec.field(default_factory=dict)
 
     @property
