@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.launched import Launched
-from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind
+from zmqdist.launch import folders
+from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind, write_private
 
 KILLED = """
 import os, signal, sys
@@ -62,6 +64,41 @@ def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(tempor
     folder = RunFolder()
     assert list(temporary.iterdir()) == [folder.path]
     folder.close()
+
+
+def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(temporary: Path) -> None:
+    left = temporary / "zmqdist-x.removed"
+    left.mkdir()
+    (left / "keys").mkdir()  # the file `owner` is removed already
+    assert folders_in_use() == []
+    assert remove_left_behind() == [left]
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("remover", ["its owner", "the next owner"])
+def test_nothing_can_be_written_at_the_path_of_a_folder_while_it_is_removed(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, remover: str
+) -> None:
+    if remover == "its owner":
+        folder = RunFolder()
+        path = folder.path
+    else:
+        killed()
+        (path,) = temporary.iterdir()
+    rmtree = shutil.rmtree
+
+    def writes_first(place: Path, ignore_errors: bool) -> None:
+        for name in ("ticket", "worker-1/ticket"):
+            with pytest.raises(FileNotFoundError):
+                write_private(path, name, "secret")
+        rmtree(place, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(folders.shutil, "rmtree", writes_first)
+    if remover == "its owner":
+        folder.close()
+    else:
+        remove_left_behind()
+    assert not list(temporary.iterdir())
 
 
 def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each_other_as_owners(

@@ -241,6 +241,37 @@ def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Pa
     assert not (tmp_path / "two").exists()
 
 
+def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
+    folder = tmp_path / "gone" / "keys"
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"make the folder above it first\. The join ticket was not"
+    ):
+        join(ticket, folder)
+    assert not folder.parent.exists()
+    folder.parent.mkdir()
+    assert join(ticket, folder) == "worker"
+
+
+def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
+    dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    new_pair = keys.new_pair
+
+    def removes_first() -> keys.KeyPair:
+        folder.rmdir()  # as the next agent does with the folder of a killed one
+        return new_pair()
+
+    monkeypatch.setattr(keys, "new_pair", removes_first)
+    with pytest.raises(errors.FailedPreconditionError, match=r"cannot write the keys of worker:0 to .*No such file"):
+        join(decode_ticket(dispatcher.open_join("worker:0")), folder / "keys")
+    assert not folder.exists()
+
+
 def test_the_refusal_of_a_late_ticket_says_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(

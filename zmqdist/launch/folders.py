@@ -4,6 +4,9 @@ is the owner of the folder, and removes the folder before it ends.
 A folder in use has a file that its owner has locked. The kernel releases the lock when the owner ends in any way. A launcher can therefore
 recognize the folder of a killed launcher by the missing lock. It needs no process id, which the kernel may have reused. When a launcher
 makes a folder, it removes the folders that killed launchers have left behind.
+
+A child of a killed process may still be about to write a key into its folder. Therefore a folder gets another name before it is removed:
+the child, which knows the old path and never makes missing folders above its own, then cannot write.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import Final
 
 PREFIX: Final = "zmqdist-"
 OWNER: Final = "owner"
+_REMOVED: Final = ".removed"
+"""The end of the name of a folder that is being removed."""
 
 
 class RunFolder:
@@ -44,7 +49,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Remove the folder. A second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -55,19 +60,24 @@ def remove_left_behind(parent: Path | None = None) -> list[Path]:
     removed = []
     with contextlib.suppress(OSError):
         for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
-            if _is_left_behind(path):
-                shutil.rmtree(path, ignore_errors=True)
+            if _in_use(path) is False:
+                _remove(path)
                 removed.append(path)
     return removed
+
+
+def _remove(path: Path) -> None:
+    removed = path
+    if not path.name.endswith(_REMOVED):
+        removed = path.with_name(path.name + _REMOVED)
+        with contextlib.suppress(OSError):  # another process has renamed it
+            path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def folders_in_use(parent: Path | None = None) -> list[Path]:
     """Return the folders of this user in `parent` whose owners run, sorted."""
     return sorted(path for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*") if _in_use(path) is True)
-
-
-def _is_left_behind(path: Path) -> bool:
-    return _in_use(path) is False
 
 
 def _in_use(path: Path) -> bool | None:
@@ -76,6 +86,10 @@ def _in_use(path: Path) -> bool | None:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
+        if path.name.endswith(
+            _REMOVED
+        ):  # a process that was killed while it removed the folder may have removed the file `owner`
+            return False
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # the folder belongs to another program, or a launcher is making it and has not locked the file
         return None
@@ -90,9 +104,11 @@ def _in_use(path: Path) -> bool | None:
 
 
 def write_private(folder: Path, name: str, text: str) -> None:
-    """Write a file that only this user can read. The folders between `folder` and the file are made if they are missing."""
+    """Write a file that only this user can read. The folders between `folder` and the file are made if they are missing. Raises OSError if
+    `folder` itself is missing.
+    """
     path = folder / name
-    for parent in reversed(path.relative_to(folder).parents):
+    for parent in reversed(Path(name).parents[:-1]):
         (folder / parent).mkdir(exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:

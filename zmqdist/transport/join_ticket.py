@@ -135,8 +135,8 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
     """Make a key pair, have the dispatcher admit the public key, and write the key folder of this process. This blocks for `timeout_s` at
     most.
 
-    The folder is made with mode 0700. Keys in it are replaced only if an earlier process joined the same dispatcher with them,
-    under the same name.
+    The folder is made with mode 0700 if it is missing; the folder above it must exist. Keys in it are replaced only if an earlier process
+    joined the same dispatcher with them, under the same name.
 
     Args:
       dispatcher: "host:port" at which this process reaches its dispatcher; None means the address in the ticket. Another address is safe,
@@ -151,7 +151,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
       UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
-      FailedPreconditionError: the folder cannot be written.
+      FailedPreconditionError: the folder cannot be written, or the folder above it is missing.
     """
     _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
@@ -188,12 +188,18 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
 
 
 def _check_folder(folder: Path, ticket: JoinTicket) -> None:
-    """Raise AlreadyExistsError if the folder has keys, unless an earlier process joined this dispatcher under this name with them."""
+    """Raise AlreadyExistsError if the folder has keys, unless an earlier process joined this dispatcher under this name with them. Raise
+    FailedPreconditionError if the folder cannot be made.
+    """
     try:
         present = keys.key_files(folder)
     except OSError as error:
         raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
     if not present:
+        if not folder.absolute().parent.is_dir():
+            raise FailedPreconditionError(
+                f"cannot make the folder {folder} for keys: make the folder above it first. The join ticket was not used"
+            )
         return
     with suppress(FailedPreconditionError):  # a folder with a damaged file keeps its keys
         older = keys.load_joined(folder)
@@ -211,7 +217,8 @@ def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPai
             f"the dispatcher admitted {ticket.name} with the role {role!r}, not {role_of(ticket.name)!r}: no keys were written"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Make no folder above it: the run folder of a killed agent may have been removed meanwhile, and nobody would remove it again.
+        folder.mkdir(exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         keys.write_public(folder, ticket.server_key)
         keys.write_role(folder, role, pair)
