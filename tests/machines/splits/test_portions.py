@@ -478,6 +478,17 @@ def test_e7_deaths_count_when_the_next_worker_died_before_the_dispatcher_saw_the
     assert "worker:1, worker:2, worker:3" in world.portions.failed
 
 
+def test_e7_the_death_of_a_worker_that_computed_for_an_earlier_reader_counts() -> None:
+    world = World(consumers=1)
+    for incarnation in (1, 2, 3):
+        client = world.open(consumer=0)  # takes over from the reader before
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerGone(incarnation))
+    assert "worker:1, worker:2, worker:3" in world.portions.failed
+
+
 def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
     world = World(positions=1)
     client, incarnation = world.open(), world.worker(1)

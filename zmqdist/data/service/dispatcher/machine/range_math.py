@@ -137,15 +137,20 @@ def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, cr
     """
     for portion in portions.open.values():
         if portion.incarnation == incarnation and client in (0, portion.client):
-            portion.incarnation = portion.request = 0
-            if incarnation not in portion.missed:
-                portion.missed.append(incarnation)
+            _free(portion)
         if died and incarnation in portion.missed:
             portion.missed.remove(incarnation)
             if crashed:
                 portion.deaths.append(died)
             else:
                 portion.lost[incarnation] = died
+
+
+def _free(portion: r.Portion) -> None:
+    """Have the portion given out again. The worker that was computing it may not know this yet, so its death still counts."""
+    if portion.incarnation and portion.incarnation not in portion.missed:
+        portion.missed.append(portion.incarnation)
+    portion.incarnation = portion.request = 0
 
 
 def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
@@ -161,7 +166,8 @@ def leave(portions: r.PortionsEntry, client: int) -> None:
     """Make the unfinished portions of a client free for other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
-            portion.client = portion.incarnation = portion.request = 0
+            _free(portion)
+            portion.client = 0
             if portion.acked:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
@@ -172,7 +178,8 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
             table[client] = table.pop(old)
     for portion in portions.open.values():
         if portion.client == old:
-            portion.client, portion.incarnation, portion.request = client, 0, 0
+            _free(portion)
+            portion.client = client
 
 
 def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
