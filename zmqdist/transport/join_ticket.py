@@ -217,7 +217,7 @@ def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPai
             f"the dispatcher admitted {ticket.name} with the role {role!r}, not {role_of(ticket.name)!r}: no keys were written"
         )
     try:
-        # Make no folder above it: the run folder of a killed agent may have been removed meanwhile, and nobody would remove it again.
+        # Make no folder above it: the run folder of a killed agent may have been removed meanwhile, and no process would remove it again.
         folder.mkdir(exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         keys.write_public(folder, ticket.server_key)
