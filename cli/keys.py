@@ -112,7 +112,7 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and have the dispatcher that made the ticket admit it.
 
-    The folder is made if it is missing; the folder above it must exist. If the folder has keys already, they must be those of an earlier
+    The command makes the folder if it is missing, but no folder above it. If the folder has keys already, they must be those of an earlier
     join at the same dispatcher under the same name. The command reads the ticket from standard input, unless an option gives a file or
     descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The secret key never leaves
     this host.

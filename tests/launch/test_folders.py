@@ -18,7 +18,7 @@ import pytest
 import zmqdist as zd
 from tests.launch.launched import Launched
 from zmqdist.launch import folders
-from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind, write_private
+from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind
 
 KILLED = """
 import os, signal, sys
@@ -68,7 +68,7 @@ def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(tempor
 
 def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(temporary: Path) -> None:
     left = temporary / "zmqdist-x.removed"
-    left.mkdir()
+    left.mkdir(mode=0o700)
     (left / "keys").mkdir()  # the file `owner` is removed already
     assert folders_in_use() == []
     assert remove_left_behind() == [left]
@@ -86,19 +86,31 @@ def test_nothing_can_be_written_at_the_path_of_a_folder_while_it_is_removed(
         killed()
         (path,) = temporary.iterdir()
     rmtree = shutil.rmtree
+    tried: list[Path] = []
 
     def writes_first(place: Path, ignore_errors: bool) -> None:
-        for name in ("ticket", "worker-1/ticket"):
-            with pytest.raises(FileNotFoundError):
-                write_private(path, name, "secret")
+        with pytest.raises(FileNotFoundError):
+            (path / "keys").mkdir()
+        tried.append(path)
         rmtree(place, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(folders.shutil, "rmtree", writes_first)
     if remover == "its owner":
         folder.close()
     else:
-        remove_left_behind()
+        assert remove_left_behind() == [path]
+    assert tried == [path]
     assert not list(temporary.iterdir())
+
+
+def test_a_folder_that_cannot_be_renamed_is_removed_nevertheless(temporary: Path) -> None:
+    killed()
+    (left,) = temporary.iterdir()
+    other = left.with_name(f"{left.name}.removed")
+    other.mkdir(mode=0o755)  # of another user, who has seen the name
+    (other / "theirs").touch()
+    assert remove_left_behind() == [left]
+    assert list(temporary.iterdir()) == [other]
 
 
 def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each_other_as_owners(

@@ -241,6 +241,14 @@ def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Pa
     assert not (tmp_path / "two").exists()
 
 
+def test_a_join_into_a_file_does_not_use_the_ticket(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.FailedPreconditionError, match=r"is no folder for keys, but a file.* was not used"):
+        join(ticket, tmp_path / "file")
+    assert join(ticket, tmp_path / "others") == "worker"
+
+
 def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
@@ -267,7 +275,10 @@ def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
         return new_pair()
 
     monkeypatch.setattr(keys, "new_pair", removes_first)
-    with pytest.raises(errors.FailedPreconditionError, match=r"cannot write the keys of worker:0 to .*No such file"):
+    with pytest.raises(
+        errors.FailedPreconditionError,
+        match=r"cannot write the keys of worker:0 to .*No such file.* is used: get a new one",
+    ):
         join(decode_ticket(dispatcher.open_join("worker:0")), folder / "keys")
     assert not folder.exists()
 

@@ -5,8 +5,8 @@ A folder in use has a file that its owner has locked. The kernel releases the lo
 recognize the folder of a killed launcher by the missing lock. It needs no process id, which the kernel may have reused. When a launcher
 makes a folder, it removes the folders that killed launchers have left behind.
 
-A child of a killed process may still be about to write a key into its folder. Therefore a folder gets another name before it is removed:
-the child, which knows the old path and never makes missing folders above its own, then cannot write.
+A child of a killed process may still be about to write a key into its folder. Therefore a folder gets another name before it is removed.
+The child knows the old path and makes no missing folders above its own, so it cannot write there any more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 
 PREFIX: Final = "zmqdist-"
 OWNER: Final = "owner"
+_MODE: Final = 0o700
 _REMOVED: Final = ".removed"
 """The end of the name of a folder that is being removed."""
 
@@ -67,12 +68,11 @@ def remove_left_behind(parent: Path | None = None) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    removed = path
     if not path.name.endswith(_REMOVED):
-        removed = path.with_name(path.name + _REMOVED)
-        with contextlib.suppress(OSError):  # another process has renamed it
-            path.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+        # If the name cannot be changed, for example because another user has a folder of the new name, remove the folder under its name.
+        with contextlib.suppress(OSError):
+            path = path.rename(path.with_name(path.name + _REMOVED))
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def folders_in_use(parent: Path | None = None) -> list[Path]:
@@ -86,10 +86,9 @@ def _in_use(path: Path) -> bool | None:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
-        if path.name.endswith(
-            _REMOVED
-        ):  # a process that was killed while it removed the folder may have removed the file `owner`
-            return False
+        if path.name.endswith(_REMOVED):
+            # A process that was killed while it removed the folder may have removed the file `owner`, so the mode is the only proof.
+            return False if stat.S_IMODE(status.st_mode) == _MODE else None
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # the folder belongs to another program, or a launcher is making it and has not locked the file
         return None
@@ -104,12 +103,12 @@ def _in_use(path: Path) -> bool | None:
 
 
 def write_private(folder: Path, name: str, text: str) -> None:
-    """Write a file that only this user can read. The folders between `folder` and the file are made if they are missing. Raises OSError if
-    `folder` itself is missing.
+    """Write a file that only this user can read. Only the owner of `folder` may call this, because it makes missing folders, also `folder`,
+    which a cleaner of temporary files may have removed.
     """
     path = folder / name
-    for parent in reversed(Path(name).parents[:-1]):
-        (folder / parent).mkdir(exist_ok=True, mode=0o700)
+    for parent in reversed(path.relative_to(folder).parents):
+        (folder / parent).mkdir(exist_ok=True, mode=_MODE)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)

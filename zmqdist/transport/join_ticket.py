@@ -135,8 +135,8 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
     """Make a key pair, have the dispatcher admit the public key, and write the key folder of this process. This blocks for `timeout_s` at
     most.
 
-    The folder is made with mode 0700 if it is missing; the folder above it must exist. Keys in it are replaced only if an earlier process
-    joined the same dispatcher with them, under the same name.
+    This function makes the folder, with mode 0700, if it is missing, but no folder above it. It replaces keys in the folder only if an
+    earlier process joined the same dispatcher with them, under the same name.
 
     Args:
       dispatcher: "host:port" at which this process reaches its dispatcher; None means the address in the ticket. Another address is safe,
@@ -151,7 +151,8 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
       UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
-      FailedPreconditionError: the folder cannot be written, or the folder above it is missing.
+      FailedPreconditionError: the folder above `folder` is missing, or `folder` is a file: the ticket was not used. Or the keys cannot be
+        written: the ticket was used.
     """
     _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
@@ -189,13 +190,17 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
 
 def _check_folder(folder: Path, ticket: JoinTicket) -> None:
     """Raise AlreadyExistsError if the folder has keys, unless an earlier process joined this dispatcher under this name with them. Raise
-    FailedPreconditionError if the folder cannot be made.
+    FailedPreconditionError if there is no place for the folder.
     """
     try:
         present = keys.key_files(folder)
     except OSError as error:
         raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
     if not present:
+        if folder.exists() and not folder.is_dir():
+            raise FailedPreconditionError(
+                f"{folder} is no folder for keys, but a file: name another folder. The join ticket was not used"
+            )
         if not folder.absolute().parent.is_dir():
             raise FailedPreconditionError(
                 f"cannot make the folder {folder} for keys: make the folder above it first. The join ticket was not used"
@@ -226,4 +231,6 @@ def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPai
     except OSError as error:
         with suppress(OSError):
             (folder / f"{role}.key").unlink()
-        raise FailedPreconditionError(f"cannot write the keys of {ticket.name} to {folder}: {error.strerror}") from None
+        raise FailedPreconditionError(
+            f"cannot write the keys of {ticket.name} to {folder}: {error.strerror}. The join ticket is used: get a new one"
+        ) from None

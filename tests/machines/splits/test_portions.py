@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from zmqdist.data.service.dispatcher.machine import events as ev
@@ -478,15 +480,82 @@ def test_e7_deaths_count_when_the_next_worker_died_before_the_dispatcher_saw_the
     assert "worker:1, worker:2, worker:3" in world.portions.failed
 
 
-def test_e7_the_death_of_a_worker_that_computed_for_an_earlier_reader_counts() -> None:
-    world = World(consumers=1)
-    for incarnation in (1, 2, 3):
-        client = world.open(consumer=0)  # takes over from the reader before
+def computed_by_a_fourth_worker(how_freed: Callable[[World, int, int], object]) -> tuple[World, int]:
+    """Have three workers in turn get portion 0, which is freed from each of them, and a fourth compute it."""
+    world = World(positions=1)
+    client = world.open()
+    for incarnation in (1, 2, 3, 4):
         world.worker(incarnation)
         assert world.given(incarnation, client) == [0]
+        if incarnation < 4:
+            how_freed(world, client, incarnation)
+    return world, client
+
+
+def reply_lost(world: World, client: int, incarnation: int) -> None:
+    world.ask(ev.MissedRequest, NUMBER, client, incarnation)
+
+
+def ended_for_its_worker(world: World, client: int, incarnation: int) -> None:
+    world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "")
+
+
+def reply_lost_and_ended_for_its_worker(world: World, client: int, incarnation: int) -> None:
+    reply_lost(world, client, incarnation)
+    ended_for_its_worker(world, client, incarnation)
+
+
+def reply_lost_and_asked_for_more(world: World, client: int, incarnation: int) -> None:
+    reply_lost(world, client, incarnation)
+    assert world.given(incarnation, client) == [0]
+    reply_lost(world, client, incarnation)
+
+
+@pytest.mark.parametrize("how_freed", [ended_for_its_worker, reply_lost_and_ended_for_its_worker])
+def test_e7_a_worker_whose_process_no_longer_computes_the_portion_is_not_charged(
+    how_freed: Callable[[World, int, int], object],
+) -> None:
+    world, _ = computed_by_a_fourth_worker(how_freed)
     for incarnation in (1, 2, 3):
         world.handle(ev.WorkerGone(incarnation))
+    assert world.portions.open[0].charged == []
+
+
+@pytest.mark.parametrize("how_freed", [reply_lost, reply_lost_and_asked_for_more])
+def test_e7_a_worker_that_has_asked_for_more_is_not_charged_with_what_it_had(
+    how_freed: Callable[[World, int, int], object],
+) -> None:
+    world, client = computed_by_a_fourth_worker(how_freed)
+    for incarnation in (1, 2, 3):
+        assert world.given(incarnation, client) == []
+        world.handle(ev.WorkerGone(incarnation))
+    assert world.portions.open[0].charged == []
+    assert world.replayed().iterations == world.machine.state.iterations
+
+
+def test_e7_a_worker_whose_reply_was_lost_and_that_left_is_not_charged() -> None:
+    world, _ = computed_by_a_fourth_worker(reply_lost)
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerGone(incarnation, left=True))
+    portion = world.portions.open[0]
+    assert (portion.charged, portion.missed) == ([], [])
+
+
+def test_e7_a_worker_whose_address_another_process_has_is_charged() -> None:
+    world = World()
+    client = world.open()
+    for incarnation in (1, 2, 3, 4):
+        world.handle(ev.WorkerJoined(f"worker:{incarnation}", "host:0", incarnation))
+        world.handle(ev.WorkerGone(incarnation - 1))  # it becomes known only now
+        if incarnation < 4:
+            assert world.given(incarnation, client) == [0]
     assert "worker:1, worker:2, worker:3" in world.portions.failed
+
+
+def test_a_portion_in_the_journal_of_an_earlier_version_can_be_read() -> None:
+    row = msgspec.msgpack.encode([5, 6, 7, 8, ["worker:1 (fell over)"], 9, {10: "worker:2"}])
+    portion = msgspec.msgpack.decode(row, type=r.Portion)
+    assert (portion.charged, portion.missed) == (["worker:1 (fell over)", "worker:2"], [])
 
 
 def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
@@ -530,20 +599,6 @@ def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
         assert world.portions.open[0].charged == []
         world.handle(ev.WorkerGone(incarnation, left=True))
     assert world.portions.failed == ""
-
-
-def test_e7_a_worker_that_dies_after_it_had_only_lost_its_connection_is_charged() -> None:
-    world = World()
-    client = world.open()
-    for incarnation in (1, 2, 3):
-        world.worker(incarnation)
-        assert world.given(incarnation, client) == [0]
-        world.handle(ev.WorkerGone(incarnation))
-        world.worker(incarnation)  # its task goes on computing the portion, which the next worker gets
-        assert world.portions.open[0].charged == []
-    for incarnation in (1, 2, 3):
-        world.handle(ev.WorkerGone(incarnation))
-    assert "worker:1, worker:2, worker:3" in world.portions.failed
 
 
 def test_e7_the_next_incarnation_of_a_worker_revokes_no_charge() -> None:

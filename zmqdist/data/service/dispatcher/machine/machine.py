@@ -145,7 +145,8 @@ class DataDispatcherMachine:
             case Ticked():
                 self._tick(now)
             case ev.WorkerJoined():
-                self._workers.joined(event)
+                for earlier in self._workers.joined(event):
+                    self._portions.replaced(earlier)
                 self._portions.check_incarnations()
             case ev.WorkerGone():
                 self._portions.lost(event)

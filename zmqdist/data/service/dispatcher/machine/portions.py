@@ -8,9 +8,9 @@ Theory
 
     When a worker, or a process of a worker, dies, the machine charges the death to every portion that was being computed there. From then
     on it gives such a portion to a worker that computes no other portion, so that the next death shows which portion is the cause. If a
-    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge; if it dies later, the machine
-    charges the portion again. In ordered reading, the worker that computes a charged portion also gets the portions before it, because the
-    reader can acknowledge the charged portion only after these.
+    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge. In ordered reading, the worker
+    that computes a charged portion also gets the portions before it, because the reader can acknowledge the charged portion only after
+    these.
 
     In ordered reading, the machine gives out a portion only when it is less than a window ahead of the lowest unfinished portion. This
     bounds the elements that a reader has to hold until their turn.
@@ -216,6 +216,12 @@ class PortionAssignment:
             why = f"the worker of task {call.task} has no connection"
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
+    def replaced(self, worker: ev.WorkerJoined) -> None:
+        """Free the portions of an incarnation whose address another process has now. That incarnation has died unless it was leaving."""
+        died = "" if worker.incarnation in self._tables.leaving else worker.name
+        for iteration in self._active():
+            self._lose(iteration, worker.incarnation, 0, died)
+
     def check_incarnations(self) -> None:
         """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that was taken for dead is connected
         again, its supposed death is no longer charged to the portions that it was computing (E7).
@@ -245,7 +251,8 @@ class PortionAssignment:
         portions = iteration.portions
         assert portions is not None
         if not any(
-            incarnation in (each.incarnation, *each.missed) and client in (0, each.client)
+            (each.incarnation == incarnation and client in (0, each.client))
+            or (not client and incarnation in each.missed)
             for each in portions.open.values()
         ):
             return
@@ -280,6 +287,9 @@ class PortionAssignment:
         if again:
             self._tables.reply(call.token, [self._reply_entry(portions, number) for number in again])
             return
+        if any(each.client == client.id and call.incarnation in each.missed for each in portions.open.values()):
+            # This record, without portions, notes that the worker has computed all that it had, even if there is nothing to give to it.
+            self._tables.change(r.GivePortions(client.id, call.incarnation, call.request, []))
         self._tables.portion_requests[client.id, call.incarnation] = call
         self._tables.iterations_to_serve.add(client.iteration)
 

@@ -97,6 +97,12 @@ def is_over(portions: r.PortionsEntry) -> bool:
 
 
 def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int, numbers: list[int]) -> None:
+    """Give portions to a worker. The worker asks for more only after it has computed all portions that it had for this client, so its death
+    is not charged to these any more.
+    """
+    for portion in portions.open.values():
+        if portion.client == client and incarnation in portion.missed:
+            portion.missed.remove(incarnation)
     for number in numbers:
         known = portions.open.setdefault(number, r.Portion(client))
         known.client, known.incarnation, known.request = client, incarnation, request
@@ -132,42 +138,38 @@ def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, cr
     """Free the portions that an incarnation of a worker was computing. `died` names the worker or process whose death is charged to each of
     these portions. It is "" if no death is charged.
 
-    A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
-    when the dispatcher learns of the death, or other workers compute them, and they are charged as well.
+    With a client, a reader has reported that a reply of the worker was lost. The reader may do so before the dispatcher learns that the
+    worker has died. When the dispatcher learns of the death, the portions of that reply are therefore charged as well, although they are
+    free by then, or other workers compute them.
     """
     for portion in portions.open.values():
-        if portion.incarnation == incarnation and client in (0, portion.client):
-            _free(portion)
-        if died and incarnation in portion.missed:
+        was_computed = portion.incarnation == incarnation and client in (0, portion.client)
+        if was_computed:
+            portion.incarnation = portion.request = 0
+        if client:
+            if was_computed and incarnation not in portion.missed:
+                portion.missed.append(incarnation)
+            continue
+        if incarnation in portion.missed:
             portion.missed.remove(incarnation)
-            if crashed:
-                portion.deaths.append(died)
-            else:
-                portion.lost[incarnation] = died
-
-
-def _free(portion: r.Portion) -> None:
-    """Have the portion given out again. The worker that was computing it may not know this yet, so its death still counts."""
-    if portion.incarnation and portion.incarnation not in portion.missed:
-        portion.missed.append(portion.incarnation)
-    portion.incarnation = portion.request = 0
+        elif not was_computed:
+            continue
+        if died and crashed:
+            portion.deaths.append(died)
+        elif died:
+            portion.lost[incarnation] = died
 
 
 def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
-    """Revoke the charges for the loss of an incarnation that is connected again. The incarnation may still be computing the portions, so
-    they are charged if it dies later.
-    """
     for portion in portions.open.values():
-        if portion.lost.pop(incarnation, None) is not None and incarnation not in portion.missed:
-            portion.missed.append(incarnation)
+        portion.lost.pop(incarnation, None)
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
     """Make the unfinished portions of a client free for other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
-            _free(portion)
-            portion.client = 0
+            portion.client = portion.incarnation = portion.request = 0
             if portion.acked:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
@@ -178,8 +180,7 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
             table[client] = table.pop(old)
     for portion in portions.open.values():
         if portion.client == old:
-            _free(portion)
-            portion.client = client
+            portion.client, portion.incarnation, portion.request = client, 0, 0
 
 
 def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:

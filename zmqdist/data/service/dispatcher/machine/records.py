@@ -118,10 +118,11 @@ class Portion(Row):
       acked: the number of elements of the portion that the client has acknowledged.
       request: the number of the request for portions whose reply contained this portion.
       deaths: the names of processes that died while they computed the portion, although their workers stayed alive.
-      missed: the incarnations that computed the portion before, and whose deaths are not charged to it, for example because only a reply
-        was lost. The portion is charged when one of them dies.
       lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
         not died, and is removed.
+      missed: the incarnations from which the portion was freed because a reply of theirs was lost, and which may still be computing it. The
+        portion is charged when one of them dies.
+      unused: a field of earlier versions.
     """
 
     client: int
@@ -129,8 +130,9 @@ class Portion(Row):
     acked: int = 0
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
-    missed: list[int] = msgspec.field(default_factory=list)
+    unused: int = 0
     lost: dict[int, str] = msgspec.field(default_factory=dict)
+    missed: list[int] = msgspec.field(default_factory=list)
 
     @property
     def charged(self) -> list[str]:

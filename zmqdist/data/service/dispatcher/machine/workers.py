@@ -20,13 +20,15 @@ class WorkerTable:
         self._tables = tables
         self._clients = clients
 
-    def joined(self, event: ev.WorkerJoined) -> None:
+    def joined(self, event: ev.WorkerJoined) -> list[ev.WorkerJoined]:
+        """Give a worker a place and tasks. Return the workers that had its address until now. They have ended, although no event has
+        reported their loss.
+        """
         members = self._tables.members
-        for incarnation in [
-            incarnation for incarnation, each in members.items() if each.address == event.address and event.address
-        ]:
-            # Another process has this address now, so the earlier incarnation has ended, although no event has reported its loss.
-            del members[incarnation]
+        same_address = [each for each in members.values() if each.address == event.address and event.address]
+        earlier = [each for each in same_address if each.incarnation != event.incarnation]
+        for each in earlier:
+            del members[each.incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
         if self._tables.worker_list.entries:
@@ -42,6 +44,7 @@ class WorkerTable:
         self._tables.confirmed_gone.discard(worker.number)
         self._tables.change(r.PlaceWorker(worker))
         self._assign_tasks(worker)
+        return earlier
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
         """Give a connected worker a task of each iteration that has not ended and in which the worker has no task yet."""
