@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from tests.ports import free_port
 from zmqdist.process.zygote_process import ZygoteProcess
 
 PATIENCE_S = 30.0
@@ -70,7 +71,8 @@ class ServerProcess:
     """
 
     def __init__(self, kind: str, *, wait: bool = True, **config: Any) -> None:
-        self.kind, self.config = kind, config
+        # Its port stays reserved while it is dead: a connection of another test could have it before it is started again.
+        self.kind, self.config = kind, {"port": free_port(), **config}
         self.address = ""
         self.begin()
         if wait:
@@ -88,7 +90,6 @@ class ServerProcess:
             self.address = self._connection.recv()
         except EOFError:
             raise AssertionError(f"the {self.kind} did not start: its process ended with {self.exit_code}") from None
-        self.config["port"] = int(self.address.rpartition(":")[2])
 
     def start(self) -> None:
         self.begin()
@@ -121,7 +122,7 @@ class ServerProcess:
         """kill -9, and another life."""
         self.kill()
         if not use_same_port:
-            self.config["port"] = 0
+            self.config["port"] = free_port()
         self.start()
 
     def stop(self) -> None:
