@@ -275,9 +275,8 @@ RESTART_PAUSE_S_MAX: Final = 10.0
 DESCRIBED_WORKS_MAX: Final = 100_000
 """Work items that a coordinator names for a drain report. This takes a tenth of a second and a message of a few MB."""
 
-DESCRIBED_S: Final = 3.0
-"""Seconds that a coordinator has to name its work for a drain report. Its loop thread replies at once unless the process is suspended, or
-other threads hold the GIL, for example in a collection of garbage."""
+DESCRIBED_S: Final = 1.0
+"""Seconds that a coordinator has to name its work for a drain report. Its loop thread replies at once unless the process is suspended."""
 
 WORKER_IDLE_S: Final = 60.0
 """Seconds without work after which a worker leaves a cluster with `min` and `max`. Most pauses of a program are shorter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,11 @@ from tests.cli.running import Ended, run_here
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow
-from zmqdist.messages import Ping
+from zmqdist.messages import Message, Ping, ResultReceived, WorkDescribed
 from zmqdist.scheduling.coordinator.work_names import WorkNames
 from zmqdist.scheduling.dispatcher import drain_report, drain_reporter
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
+from zmqdist.transport.dealer import DealerConnection
 
 
 @pytest.fixture
@@ -77,6 +79,29 @@ def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(cl
         assert coordinator.workers() == ["worker:0"]
         coordinator.remove_worker(0, force=True)
         assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
+
+
+def test_a_value_that_its_program_has_only_just_received_is_in_the_report(
+    cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[tuple[DealerConnection, Message]] = []
+    send = DealerConnection.send
+
+    def send_late(dealer: DealerConnection, message: Message, *frames: Any) -> Any:
+        if isinstance(message, ResultReceived) and message.keep:
+            late.append((dealer, message))
+            return True
+        if isinstance(message, WorkDescribed):
+            while late:
+                send(*late.pop(0))
+        return send(dealer, message, *frames)
+
+    monkeypatch.setattr(DealerConnection, "send", send_late)
+    with ClusterCoordinator(cluster) as coordinator:
+        kept = coordinator.schedule(make, (1,), keep=True)
+        coordinator.join()
+        (report,) = cluster.dispatcher.drain_reports()
+        assert (report.lost, report.unknown) == ((f"make-{kept.work}",), 0)
 
 
 def test_a_value_that_the_program_has_dropped_is_in_no_report(cluster: zd.local_cluster) -> None:

@@ -186,13 +186,14 @@ class Broker:
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)
         for lease in load.held.values():
-            if lease.kept:
-                holdings.kept.append((lease.session.peer, lease.work))
+            (holdings.kept if lease.kept else holdings.others).append((lease.session.peer, lease.work))
         for lease in load.leases.values():
             if lease.started:
                 holdings.running.append((lease.session.peer, lease.work))
             elif lease.band.session_queue.worker:
                 holdings.pinned.append((lease.session.peer, lease.work))
+            else:
+                holdings.others.append((lease.session.peer, lease.work))
         for session, item in self.dispatch.placement.waiting_for(member.name):
             holdings.pinned.append((session.peer, item[0]))
         return holdings

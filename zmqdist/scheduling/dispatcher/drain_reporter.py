@@ -101,7 +101,7 @@ class DrainReporter:
         works: dict[Peer, list[int]] = {peer: [] for peer in self._broker.dispatch.sessions}
         for worker in question.workers:
             holdings = self._broker.holdings(*worker)
-            for peer, work in (*holdings.kept, *holdings.pinned, *holdings.running):
+            for peer, work in (*holdings.kept, *holdings.pinned, *holdings.running, *holdings.others):
                 if peer in works:
                     works[peer].append(work)
         for peer, numbers in works.items():

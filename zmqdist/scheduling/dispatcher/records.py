@@ -235,15 +235,16 @@ class Handout:
 class WorkerHoldings:
     """The values and work items of one worker, each as (connection of the coordinator, number of the work item).
 
-    Work that is not pinned, and that the worker has not begun, is not listed, because other workers run it when this worker leaves.
-
     Attributes:
       kept: the values that the worker keeps.
       running: the work items that the worker has begun.
       pinned: the work items that wait for this worker alone.
+      others: the work items that the worker has not begun, and the results that it holds until their programs say whether to keep them. A
+        drain loses none of them, but each may become a kept value before its program has replied.
     """
 
     worker: str
     kept: list[tuple[Peer, int]] = field(default_factory=list)
     running: list[tuple[Peer, int]] = field(default_factory=list)
     pinned: list[tuple[Peer, int]] = field(default_factory=list)
+    others: list[tuple[Peer, int]] = field(default_factory=list)
