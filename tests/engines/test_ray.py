@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.digits import trained_accuracy
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually, read
 from zmqdist import limits
@@ -217,9 +218,7 @@ def launch(ray: Ray, tmp_path: Path, start: Callable[..., Launcher]) -> Launcher
 
 def learns_the_digits(launcher: Launcher) -> None:
     assert launcher.ends() == 0, "\n".join(launcher.lines)
-    found = re.search(r"test accuracy: ([\d.]+)", "\n".join(launcher.lines))
-    assert found is not None, "\n".join(launcher.lines)
-    assert float(found[1]) >= 0.95
+    assert trained_accuracy("\n".join(launcher.lines)) >= 0.95
 
 
 @pytest.mark.parametrize("an_actor_is_killed", [False, True])

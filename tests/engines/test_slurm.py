@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.digits import trained_accuracy
 from tests.engines.slurm_cluster import LOGIN, SlurmCluster
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually
@@ -201,9 +202,7 @@ def test_the_digits_job_on_two_nodes_learns_the_digits(commands: Commands) -> No
     )
     command = commands.run("launch", "cluster.yaml")
     assert command.ends() == 0, command.text
-    accuracy = re.search(r"test accuracy: ([0-9.]+)", command.text)
-    assert accuracy is not None, command.text
-    assert float(accuracy[1]) >= 0.95
+    assert trained_accuracy(command.text) >= 0.95
     commands.left_nothing()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.hosts import Host
+from tests.digits import trained_accuracy
 from tests.engines.ssh_hosts import SshNetwork, left_on
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import BUSY, FILE, Launched, eventually, read
@@ -93,8 +94,7 @@ def nothing_is_left(network: SshNetwork, within_s: float = 20.0, hosts: tuple[st
 def trained(job: Launched, within_s: float = 200.0) -> None:
     assert job.ends(within_s) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
-    (found,) = re.findall(r"^test accuracy: (0\.\d{3})$", job.text, re.MULTILINE)
-    assert float(found) >= 0.95
+    assert trained_accuracy(job.text) >= 0.95
 
 
 # -- the main job --------------------------------------------------------------------------------------------------------

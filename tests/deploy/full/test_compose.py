@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_deploy import DEPLOY, ROOT
+from tests.digits import trained_accuracy
 from tests.ports import free_address
 from zmqdist.transport.keys import keygen
 
@@ -62,9 +62,7 @@ def test_the_services_as_processes_learn_the_digits(tmp_path: Path) -> None:
         code = start("program").wait(150)
         said = (tmp_path / "program" / "output.txt").read_text()
         assert code == 0, said
-        found = re.search(r"test accuracy: ([\d.]+)", said)
-        assert found is not None
-        assert float(found[1]) >= 0.95
+        assert trained_accuracy(said) >= 0.95
     finally:
         for process in running:
             process.terminate()

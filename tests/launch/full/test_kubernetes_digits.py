@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from tests.digits import trained_accuracy
 from tests.launch.launched import eventually
 from tests.launch.manifests import Pods
 from zmqdist.cluster import ClusterConfig
@@ -36,6 +36,4 @@ def test_the_pods_of_the_example_learn_the_digits(tmp_path: Path, worker_is_kill
             worker.ended()
             worker.start()  # as the StatefulSet does
         assert program.ended(120.0) == 0, cluster.text()
-        found = re.search(r"test accuracy: ([\d.]+)", program.output.read_text())
-        assert found is not None, cluster.text()
-        assert float(found[1]) >= 0.95
+        assert trained_accuracy(program.output.read_text()) >= 0.95

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.digits import trained_accuracy
 from tests.launch.launched import Launched
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,18 +22,12 @@ def of_example(name: str) -> str:
     return (ROOT / "configs" / name).read_text().replace("examples/digits.py", str(ROOT / "examples" / "digits.py"))
 
 
-def accuracy(launched: Launched) -> float:
-    found = re.fullmatch(r"test accuracy: (0\.\d{3})", launched.lines[-1])
-    assert found, launched.text
-    return float(found[1])
-
-
 @pytest.mark.parametrize("name", ["digits.yaml", "digits-curve.yaml"])
 def test_the_main_job_trains_to_more_than_95_percent(launch: Callable[..., Launched], name: str) -> None:
     job = launch(file=of_example(name))
     assert job.ends(80) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
-    assert accuracy(job) >= 0.95
+    assert trained_accuracy(job.text) >= 0.95
     job.left_nothing()
 
 
@@ -52,5 +47,5 @@ def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(launc
         assert job.lines.index(told) < len(job.lines) - 10, "the training continued for long after the loss"
     assert re.search(r"^ps:0 came back; restored 4 variables from .*/ckpt-\d+, \d+ s old; ", job.text, re.MULTILINE)
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
-    assert accuracy(job) >= 0.95
+    assert trained_accuracy(job.text) >= 0.95
     job.left_nothing()
