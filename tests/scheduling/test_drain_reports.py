@@ -23,9 +23,8 @@ from zmqdist.transport.dealer import DealerConnection
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[zd.local_cluster]:
-    monkeypatch.setattr(
-        drain_reporter, "DESCRIBED_S", 20.0
-    )  # on a busy machine a program may need more than the default
+    # On a busy machine a program may need more than the default.
+    monkeypatch.setattr(drain_reporter, "DESCRIBED_S", 20.0)
     with zd.local_cluster(workers=1, slots=2, processes=False) as made:
         yield made
 

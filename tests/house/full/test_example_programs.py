@@ -28,6 +28,7 @@ def test_digits_trains_on_a_cluster_of_its_own(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"epoch  1/30  loss \d\.\d{4}  accuracy 0\.\d{3}", lines[0])
+    assert lines[-1].startswith("test accuracy: ")
     assert trained_accuracy(done.stdout) >= 0.95
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 

@@ -27,6 +27,7 @@ def test_the_main_job_trains_to_more_than_95_percent(launch: Callable[..., Launc
     job = launch(file=of_example(name))
     assert job.ends(80) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
+    assert job.lines[-1].startswith("test accuracy: "), job.text
     assert trained_accuracy(job.text) >= 0.95
     job.left_nothing()
 
@@ -47,5 +48,6 @@ def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(launc
         assert job.lines.index(told) < len(job.lines) - 10, "the training continued for long after the loss"
     assert re.search(r"^ps:0 came back; restored 4 variables from .*/ckpt-\d+, \d+ s old; ", job.text, re.MULTILINE)
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
+    assert job.lines[-1].startswith("test accuracy: "), job.text
     assert trained_accuracy(job.text) >= 0.95
     job.left_nothing()

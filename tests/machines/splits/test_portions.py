@@ -468,18 +468,6 @@ def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> Non
     assert "positions 0 to 0" in world.portions.failed
 
 
-def test_e7_deaths_count_when_the_next_worker_died_before_the_dispatcher_saw_the_first() -> None:
-    world = World()
-    client = world.open()
-    for incarnation in (1, 2, 3):
-        world.worker(incarnation)
-        assert world.given(incarnation, client) == [0]
-        world.ask(ev.MissedRequest, NUMBER, client, incarnation)
-    for incarnation in (1, 2, 3):
-        world.handle(ev.WorkerGone(incarnation))
-    assert "worker:1, worker:2, worker:3" in world.portions.failed
-
-
 def computed_by_a_fourth_worker(how_freed: Callable[[World, int, int], object]) -> tuple[World, int]:
     """Have three workers in turn get portion 0, which is freed from each of them, and a fourth compute it."""
     world = World(positions=1)
@@ -509,6 +497,13 @@ def reply_lost_and_asked_for_more(world: World, client: int, incarnation: int) -
     reply_lost(world, client, incarnation)
     assert world.given(incarnation, client) == [0]
     reply_lost(world, client, incarnation)
+
+
+def test_e7_deaths_count_when_the_next_worker_died_before_the_dispatcher_saw_the_first() -> None:
+    world, _ = computed_by_a_fourth_worker(reply_lost)
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerGone(incarnation))
+    assert "worker:1, worker:2, worker:3" in world.portions.failed
 
 
 @pytest.mark.parametrize("how_freed", [ended_for_its_worker, reply_lost_and_ended_for_its_worker])

@@ -25,8 +25,11 @@ class WorkerTable:
         reported their loss.
         """
         members = self._tables.members
-        same_address = [each for each in members.values() if each.address == event.address and event.address]
-        earlier = [each for each in same_address if each.incarnation != event.incarnation]
+        earlier = [
+            each
+            for each in members.values()
+            if each.address == event.address and event.address and each.incarnation != event.incarnation
+        ]
         for each in earlier:
             del members[each.incarnation]
         members[event.incarnation] = event
