@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import enum
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
@@ -143,3 +146,59 @@ def test_what_is_made_of_several_things_is_one_leaf_unless_they_are_asked_for() 
     pair = Pair()
     assert nest.flatten([1, pair]) == [1, pair]
     assert nest.flatten([1, {"a": pair}, None], expand_composites=True) == [1, 2, 3, None]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    __slots__ = ("x",)
+    x: Any
+
+
+@dataclasses.dataclass
+class Holder:
+    x: Any
+    y: Any = dataclasses.field(default=0, init=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, -1),
+        ([1, (2, "a")], [-1, (-2, "a")]),
+        (Point(1, [2]), Point(-1, [-2])),
+        ({1, 2}, {-1, -2}),
+        (frozenset([1]), frozenset([-1])),
+        (collections.deque([1, 2], 3), collections.deque([-1, -2], 3)),
+        ({"b": 1, 3: 2, Colour.RED: 5}, {"b": -1, -3: -2, Colour.RED: -5}),
+        (OrderedDict(b=1, a=2), OrderedDict(b=-1, a=-2)),
+        (collections.Counter({1: 1}), collections.Counter({-1: -1})),
+        (defaultdict(list, a=1), defaultdict(list, a=-1)),
+        (Frozen([1]), Frozen([-1])),
+        (Holder(Frozen(1)), Holder(Frozen(-1))),
+    ],
+    ids=repr,
+)
+def test_contents_are_mapped_at_any_depth_and_keep_their_class(value: Any, expected: Any) -> None:
+    mapped = nest.map_contents(lambda part: -part if type(part) is int else part, value)
+    assert (type(mapped), mapped) == (type(expected), expected)
+    assert getattr(mapped, "maxlen", None) == getattr(value, "maxlen", None)
+    assert nest.map_contents(lambda part: part, value) is value
+
+
+def test_the_contents_of_an_array_of_objects_are_mapped_even_to_lists() -> None:
+    array = np.array([[1, None], ["a", 2]], object)
+    mapped = nest.map_contents(lambda part: [part] if type(part) is int else part, array)
+    assert mapped.tolist() == [[[1], None], ["a", [2]]]
+    assert array[0, 0] == 1
+
+
+def test_the_contents_of_a_value_that_contains_itself_cannot_be_replaced() -> None:
+    value = Holder([1])
+    value.x.append(value)
+    assert nest.map_contents(lambda part: part, value) is value
+    with pytest.raises(ValueError, match="a Holder contains itself"):
+        nest.map_contents(lambda part: 2 if part == 1 else part, value)

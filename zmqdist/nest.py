@@ -12,8 +12,13 @@ text of the error names the place as Python code that follows the name of the va
 from __future__ import annotations
 
 import copy
+import dataclasses
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 Structure: TypeAlias = Any
 """A nested structure of leaves, or a single leaf."""
@@ -79,6 +84,59 @@ def map_structure(func: Callable[..., Any], *structures: Structure, check_types:
     return _pack(structures[0], iter([func(*group) for group in zip(*leaves, strict=True)]))
 
 
+def map_contents(func: Callable[[Any], Any], value: Any) -> Any:
+    """Return `value` with each part replaced by `func(part)`, at any depth. Nothing is sorted or flattened, and no structure is too odd:
+
+    parts are the items of lists, tuples, sets, deques and arrays of objects, the keys and items of dicts, and the fields of
+    dataclasses and attrs classes. `func` gets `value` itself first, and the parts of each object that it returns unchanged.
+    Objects without a changed part are not copied.
+
+    Raises:
+      ValueError: parts have changed in a value that contains itself.
+    """
+    outer: set[int] = set()
+    cyclic = []
+
+    def mapped(part: Any) -> Any:
+        replaced = func(part)
+        if replaced is not part or (parts := contents(part)) is None:
+            return replaced
+        if id(part) in outer:
+            cyclic.append(part)
+            return part
+        outer.add(id(part))
+        new = list(map(mapped, parts))
+        outer.discard(id(part))
+        return part if all(map(operator.is_, new, parts)) else _with_contents(part, new)
+
+    result = mapped(value)
+    if cyclic and result is not value:
+        raise ValueError(f"a {type(cyclic[0]).__name__} contains itself, so its parts cannot be replaced")
+    return result
+
+
+def contents(value: Any) -> list[Any] | None:
+    """Return the parts of an object to which `map_contents` applies its function, or None if the object has no parts."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if type(value) is np.ndarray:
+        return list(value.flat) if value.dtype == object else None
+    names = _field_names(value)
+    return [getattr(value, name) for name in names] if names else None
+
+
+def as_numpy(value: Any) -> Any:
+    """Return `value` with each part that has a method `numpy()`, at any depth, replaced by the result of this method."""
+
+    def converted(part: Any) -> Any:
+        numpy = None if isinstance(part, type) else getattr(part, "numpy", None)
+        return numpy() if callable(numpy) else part
+
+    return map_contents(converted, value)
+
+
 def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool = True) -> None:
     """Check that two structures differ only in their leaves.
 
@@ -138,6 +196,37 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
     if type(structure) is list:
         return items
     return structure._make(items) if _fields(structure) else type(structure)(items)
+
+
+def _field_names(value: Any) -> list[str]:
+    """Return the names of the fields that an object of a dataclass or an attrs class has."""
+    cls = type(value)
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else getattr(cls, "__attrs_attrs__", ())
+    return [field.name for field in fields if hasattr(value, field.name)]
+
+
+def _with_contents(value: Any, parts: list[Any]) -> Any:
+    """Return a copy of an object with other parts, which are in the order of `contents`."""
+    cls: Any = type(value)
+    if isinstance(value, dict):
+        result = copy.copy(value)
+        result.clear()
+        for key, item in zip(parts[: len(value)], parts[len(value) :], strict=True):
+            result[key] = item
+        return result
+    if _fields(value):
+        return cls._make(parts)
+    if isinstance(value, deque):
+        return cls(parts, value.maxlen)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return cls(parts)
+    if isinstance(value, np.ndarray):
+        return np.fromiter(parts, object, len(parts)).reshape(value.shape)
+    result = cls.__new__(cls)  # not by the constructor, whose parameters may not be the fields
+    getattr(result, "__dict__", {}).update(getattr(value, "__dict__", {}))
+    for name, part in zip(_field_names(value), parts, strict=True):
+        object.__setattr__(result, name, part)  # the class may be frozen
+    return result
 
 
 def _compare(one: Structure, two: Structure, check_types: bool, path: str) -> None:

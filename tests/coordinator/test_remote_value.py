@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
+import enum
+import functools
 import gc
+import itertools
 import logging
 import sys
 import threading
 import traceback
+import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -66,6 +73,79 @@ def test_an_object_array_travels_as_its_objects(in_processes: ClusterCoordinator
     got = in_processes.schedule(lambda: np.array([{"a": 1}, None, [2]], dtype=object)).fetch(20)
     assert got.dtype == object
     assert list(got) == [{"a": 1}, None, [2]]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    result: Any
+    next: Any = None
+
+
+@attrs.frozen
+class Job:
+    result: Any
+
+
+class Plain:
+    def __init__(self, results: Any) -> None:
+        self.results = results
+
+
+class Slotted:
+    __slots__ = ("results",)
+
+    def __init__(self, results: Any) -> None:
+        self.results = results
+
+
+HOLDERS: list[tuple[Any, Any]] = [
+    (lambda v: {"a": v}.values(), [3]),
+    (lambda v: {"a": v}.items(), [("a", 3)]),
+    (lambda v: collections.UserDict(a=v).values(), [3]),
+    (lambda v: {v}, {3}),
+    (lambda v: frozenset([v]), frozenset([3])),
+    (lambda v: collections.deque([v]), collections.deque([3])),
+    (lambda v: (item for item in [v]), [3]),
+    (lambda v: {"late": map(list, [[v]])}, {"late": [[3]]}),
+    (lambda v: zip("a", [v], strict=True), [("a", 3)]),
+    (lambda v: itertools.chain([v]), [3]),
+    (lambda v: {Colour.RED: v, 1: 1, "b": 2}, {Colour.RED: 3, 1: 1, "b": 2}),
+    (lambda v: {v: 1}, {3: 1}),
+    (lambda v: collections.defaultdict(list, a=v), {"a": 3}),
+    (lambda v: Run(v, [Run({"x": v})]), Run(3, [Run({"x": 3})])),
+    (lambda v: Job(Pair(v, 1)), Job(Pair(3, 1))),
+    (lambda v: np.array([v, None], object), [3, None]),
+    (lambda v: zd.coordinator.PerWorkerValues([v]), [3]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOLDERS)))
+def test_fetch_replaces_remote_values_wherever_they_are(in_threads: ClusterCoordinator, number: int) -> None:
+    holder, expected = HOLDERS[number]
+    fetched = in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
+    assert (fetched.tolist() if isinstance(fetched, np.ndarray) else fetched) == expected
+
+
+@pytest.mark.parametrize(
+    ("holder", "place"),
+    [
+        (Plain, "results of a tests.coordinator.test_remote_value.Plain"),
+        (lambda v: [Plain([{"x": v}])], "results of a tests.coordinator.test_remote_value.Plain"),
+        (Slotted, "results of a tests.coordinator.test_remote_value.Slotted"),
+        (lambda v: types.SimpleNamespace(a=v), "a of a types.SimpleNamespace"),
+        (lambda v: types.MappingProxyType({"a": v}), r"\['a'\] of a mappingproxy"),
+        (lambda v: functools.partial(abs, v), r"args\[0\] of a functools.partial"),
+    ],
+)
+def test_fetch_refuses_an_object_in_which_it_would_leave_a_remote_value(
+    in_threads: ClusterCoordinator, holder: Any, place: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"does not replace the RemoteValue in {place}: fetch it alone, or put it"):
+        in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
 
 
 def test_fetch_and_get_give_the_same_object_each_time(in_threads: ClusterCoordinator) -> None:

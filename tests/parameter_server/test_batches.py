@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,15 @@ def test_read_asks_each_server_once_and_keeps_the_structure(made: Any, asked: li
     assert values["w"].tolist() == values["rest"][2].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert (values["rest"][0].tolist(), values["rest"][1]) == ([1.0], 2.0)
     assert (values["here"][0].tolist(), values["here"][1:]) == ([7.0], [5, None])
+
+
+def test_read_replaces_variables_in_views_iterators_and_dicts_of_any_keys(made: Any) -> None:
+    strategy = made(_halves)
+    with strategy.scope():
+        b, s = zd.Variable([1.0]), zd.Variable(2.0)
+    assert strategy.read({"b": b, 3: s}.values()) == [1.0, 2.0]
+    assert strategy.read(variable for variable in [b, s]) == [1.0, 2.0]
+    assert strategy.read({"b": deque([b]), 3: s}) == {"b": deque([1.0]), 3: 2.0}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -16,6 +17,12 @@ from zmqdist.optimizers import SGD
 from zmqdist.parameter_server import PerReplica, get_replica_context, in_cross_replica_context
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
+
+
+@dataclasses.dataclass
+class Pair:
+    left: Any
+    right: Any
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -74,6 +81,15 @@ def test_each_replica_gets_its_part_of_the_arguments(two: zd.ParameterServerStra
         lambda values, same, other: (values["id"], values["of"], same, other), (given, [5]), {"other": "x"}
     )
     assert two.experimental_local_results(results) == ((0, 2000, [5], "x"), (1, 2000, [5], "x"))
+
+
+def test_each_replica_gets_its_part_of_a_dataclass_and_of_a_dict_of_any_keys(two: zd.ParameterServerStrategy) -> None:
+    parts = PerReplica([1, 2])
+    results = two.run(lambda pair, table: (pair, list(table.values())), (Pair(parts, [parts]), {"a": parts, 3: parts}))
+    assert two.experimental_local_results(results) == (
+        (Pair(1, [1]), [1, 1]),
+        (Pair(2, [2]), [2, 2]),
+    )
 
 
 def test_reduce_along_axes_weighs_a_mean_by_the_elements(two: zd.ParameterServerStrategy) -> None:

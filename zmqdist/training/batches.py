@@ -7,7 +7,7 @@ Not here: operations on a single variable (variable.py), or on all shards of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,9 +29,16 @@ Destination: TypeAlias = tuple[client.PsClient, int]
 
 
 def read_all(variables: Any) -> Any:
-    """Return the structure `variables` with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
-    leaves = nest.flatten(variables)
-    parts = {part.storage.key: part for leaf in leaves for part in _parts(leaf)}
+    """Return `variables` with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
+    if isinstance(variables, (Iterator, KeysView, ValuesView, ItemsView)):
+        variables = list(variables)
+    parts: dict[Any, Variable] = {}
+
+    def note(leaf: Any) -> Any:
+        parts.update((part.storage.key, part) for part in _parts(leaf))
+        return leaf
+
+    nest.map_contents(note, variables)
     by_session: dict[Destination, list[Variable]] = {}
     values: dict[Any, Any] = {}
     for key, part in parts.items():
@@ -48,7 +55,7 @@ def read_all(variables: Any) -> Any:
         found = [values[part.storage.key] for part in _parts(leaf)]
         return leaf if not found else found[0] if len(found) == 1 else np.concatenate(found)
 
-    return nest.pack_sequence_as(variables, [value_of(leaf) for leaf in leaves])
+    return nest.map_contents(value_of, variables)
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:

@@ -37,7 +37,7 @@ class PerReplica:
 
 def select(structure: Any, replica: int) -> Any:
     """Return the structure with each PerReplica replaced by its value for `replica`."""
-    return nest.map_structure(lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure)
+    return nest.map_contents(lambda part: part.values[replica] if isinstance(part, PerReplica) else part, structure)
 
 
 def regroup(results: Sequence[Any]) -> Any:
@@ -115,4 +115,4 @@ def gather_replicas(value: Any, axis: int) -> Any:
             np.concatenate([np.asarray(each) for each in leaf.values], axis) if isinstance(leaf, PerReplica) else leaf
         )
 
-    return nest.map_structure(gathered, value)
+    return nest.map_contents(gathered, value)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist import nest, task_context
+from zmqdist import task_context
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CONNECT_TIMEOUT_S
@@ -104,9 +104,9 @@ class OnWorkers:
         """Return a tuple with the value of each replica. From a structure with PerReplica leaves, the tuple has one structure for each
         replica. For a value without PerReplica leaves, return a tuple of this value only.
         """
-        if any(isinstance(leaf, per_replica.PerReplica) for leaf in nest.flatten(value)):
-            return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
-        return (value,)
+        if per_replica.select(value, 0) is value:
+            return (value,)
+        return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None

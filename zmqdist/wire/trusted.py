@@ -26,7 +26,7 @@ import platform
 import sys
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -298,7 +298,7 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
             if fault is not None:
                 path, smallest, error = (where if not seen else path + where), part, fault
                 seen.append(part)
-                parts = _parts(part)
+                parts = parts_of(part)
                 break
         else:
             break
@@ -315,16 +315,17 @@ def _pickling_error(value: Any) -> Exception | None:
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each part of an object with its place, as Python code that follows the name of the object."""
     match value:
-        case dict():
+        case Mapping():
             yield from ((f"[{key!r}]", item) for key, item in list(value.items()))
         case list() | tuple() | set() | frozenset():
             yield from ((f"[{index}]", item) for index, item in enumerate(value))
         case np.ndarray() if value.dtype.hasobject and value.dtype.names is None:
             yield from ((f"[{index}]", item) for index, item in enumerate(value.reshape(-1)))
         case Function():
-            yield from _parts(value.__wrapped__)
+            yield from parts_of(value.__wrapped__)
         case FunctionType():
             yield from ((f", which captures {name!r}", item) for name, item in _captured_by_name(value))
         case MethodType():
@@ -336,7 +337,16 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
         case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
             # An object with its own rule for pickling is not searched, because its error already names the fault.
-            yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+            yield from ((f".{name}", item) for name, item in attributes_of(value))
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each attribute that is stored in the object itself."""
+    yield from getattr(value, "__dict__", {}).items()
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        yield from ((name, getattr(value, name)) for name in names if hasattr(value, name) and name != "__dict__")
 
 
 def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -16,10 +16,11 @@ import threading
 import time
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextlib import closing
 from functools import partial
 from operator import index
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from zmqdist import errors, limits, nest
@@ -314,11 +315,16 @@ class ClusterCoordinator:
         return [make_error() for make_error in self._error_factories]
 
     def fetch(self, val: Any) -> Any:
-        """Return the structure `val` (lists, tuples, dicts) with each RemoteValue replaced by its result. Waits for all results.
+        """Return `val` with each RemoteValue replaced by its result. Waits for all results.
 
-        Raises the errors of `RemoteValue.fetch`.
+        RemoteValues are found at any depth in containers of Python (as keys, too), arrays of objects, dataclasses and attrs classes.
+        PerWorkerValues, iterators and the views of a dict become lists.
+
+        Raises:
+          TypeError: a RemoteValue is in an object of another class, or a result cannot be the key of a dict or the item of a set.
+          Exception: any error of `RemoteValue.fetch`.
         """
-        return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
+        return nest.map_contents(_fetched, val)
 
     def as_completed(self, values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
         """Yield each RemoteValue once, in the order in which the functions end.
@@ -530,6 +536,28 @@ class ClusterCoordinator:
             raise errors.FailedPreconditionError(
                 "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
+
+
+def _fetched(part: Any) -> Any:
+    """Return the result of a RemoteValue, the list of an iterator's results, and any other object unchanged.
+
+    Raises TypeError if an object of a class that `nest.map_contents` does not look into has a RemoteValue.
+    """
+    if type(part) in trusted.ATOMS or isinstance(part, (type, FunctionType, MethodType, ModuleType)):
+        return part
+    if isinstance(part, (RemoteValue, PerWorkerValues)):
+        return part.fetch()
+    of_python = type(part).__module__ in ("builtins", "itertools")
+    if isinstance(part, (KeysView, ValuesView, ItemsView)) or (isinstance(part, Iterator) and of_python):
+        return nest.map_contents(_fetched, list(part))
+    if nest.contents(part) is None:
+        for place, item in (*trusted.parts_of(part), *trusted.attributes_of(part)):
+            if nest.map_contents(lambda inner: None if isinstance(inner, RemoteValue) else inner, item) is not item:
+                raise TypeError(
+                    f"fetch() does not replace the RemoteValue in {place.strip('.')} of a {trusted.type_name(part)}: fetch it alone, or "
+                    "put it into a dataclass, list or dict"
+                )
+    return part
 
 
 class _Alive:

@@ -7,7 +7,6 @@ until a function has ended or a lost value has been recomputed.
 from __future__ import annotations
 
 import enum
-import operator
 import os
 import queue
 import threading
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zmqdist import errors
+from zmqdist import errors, nest
 from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
@@ -225,9 +224,10 @@ class RemoteValue:
     def fetch(self, timeout: float | None = None) -> Any:
         """Return the result as `get` does, but replace tensors by arrays.
 
-        Each object that has a method `numpy()`, also in lists, tuples and dicts, is replaced by the result of this method.
+        Each object that has a method `numpy()` is replaced by the result of this method, also in containers and dataclasses.
         """
-        return _as_numpy(self.get(timeout))
+        value = self.get(timeout)
+        return value if type(value) in trusted.ATOMS or type(value) is np.ndarray else nest.as_numpy(value)
 
     def done(self) -> bool:
         """Return whether the function has ended, with a result or an error. Does not wait."""
@@ -425,25 +425,6 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error
-
-
-def _as_numpy(value: Any) -> Any:
-    """Return `value` with each leaf that has a method `numpy()` converted. Without such a leaf, return the same object."""
-    cls = type(value)
-    if cls in trusted.ATOMS or cls is np.ndarray or isinstance(value, type):
-        return value
-    if isinstance(value, (list, tuple)):
-        items = [_as_numpy(item) for item in value]
-        if all(map(operator.is_, items, value)):
-            return value
-        if cls is list or cls is tuple:
-            return cls(items)
-        return cls(*items) if hasattr(value, "_fields") else value
-    if cls is dict:
-        mapped = {key: _as_numpy(item) for key, item in value.items()}
-        return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
-    numpy = getattr(value, "numpy", None)
-    return numpy() if callable(numpy) else value
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:

@@ -85,7 +85,7 @@ def read_value(resource: Any) -> Any:
 def read_numpy(resource: Any) -> Any:
     """Return a resource's value, in which each leaf that has a method `numpy()` is replaced by the result. The coordinator schedules this
     function."""
-    return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
+    return nest.as_numpy(resource)
 
 
 def read_spec(dataset: Any) -> Any:
