@@ -214,7 +214,7 @@ def test_a_state_of_another_dataset_is_refused(cluster: TestCluster) -> None:
 def test_a_state_that_is_none_is_refused_when_it_is_loaded(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(100), **ONCE))
     state = iterator.state_dict()
-    state["tree"]["own"] = {"version": 1, "done": 5}
+    state["tree"]["own"]["reader"] = {"version": 1, "done": 5}
     with pytest.raises(InvalidArgumentError, match="not the state of a reader"):
         iterator.load_state_dict(state)
     iterator.close()

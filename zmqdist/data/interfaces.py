@@ -11,8 +11,8 @@ Rules
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -33,20 +33,30 @@ C = TypeVar("C", bound=type)
 _classes: dict[str, Any] = {}
 
 
+_lock = threading.Lock()
+
+
 class Memory:
-    """The state that the iterators of one dataset object share: the number of iterators that were opened, and the values that operators
-    store for later iterators.
+    """The state that the iterators of one dataset object share: the number of its passes so far, and
+    the values that operators store for later iterators.
     """
 
-    __slots__ = ("_numbers", "values")
+    __slots__ = ("_next", "values")
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()
+        self._next = 0
         self.values: dict[str, Any] = {}
 
-    def next_iterator_number(self) -> int:
-        """Return the number of the iterator that is being opened."""
-        return next(self._numbers)
+    def begin_pass(self, number: int = -1) -> int:
+        """Return the number of the pass that begins: `number`, or the next number if it is negative."""
+        with _lock:
+            number = self._next if number < 0 else number
+            self._next = max(self._next, number + 1)
+        return number
+
+    def continue_at(self, number: int) -> None:
+        """Go back, or ahead: the next pass has this number."""
+        self._next = number
 
 
 class DatasetLike(Protocol):

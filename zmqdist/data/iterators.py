@@ -20,6 +20,8 @@ Only one thread at a time may use an iterator.
 from __future__ import annotations
 
 import contextlib
+import copy
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zmqdist.background import in_background
-from zmqdist.data.interfaces import DatasetLike, deserialize
+from zmqdist.data.interfaces import DatasetLike, Memory, deserialize
 from zmqdist.data.options import Options
 from zmqdist.data.structure import from_json, invalid, is_dataset, map_items, to_json
 from zmqdist.errors import (
@@ -45,7 +47,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import STATE_BYTES_MAX
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class OperatorTimer:
@@ -138,6 +140,7 @@ class Context:
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
       resumable: whether `splits` honours its argument `taken`, so that a source can save its position.
       interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.
+      entropy: random numbers, from which the operators without a seed derive theirs. A state has them.
     """
 
     def __init__(
@@ -146,21 +149,30 @@ class Context:
         probing: bool = False,
         splits: Callable[[int, int, int], Iterator[int]] | None = None,
         resumable: bool = False,
+        entropy: Sequence[int] = (),
+        inner: bool = False,
     ) -> None:
         """Create the context of a new iterator. No node is open yet.
 
         Args:
           splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the first
             `taken` of them. None means that each source reads all of its positions.
+          entropy: see the attribute. By default, new random numbers.
+          inner: whether the context is for a dataset that a user function returns.
         """
         self.options = options
         self.probing = probing
         self.resumable = resumable
         self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
         self.interrupts = CloseInterrupts()
+        self.entropy = list(entropy) or [secrets.randbits(64), secrets.randbits(64)]
         self._splits = splits
         self._sources = 0
         self._repetitions: dict[int, int] = {}
+        self._inner = inner or probing
+        self._passes: dict[Memory, list[int]] = {}
+        """Maps the memory of a dataset to [its place in the order of first opening, its next pass].
+        The next pass is -1 if the dataset object decides it."""
 
     @property
     def has_splits(self) -> bool:
@@ -178,7 +190,7 @@ class Context:
         nodes: list[OperatorNode] = []
         try:
             for number, each in enumerate(dataset.inputs):
-                context = self if split is None or number in split else self.inner()
+                context = self if split is None or number in split else self._unsplit()
                 nodes.append(context.open(each))
         except BaseException:  # the caller gets no list, so close the inputs that are open already
             for node in nodes:
@@ -198,12 +210,56 @@ class Context:
         finally:
             self._sources = before
 
-    def inner(self) -> Context:
-        """Return a context for datasets whose sources read all of their positions, such as a dataset that a user function returns."""
-        context = Context(self.options, self.probing)
+    def _unsplit(self) -> Context:
+        """Return this context for inputs whose sources read all of their positions."""
+        context = copy.copy(self)
+        context._splits = None
+        return context
+
+    def inner(self, *origin: int) -> Context:
+        """Return a context for a dataset that a user function returns. Its sources read all of their
+        positions. `origin` differs between the datasets of one iterator, and is the same after a load.
+        """
+        context = Context(self.options, self.probing, entropy=[*self.entropy, *origin], inner=True)
         context.interrupts = self.interrupts
         context.timers = None  # the time of these datasets counts for the operator whose function returned them
         return context
+
+    def begin_pass(self, memory: Memory, shared: bool = False) -> tuple[int, int]:
+        """Return the place of a dataset in the order in which this iterator has first opened its
+        datasets, and the number of the pass that begins.
+
+        The first pass of an iterator takes the next number of the dataset object. From there on the
+        iterator counts by itself, so that other iterators do not change its later passes. A dataset that a
+        user function returns is always counted from 0, because only then the function's result
+        depends on its argument alone, in each process that calls it. With `shared`, no two passes
+        of a dataset object have one number, because a service gives each number one pass.
+        """
+        known = self._passes.setdefault(memory, [len(self._passes), 0 if self._inner else -1])
+        number = known[1] if self._inner and not shared else memory.begin_pass(-1 if shared else known[1])
+        known[1] = number + 1
+        return known[0], number
+
+    def state(self, datasets: Sequence[DatasetLike]) -> dict[str, Any]:
+        """Return what later passes over these datasets, which are all of the pipeline, depend on."""
+        passes = [
+            [number, self._passes[each.memory][1]]
+            for number, each in enumerate(datasets)
+            if each.memory in self._passes
+        ]
+        return {"entropy": list(self.entropy), "passes": passes}
+
+    def load(self, state: dict[str, Any], datasets: Sequence[DatasetLike]) -> None:
+        """Continue after the passes in a state, also with later iterators over these datasets."""
+        self.entropy[:] = state["entropy"]
+        for number, next_pass in state["passes"]:
+            memory = datasets[number].memory
+            memory.continue_at(next_pass)
+            self._passes[memory][1] = next_pass
+
+    def load_pass(self, memory: Memory, number: int) -> None:
+        """Note that a node has continued in the pass `number` of a dataset."""
+        self._passes[memory][1] = max(self._passes[memory][1], number + 1)
 
     def next_splits(self) -> SplitStream | None:
         """Return the positions for the source that is being opened, or None if it reads all of its positions. Each source calls this once,
@@ -327,6 +383,31 @@ class OperatorNode:
         self.load(state["own"])
 
 
+class NumberedNode(OperatorNode):
+    """A node whose random numbers, or those of the datasets that its function returns, differ between
+    the passes over its dataset.
+
+    Attributes:
+      place, number: the place of the dataset in its iterator, and the number of the pass (`Context.begin_pass`).
+    """
+
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.place, self.number = context.begin_pass(dataset.memory)
+
+    def inner_context(self, number: int) -> Context:
+        """Return the context for the dataset that the operator opens as its dataset `number`."""
+        return self.context.inner(self.place, self.number, number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"pass": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["pass"]
+        self.context.load_pass(self.dataset.memory, self.number)
+        super().load_state_dict(state)
+
+
 class _IteratorCore:
     """The part of an iterator that has the root node, and that creates a new generator after each error and each load.
 
@@ -429,7 +510,8 @@ class DatasetIterator(chain[Any]):
             tree = None if ended else self._core.node.state_dict()
         finally:
             _state_budget.reset(token)
-        return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
+        passes = self._core.node.context.state(self._dataset.walk())
+        return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree, **passes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned.
@@ -441,11 +523,15 @@ class DatasetIterator(chain[Any]):
         if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
             raise invalid("this is no state of an iterator: pass the dict that `state_dict` returned")
         if state["version"] != STATE_VERSION:
-            raise invalid(f"the state has version {state['version']}, but this zmqdist reads {STATE_VERSION}")
+            raise invalid(
+                f"the state has version {state['version']}, but this zmqdist reads {STATE_VERSION}: load it with the"
+                " version of zmqdist that saved it, or begin the epoch again"
+            )
         if state["operators"] != self._names:
             raise invalid(f"this is a state of the pipeline {state['operators']}, but the iterator's is {self._names}")
         if self._core.closed:
             raise FailedPreconditionError("an iterator that has ended stays ended: load the state into a new one")
+        self._core.node.context.load(state, self._dataset.walk())
         if state["ended"]:
             self._core.ended = True
             self.close()

@@ -2,9 +2,12 @@
 
 Rules
     The field `seed` of an operator is a pair of numbers from `operation_seed` (random.py), or None if neither the user nor the process has
-    set a seed. Iterator number n over a dataset object draws numbers with the seed (pair, n), so that two iterators draw different
-    numbers, and another run of the program draws the same numbers again. If the user wants equal draws, n is 0 for all iterators. If the
-    field is None, fresh entropy takes the place of the seed.
+    set a seed. Pass number n over a dataset object (`Context.begin_pass`) draws numbers with the seed (pair, n), so that two passes draw
+    different numbers, and another run of the program draws the same numbers again. If the user wants equal draws, n is 0 for all passes.
+    If the field is None, the entropy of the iterator and the place of the dataset in it take the place of the pair. If the user also wants
+    equal draws, the dataset object keeps the entropy of its first iterator for all others.
+
+    A state has the entropy of the iterator and the number of the pass, so that the passes after a load draw the same numbers, too.
 
     Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long. A state contains the generator's state
     before the current block, and how many numbers of the block were used.
@@ -12,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Any
@@ -20,26 +22,10 @@ from typing import Any
 import numpy as np
 
 from zmqdist.data.interfaces import DatasetLike
+from zmqdist.data.iterators import Context, NumberedNode
 
 _DRAWS = 1024
 _BITS = 2**64 - 1
-
-
-def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
-    """Return the seed with which iterator `number` draws, where `seed` is the operator's seed. Return fresh entropy if `seed` is None."""
-    if seed is None:
-        return [secrets.randbits(64), secrets.randbits(64)]
-    return [seed[0] & _BITS, seed[1] & _BITS, number]
-
-
-def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
-    """Return the seed of iterator `number` over a dataset object. With `fresh` each iterator gets another seed. Without `fresh` all
-    iterators over the object get one seed.
-    """
-    if fresh:
-        return iterator_seed(seed, number)
-    shared: list[int] = dataset.memory.values.setdefault("seed", iterator_seed(seed, 0))
-    return shared
 
 
 class Draws:
@@ -79,3 +65,25 @@ class Draws:
         self._stream = self._draw()
         for _ in range(state["used"]):
             next(self._stream)
+
+
+class RandomNode(NumberedNode):
+    """The node of an operator that draws random numbers."""
+
+    def __init__(self, dataset: DatasetLike, context: Context, fresh: bool = True) -> None:
+        """Open the node. With `fresh`, each pass over the dataset object draws other numbers."""
+        super().__init__(dataset, context)
+        own = self.op.seed
+        base = [*context.entropy, self.place] if own is None else [own[0] & _BITS, own[1] & _BITS]
+        seed = [*base, self.number if fresh else 0]
+        self._seed: list[int] = seed if fresh else dataset.memory.values.setdefault("seed", seed)
+        self.draws = Draws(self._seed)
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": self._seed, "draws": self.draws.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._seed = state["seed"]
+        if "seed" in self.dataset.memory.values:
+            self.dataset.memory.values["seed"] = self._seed
+        self.draws.load(state["draws"])

@@ -65,8 +65,11 @@ class _CacheNode(OperatorNode):
             else:
                 yield self._record(x)
         if not self.context.probing:  # a probe for the spec is no pass over the dataset, so it leaves no record
-            self.dataset.memory.values["cache has dicts"] = self.dicts
-            self.dataset.memory.values["cache"] = self.recorded
+            self._keep(self.recorded)
+
+    def _keep(self, record: list[Any]) -> None:
+        self.dataset.memory.values["cache has dicts"] = self.dicts
+        self.dataset.memory.values["cache"] = record
 
     def _record(self, x: Any) -> Any:
         """Record an element. Return the element as the node yields it: read-only, with dicts of its own."""
@@ -85,6 +88,8 @@ class _CacheNode(OperatorNode):
         self.dicts = any(read_only(x) is not x for x in held)
         self.position = state["position"]
         self.reading, self.recorded = (held, []) if state["reading"] else (None, held)
+        if state["reading"]:
+            self._keep(held)
 
 
 @operator("cache", _CacheNode)

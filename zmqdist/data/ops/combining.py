@@ -16,13 +16,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import (
+    BufferedError,
+    Context,
+    NumberedNode,
+    OperatorNode,
+    load_elements,
+    save_elements,
+)
 from zmqdist.data.ops.background import AHEAD_MAX, ReadAhead, in_order, threads_for
 from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
 from zmqdist.data.ops.opening import DeferredNode
+from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
 from zmqdist.random import is_seeded
 
@@ -211,7 +218,7 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
     return value  # type: ignore[no-any-return]
 
 
-class InterleaveNode(OperatorNode):
+class InterleaveNode(NumberedNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
     Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
@@ -220,7 +227,8 @@ class InterleaveNode(OperatorNode):
     threads, because a slot becomes free in its own turn, so that slots get new datasets in the order of their turns.
 
     Attributes:
-      slots: for each slot (input element, node of its dataset), or None if the slot is empty.
+      slots: for each slot (input element, node of its dataset, number of the input element), or None if the slot is empty.
+      opened: the number of input elements so far.
       turn: the number of the current slot.
       taken: the number of elements of the current block that were yielded.
       threads: the number of slots that threads read.
@@ -229,7 +237,8 @@ class InterleaveNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.slots: list[tuple[Any, Any] | None] = [None] * self.op.cycle_length
+        self.slots: list[tuple[Any, Any, int] | None] = [None] * self.op.cycle_length
+        self.opened = 0
         self.turn = 0
         self.taken = 0
         self.ended = False
@@ -302,8 +311,9 @@ class InterleaveNode(OperatorNode):
             return False
         try:
             for x in self.source():
-                node = self._open_inner(number, x)
-                self.slots[number] = (x, node)
+                self.opened += 1
+                node = self._open_inner(number, x, self.opened)
+                self.slots[number] = (x, node, self.opened)
                 # If another thread is closing the iterator, close the node here, because that thread has not seen this slot.
                 if self.abandoned.is_set():
                     node.abandon()
@@ -313,32 +323,33 @@ class InterleaveNode(OperatorNode):
             if not self.threads:
                 raise
             # With threads, a slot is filled before its turn, so keep the error in the slot until the turn comes.
-            self.slots[number] = (BufferedError(error), None)
+            self.slots[number] = (BufferedError(error), None, self.opened)
             self.children[0].restart()
             return True
         self.ended = True
         return False
 
-    def _open_inner(self, number: int, x: Any, state: Any = None) -> Any:
-        """Open the dataset that the function returns for `x`, and return its node. With `state`, load this state.
+    def _open_inner(self, number: int, x: Any, opened: int, state: Any = None) -> Any:
+        """Open the dataset that the function returns for `x`, the input element number `opened`, and return its node. With `state`, load
+        this state.
 
         The function gets `x` read-only, because a state contains `x`, and a load calls the function on it again.
         """
         if self.threads:
-            return self._open_ahead(number, x, state)
-        node = self.context.inner().open(self.op.dataset_of(read_only(x)))
+            return self._open_ahead(number, x, self.inner_context(opened), state)
+        node = self.inner_context(opened).open(self.op.dataset_of(read_only(x)))
         if state is not None:
             node.load_state_dict(state)
         return node
 
-    def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
+    def _open_ahead(self, number: int, x: Any, context: Context, state: Any) -> Any:
         make_dataset = partial(self.op.dataset_of, read_only(x))
         # With a global seed, operators get their seeds in the order in which they are created. Therefore call the function here, in order,
         # and not in a thread.
         if self.ordered and is_seeded():
             dataset = make_dataset()
             make_dataset = partial(_itself, dataset)
-        opening = DeferredNode(make_dataset, self.context, self.last_opened if self.ordered else None)
+        opening = DeferredNode(make_dataset, context, self.last_opened if self.ordered else None)
         self.last_opened = opening.opened
         node: Any = opening
         if number < self.threads:
@@ -379,23 +390,22 @@ class InterleaveNode(OperatorNode):
             node.close()
 
     def state(self) -> dict[str, Any]:
-        inner = [slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict()] for slot in self.slots]
-        return {"slots": inner, "turn": self.turn, "taken": self.taken, "ended": self.ended}
+        inner = [slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict(), slot[2]] for slot in self.slots]
+        return {"slots": inner, "opened": self.opened, "turn": self.turn, "taken": self.taken, "ended": self.ended}
 
     def load(self, state: dict[str, Any]) -> None:
         self._close_slots()
         self.slots[:] = [None] * len(self.slots)
         self.last_opened = None
-        self.turn, self.taken, self.ended = state["turn"], state["taken"], state["ended"]
+        self.turn, self.taken, self.ended, self.opened = state["turn"], state["taken"], state["ended"], state["opened"]
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
             slot_state = state["slots"][number]
             if slot_state is not None:
-                (x,) = load_elements(slot_state[0])
-                self.slots[number] = (
-                    x,
-                    None if type(x) is BufferedError else self._open_inner(number, x, slot_state[1]),
-                )
+                elements, inner_state, opened = slot_state
+                (x,) = load_elements(elements)
+                node = None if type(x) is BufferedError else self._open_inner(number, x, opened, inner_state)
+                self.slots[number] = (x, node, opened)
 
 
 def _itself(dataset: DatasetLike) -> DatasetLike:
@@ -487,7 +497,7 @@ class _ChooseNode(OperatorNode):
         return None
 
     def state(self) -> dict[str, Any]:
-        return {"ended": self.ended, "stopped": self.stopped}
+        return {"ended": list(self.ended), "stopped": self.stopped}
 
     def load(self, state: dict[str, Any]) -> None:
         self.ended, self.stopped = list(state["ended"]), state["stopped"]
@@ -521,13 +531,11 @@ class Choose(_Selecting):
     """
 
 
-class _SelectorNode(OperatorNode):
+class _SelectorNode(RandomNode):
     """Runs a Selector: draws random indices by weight. If the node has an input, this input yields the weights for each draw."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.next_iterator_number()
-        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))
+        super().__init__(dataset, context, dataset.op.rerandomize)
 
     def run(self) -> Iterator[Any]:
         if not self.children:
@@ -540,12 +548,6 @@ class _SelectorNode(OperatorNode):
         bounds = np.cumsum(np.asarray(weights, dtype=np.float64))
         chosen = np.searchsorted(bounds, self.draws.uniform() * bounds[-1], side="right")
         return np.int64(min(chosen, len(bounds) - 1))
-
-    def state(self) -> dict[str, Any]:
-        return self.draws.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.draws.load(state)
 
 
 @operator("selector", _SelectorNode)

@@ -34,6 +34,7 @@ class DeferredNode:
 
         Args:
           make_dataset: a function that returns the dataset.
+          context: the context for this dataset alone.
           previous: the event `opened` of the node that has to be opened before this node. None means that the order does not matter.
         """
         self._make_dataset = make_dataset
@@ -80,7 +81,7 @@ class DeferredNode:
             self._previous.wait()
         if self._abandoned:
             raise CancelledError("the iterator was closed")
-        node = self._context.inner().open(dataset)
+        node = self._context.open(dataset)
         if self._saved is not None:
             node.load_state_dict(self._saved)
         return node

@@ -12,23 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.iterators import Context
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.windows import int_scalar
+from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import invalid
 from zmqdist.specs import TensorSpec
 
 
-class _ResampleNode(OperatorNode):
+class _ResampleNode(RandomNode):
     """Runs `rejection_resample`. `seen` counts the elements of each class so far."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.next_iterator_number()
-        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, True))
         self.seen = [0] * len(self.op.target)
 
     def run(self) -> Iterator[Any]:
@@ -48,10 +46,10 @@ class _ResampleNode(OperatorNode):
         return target[kind] / initial[kind] / most if most and initial[kind] else 0.0
 
     def state(self) -> dict[str, Any]:
-        return {"draws": self.draws.state(), "seen": self.seen}
+        return super().state() | {"seen": list(self.seen)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.draws.load(state["draws"])
+        super().load(state)
         self.seen = list(state["seen"])
 
 

@@ -25,7 +25,7 @@ from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.iterators import Context, NumberedNode
 from zmqdist.data.ops import snapshots
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.snapshots import OpenFile, SavedFiles
@@ -298,7 +298,7 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 # -- snapshot -------------------------------------------------------------------------------------------------------
 
 
-class _SnapshotNode(OperatorNode):
+class _SnapshotNode(NumberedNode):
     """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node writes a run while its input is read.
 
     A node that continues from the state of a pass that wrote a run writes no run itself. It lacks the elements before the state, because
@@ -319,7 +319,7 @@ class _SnapshotNode(OperatorNode):
         run = load(self.folder, None, None, None if function is None else function.value, False)
         for child in self.children:
             child.close()
-        self.children = [self.context.inner().open(run)]
+        self.children = [self.inner_context(0).open(run)]
 
     def run(self) -> Iterator[Any]:
         if self.reading or not self.writes:
@@ -352,9 +352,10 @@ class _SnapshotNode(OperatorNode):
         if self.writer is not None:
             self.writer.abort()
         self.writer, self.writes = None, False
-        if state["reading"] and not self.reading:
+        self.number = state["pass"]
+        if state["reading"]:
             self._read()
-        elif self.reading and not state["reading"]:
+        elif self.reading:
             self.children = self.context.open_inputs(self.dataset)
         self.reading = state["reading"]
         super().load_state_dict(state)

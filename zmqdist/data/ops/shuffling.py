@@ -7,19 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import Context, load_elements, save_elements
 from zmqdist.data.ops.base import Op
+from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import checked_int, invalid
 
 
-class _ShuffleNode(OperatorNode):
+class _ShuffleNode(RandomNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.next_iterator_number()
-        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.reshuffle))
+        super().__init__(dataset, context, dataset.op.reshuffle)
         self.buffer: list[Any] = []
 
     def run(self) -> Iterator[Any]:
@@ -42,10 +40,10 @@ class _ShuffleNode(OperatorNode):
             yield x
 
     def state(self) -> dict[str, Any]:
-        return {"draws": self.draws.state(), "buffer": save_elements(self.buffer)}
+        return super().state() | {"buffer": save_elements(self.buffer)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.draws.load(state["draws"])
+        super().load(state)
         self.buffer = load_elements(state["buffer"])
 
 

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.data import seeds, structure
+from zmqdist.data import structure
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op, PickledFunction
+from zmqdist.data.seeds import RandomNode
 from zmqdist.data.signatures import as_spec
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
@@ -383,11 +384,9 @@ class Generator(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
 
-class _RandomNode(OperatorNode):
+class _RandomNode(RandomNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.next_iterator_number()
-        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))
+        super().__init__(dataset, context, dataset.op.rerandomize)
         self.splits = context.next_splits()
 
     def run(self) -> Iterator[Any]:
@@ -396,10 +395,10 @@ class _RandomNode(OperatorNode):
             yield np.int64(uniform() * 2**32)
 
     def state(self) -> dict[str, Any]:
-        return {"draws": self.draws.state(), "dealt": self.splits and self.splits.state()}
+        return super().state() | {"dealt": self.splits and self.splits.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.draws.load(state["draws"])
+        super().load(state)
         if self.splits is not None:
             self.splits.load(state["dealt"])
 

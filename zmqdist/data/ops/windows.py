@@ -14,7 +14,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import Context, NumberedNode, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
@@ -113,18 +113,20 @@ class Window(Op):
         return nest.map_structure(DatasetSpec, inputs[0])
 
 
-class _GroupNode(OperatorNode):
+class _GroupNode(NumberedNode):
     """Runs `group_by_window`.
 
     Attributes:
       groups: for each key, in the order in which the keys appeared, the elements that do not fill a window yet.
       inner: the node of the dataset that `reduce_func` returned and that is being read, or None.
+      opened: the number of windows so far.
       made_of: the key and the elements of the window from which `inner` was created, for the state.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.groups: dict[int, list[Any]] = {}
+        self.opened = 0
         self.inner: OperatorNode | None = None
         self.made_of: tuple[int, list[Any]] = (0, [])
 
@@ -137,11 +139,10 @@ class _GroupNode(OperatorNode):
             group = self.groups.setdefault(key, [])
             group.append(x)
             if len(group) >= self._size(key):
-                self._open(key, self.groups.pop(key))
+                self._begin(key)
                 yield from self._read()
         while self.groups:
-            key = min(self.groups)
-            self._open(key, self.groups.pop(key))
+            self._begin(min(self.groups))
             yield from self._read()
 
     def _size(self, key: int) -> int:
@@ -152,9 +153,13 @@ class _GroupNode(OperatorNode):
             raise invalid(f"Window size must be greater than zero, not {size}")
         return int(size)
 
+    def _begin(self, key: int) -> None:
+        self.opened += 1
+        self._open(key, self.groups.pop(key))
+
     def _open(self, key: int, elements: list[Any]) -> OperatorNode:
         self.made_of = key, elements
-        self.inner = self.context.inner().open(self.op.reduced(key, elements, self.dataset))
+        self.inner = self.inner_context(self.opened).open(self.op.reduced(key, elements, self.dataset))
         return self.inner
 
     def _read(self) -> Iterator[Any]:
@@ -175,12 +180,14 @@ class _GroupNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         return {
+            "opened": self.opened,
             "groups": [[key, save_elements(group)] for key, group in self.groups.items()],
             "made_of": [self.made_of[0], save_elements(self.made_of[1])],
             "inner": None if self.inner is None else self.inner.state_dict(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        self.opened = state["opened"]
         self.groups = {key: load_elements(group) for key, group in state["groups"]}
         if self.inner is not None:
             self.inner.close()

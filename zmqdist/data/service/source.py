@@ -20,7 +20,7 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        request = read_request_of(self.op, dataset.memory.next_iterator_number())
+        request = read_request_of(self.op, context.begin_pass(dataset.memory, shared=True)[1])
         self._reader = ServiceReader(request, self.op.credentials, context.interrupts)
         self._batch: Iterator[Any] = iter(())
         context.interrupts.close_blocks = True
@@ -49,7 +49,7 @@ class _PortionsNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._request = read_request_of(self.op, dataset.memory.next_iterator_number())
+        self._request = read_request_of(self.op, context.begin_pass(dataset.memory, shared=True)[1])
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
@@ -67,13 +67,16 @@ class _PortionsNode(OperatorNode):
             yield from elements
 
     def state(self) -> dict[str, Any]:
-        return self._saved if self._reader is None else self._reader.state()
+        reader = self._saved if self._reader is None else self._reader.state()
+        return {"repetition": self._request.repetition, "reader": reader}
 
     def load(self, state: dict[str, Any]) -> None:
-        if state:
-            SavedReader.of(state)
+        if state["reader"]:
+            SavedReader.of(state["reader"])
         self.close()
-        self._reader, self._elements, self._saved = None, iter(()), state
+        self._reader, self._elements, self._saved = None, iter(()), state["reader"]
+        self._request = replace(self._request, repetition=state["repetition"])
+        self.dataset.memory.begin_pass(state["repetition"])
 
     def abandon(self) -> None:
         if self._reader is not None:
