@@ -1,8 +1,13 @@
-"""The thread of callbacks: nothing that a callback raises ends it, and one that cannot be started is said where it is needed."""
+"""The thread of callbacks: nothing that a callback raises ends it, one that cannot be started is said where it is needed, and a callback
+may wait for what its coordinator or executor does."""
 
 from __future__ import annotations
 
+import asyncio
+import operator
 import threading
+from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -68,3 +73,134 @@ def test_a_callback_that_comes_after_the_end_is_called_and_leaves_no_thread(thre
     value.add_done_callback(called.append)
     until(lambda: called == [value])
     until(lambda: threads_of_callbacks() <= before)
+
+
+class Gate:
+    """Two functions wait here, until the test has registered its callback."""
+
+    opened = threading.Event()
+
+
+def passes_gate(number: int) -> int:
+    assert Gate.opened.wait(20)
+    return number
+
+
+def called_back(register: Callable[[Callable[[Any], None]], object], does: Callable[[], Any]) -> Any:
+    """What `does()` returns in a callback that was registered while the function was waiting at the gate."""
+    ended = threading.Event()
+    returned: list[Any] = []
+
+    def callback(_: object) -> None:
+        returned.append(does())
+        ended.set()
+
+    register(callback)
+    Gate.opened.set()
+    assert ended.wait(20), "the callback waits for itself"
+    return returned[0]
+
+
+async def awaited(value: Any) -> Any:
+    return await value
+
+
+async def wrapped(future: futures.Future[Any]) -> Any:
+    return await asyncio.wrap_future(future)
+
+
+async def run_in(executor: zd.Executor) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(executor, operator.neg, 3)
+
+
+WITH_EXECUTOR: dict[str, tuple[Callable[[zd.Executor, Any, Any], Any], Any]] = {
+    "result of its own": (lambda executor, own, other: own.result(), 1),
+    "result of another": (lambda executor, own, other: other.result(), 2),
+    "exception of another": (lambda executor, own, other: other.exception(), None),
+    "result of new work": (lambda executor, own, other: executor.submit(operator.neg, 3).result(), -3),
+    "cancel": (lambda executor, own, other: other.cancel(), False),
+    "map": (lambda executor, own, other: list(executor.map(operator.neg, [3, 4], buffersize=1)), [-3, -4]),
+    "wait": (lambda executor, own, other: len(futures.wait([own, other]).done), 2),
+    "as_completed": (lambda executor, own, other: len(list(futures.as_completed([own, other]))), 2),
+    "a callback": (lambda executor, own, other: other.add_done_callback(print) or other.result(), 2),
+    "asyncio.wrap_future": (lambda executor, own, other: asyncio.run(wrapped(other)), 2),
+    "run_in_executor": (lambda executor, own, other: asyncio.run(run_in(executor)), -3),
+    "shutdown": (lambda executor, own, other: executor.shutdown(wait=True) or other.result(0), 2),
+    "shutdown, cancel": (lambda executor, own, other: executor.shutdown(wait=True, cancel_futures=True), None),
+    "shutdown, no wait": (lambda executor, own, other: executor.shutdown(wait=False), None),
+    "the end of a with": (lambda executor, own, other: executor.__exit__(None, None, None), False),
+    "kill_workers": (lambda executor, own, other: executor.kill_workers(), None),
+    "terminate_workers": (lambda executor, own, other: executor.terminate_workers() or executor.shutdown(), None),
+}
+
+
+@pytest.mark.parametrize("case", WITH_EXECUTOR)
+def test_a_callback_of_a_future_may_wait_for_its_executor(threads: zd.local_cluster, case: str) -> None:
+    does, returns = WITH_EXECUTOR[case]
+    Gate.opened.clear()
+    with zd.Executor(threads) as executor:
+        own, other = executor.submit(passes_gate, 1), executor.submit(passes_gate, 2)
+        assert called_back(own.add_done_callback, lambda: does(executor, own, other)) == returns
+
+
+def test_a_cluster_may_be_closed_in_a_callback_of_its_executor() -> None:
+    Gate.opened.clear()
+    cluster = zd.local_cluster(workers=1, processes=False)
+    executor = zd.Executor(cluster)
+    future = executor.submit(passes_gate, 1)
+    assert called_back(future.add_done_callback, lambda: cluster.close() or future.result(0)) == 1
+
+
+def test_shutdown_returns_once_the_callbacks_have_been_called(threads: zd.local_cluster) -> None:
+    Gate.opened.clear()
+    called: list[int] = []
+    with zd.Executor(threads) as executor:
+        submitted = [executor.submit(passes_gate, number) for number in range(3)]
+        submitted[0].add_done_callback(lambda _: submitted[2].result())
+        for future in submitted:
+            future.add_done_callback(lambda future: called.append(future.result()))
+        Gate.opened.set()
+    assert sorted(called) == [0, 1, 2]
+
+
+WITH_COORDINATOR: dict[str, tuple[Callable[[ClusterCoordinator, Any, Any], Any], Any]] = {
+    "get of its own": (lambda coordinator, own, other: own.get(), 1),
+    "get of another": (lambda coordinator, own, other: other.get(), 2),
+    "exception of another": (lambda coordinator, own, other: other.exception(), None),
+    "get of new work": (lambda coordinator, own, other: coordinator.schedule(operator.neg, (3,)).get(), -3),
+    "fetch": (lambda coordinator, own, other: coordinator.fetch([own, other]), [1, 2]),
+    "map": (lambda coordinator, own, other: coordinator.fetch(coordinator.map(operator.neg, [3, 4])), [-3, -4]),
+    "join": (lambda coordinator, own, other: coordinator.join(), None),
+    "done": (lambda coordinator, own, other: coordinator.done(20), True),
+    "as_completed": (lambda coordinator, own, other: len(list(coordinator.as_completed([own, other]))), 2),
+    "await": (lambda coordinator, own, other: asyncio.run(awaited(other)), 2),
+    "as_completed of a resource": (lambda coordinator, own, other: resources(coordinator), 3),
+    "await of a resource": (
+        lambda coordinator, own, other: asyncio.run(awaited(coordinator.create_per_worker_resource(int)[0])),
+        0,
+    ),
+    "close": (lambda coordinator, own, other: coordinator.close(), None),
+}
+
+
+def resources(coordinator: ClusterCoordinator) -> int:
+    return len(list(coordinator.as_completed(coordinator.create_per_worker_resource(int))))
+
+
+@pytest.mark.parametrize("case", WITH_COORDINATOR)
+def test_a_callback_of_a_value_may_wait_for_its_coordinator(in_threads: ClusterCoordinator, case: str) -> None:
+    does, returns = WITH_COORDINATOR[case]
+    Gate.opened.clear()
+    in_threads.workers()
+    own, other = in_threads.schedule(passes_gate, (1,)), in_threads.schedule(passes_gate, (2,))
+    assert called_back(own.add_done_callback, lambda: does(in_threads, own, other)) == returns
+
+
+@pytest.mark.parametrize("case", ["get of another", "join", "await", "as_completed of a resource", "close"])
+def test_a_callback_of_a_resource_may_wait_for_its_coordinator(in_threads: ClusterCoordinator, case: str) -> None:
+    does, returns = WITH_COORDINATOR[case]
+    Gate.opened.clear()
+    in_threads.workers()
+    resource = in_threads.create_per_worker_resource(passes_gate, (1,))[0]
+    other = in_threads.schedule(passes_gate, (2,))
+    assert called_back(resource.add_done_callback, lambda: does(in_threads, resource, other)) == returns

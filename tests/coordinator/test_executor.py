@@ -128,7 +128,7 @@ def test_a_function_that_no_thread_would_settle_is_taken_back(
 ) -> None:
     with zd.Executor(threads) as executor:
         with monkeypatch.context() as full:
-            refuse_threads(full, "zmqdist-callbacks")
+            refuse_threads(full, "zmqdist-settling")
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 executor.submit(int)
         assert executor.submit(int).result(20) == 0

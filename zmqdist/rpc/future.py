@@ -70,9 +70,18 @@ class StatusOrResult:
         """Have `fn(self)` called once when the call has ended, in a thread of the client. If the call has ended already, invoke `fn` at
         once in this thread.
 
-        If `fn` raises in the client's thread, the exception is logged. The client cannot be garbage-collected until `fn` has been called.
+        Callbacks of one client run one after the other. `fn` may wait for other calls, but must not wait for an event that another
+        callback causes. If `fn` raises in the client's thread, the exception is logged. The client cannot be garbage-collected until `fn`
+        has been called.
+
+        Raises RuntimeError if the process cannot start a thread for callbacks.
         """
-        self._channel.add_done_callback(self._call, lambda call: fn(self))
+        if self._call.ended:
+            fn(self)
+        else:
+            callbacks = self._channel.callbacks
+            callbacks.start()
+            self._channel.add_done_callback(self._call, lambda call: callbacks.put(fn, self))
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting asyncio task is cancelled, the call is
@@ -86,6 +95,15 @@ class StatusOrResult:
         call = self._call
         state = "pending" if not call.ended else "ok" if call.code == 0 else f"error {call.code}"
         return f"<StatusOrResult of {call.method!r} at {self._channel.address}: {state}>"
+
+
+class InternalResult(StatusOrResult):
+    """The outcome of a call of this package. Its callbacks do not wait, so the thread that reads the replies calls them."""
+
+    __slots__ = ()
+
+    def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
+        self._channel.add_done_callback(self._call, lambda call: fn(self))
 
 
 def is_sent(result: StatusOrResult) -> bool:

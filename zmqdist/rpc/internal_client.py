@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient, channel_of
-from zmqdist.rpc.future import StatusOrResult, as_returned
+from zmqdist.rpc.future import InternalResult, StatusOrResult, as_returned
 from zmqdist.rpc.output_array import OutputArray
 from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.rpc.snapshots import snapshot
@@ -97,7 +97,7 @@ def start_packed(
         call.allocate, read = output.room, output.read
     channel = channel_of(client)
     channel.submit(call)
-    return StatusOrResult(channel, call, read)
+    return InternalResult(channel, call, read)
 
 
 def reach(client: ZmqClient, due: float) -> None:

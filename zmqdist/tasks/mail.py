@@ -265,9 +265,6 @@ class _LocalChannel:
     def cancel(self, call: ClientCall) -> bool:
         return False
 
-    def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        fn(call)
-
 
 def _no_value(call: ClientCall, address: str) -> None:
     """Return None, the value of a call that has delivered a message."""

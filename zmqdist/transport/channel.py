@@ -52,6 +52,7 @@ from time import monotonic, sleep
 from typing import Final, Literal
 
 from zmqdist.background import in_background
+from zmqdist.callbacks import Callbacks
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection
@@ -107,6 +108,7 @@ class Channel:
 
     Attributes:
       address: "host:port".
+      callbacks: the thread for the program's callbacks, which may wait for calls of this channel. It ends with the channel.
       stalls: number of waits that lasted SLICE_S although there was input (R8). A value above 0 is a bug of zmqdist.
     """
 
@@ -114,6 +116,7 @@ class Channel:
         """Begin to connect, without waiting for the server. Raises InvalidArgumentError for a wrong address."""
         self.address = address
         self.stalls = 0
+        self.callbacks = Callbacks()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection = ClientConnection(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
@@ -184,7 +187,10 @@ class Channel:
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended already, this thread calls `fn` at once."""
+        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended already, this thread calls `fn` at once.
+
+        `fn` must not wait, because the reader thread may be the only one that reads replies.
+        """
         with self._guard, self._lock:
             if not call.ended:
                 if call.callbacks is None:
@@ -215,6 +221,7 @@ class Channel:
             else:
                 os.eventfd_write(self._wake_fd, 1)
             self._wake_reader()
+        self.callbacks.close()
 
     def is_sent(self, call: ClientCall) -> bool:
         """Return whether the call was sent. A sent call ends if the connection is lost."""
@@ -240,6 +247,7 @@ class Channel:
             self._connection.finalize(LINGER_S)
             self._wake_reader()
             self._lock.release()
+            self.callbacks.close()
         if "_wake_fd" in self.__dict__:
             os.close(self._wake_fd)
 

@@ -4,8 +4,8 @@ Executor behaves like ProcessPoolExecutor and passes the standard library's test
 (tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its process, only that function fails.
 
 Rules
-    A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
-    the executor.
+    A Future is settled once: by the coordinator's thread for settling, by the thread that cancels the Future, or by the thread that
+    breaks the executor. None of them calls a callback of the program, which would have to wait for that thread if it waited for a result.
     `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
     reply. The loop's thread delivers this reply, so a callback of a Future may cancel other Futures without a deadlock.
 
@@ -24,10 +24,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.background import logged
+from zmqdist.callbacks import Callbacks
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
@@ -103,7 +105,7 @@ class Executor(futures.Executor):
         with self._idle:
             self._check_open()
             self._submitting += 1
-        future: _Future[T] = _Future()
+        future: _Future[T] = _Future(self._coordinator.callbacks)
         try:
             self._prepare()
             value = self._coordinator.schedule(fn, args, kwargs)
@@ -161,7 +163,8 @@ class Executor(futures.Executor):
         """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
 
         Args:
-          wait: whether to return only when all submitted work has ended. If False, the work continues in the background.
+          wait: whether to return only when all submitted work has ended and the callbacks of its Futures have been called. If False, the
+            work continues in the background. In a callback, `shutdown` does not wait for callbacks.
           cancel_futures: whether to cancel the Futures whose functions no worker has begun.
         """
         if self._coordinator.forked:
@@ -222,6 +225,7 @@ class Executor(futures.Executor):
     def _close_when_idle(self) -> None:
         with self._idle:
             self._idle.wait_for(lambda: not self._futures and not self._submitting)
+        self._coordinator.callbacks.wait_called()
         self._coordinator.close()
 
     def _break(self, make: Callable[[], BaseException]) -> None:
@@ -259,8 +263,8 @@ class Executor(futures.Executor):
         future.value = value
         self._futures[work] = future
         try:
-            value.add_done_callback(lambda value: self._settle(work, future, value))
-        except BaseException:  # without a callback thread the Future would never be settled
+            value.settle_at_end(lambda value: self._settle(work, future, value))
+        except BaseException:  # without a thread for settling the Future would never be settled
             value.cancel()
             self._forget(work)
             raise
@@ -283,7 +287,7 @@ class Executor(futures.Executor):
                 future.begin()
 
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
-        """Settle the Future with the outcome of its function. The coordinator's callback thread calls this."""
+        """Settle the Future with the outcome of its function. The coordinator's thread for settling calls this."""
         try:
             if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
@@ -298,7 +302,7 @@ class Executor(futures.Executor):
             if isinstance(error, errors.ClosureInputError):
                 error = self._initializer_failed(error)
             future.end(result, error)
-        finally:  # `shutdown` waits for each Future in `_futures`, so forget this Future even if one of its callbacks raises SystemExit
+        finally:  # `shutdown` waits for each Future in `_futures`
             future.value = None
             self._begun_early.discard(work)
             self._forget(work)
@@ -345,6 +349,11 @@ class _Coordinator(ClusterCoordinator):
         """Whether this process was forked from the process that created the coordinator."""
         return self._runtime.pid != os.getpid()
 
+    @property
+    def callbacks(self) -> Callbacks:
+        """The thread for the program's callbacks."""
+        return self._runtime.callbacks
+
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
         """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list of work numbers."""
         self._runtime.on_begun = fn
@@ -380,12 +389,16 @@ def _arguments(_ready: object, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 class _Future(futures.Future[T]):
     """The Future of a function on the cluster.
 
+    Args:
+      callbacks: the thread for the program's callbacks.
+
     Attributes:
       value: the RemoteValue of the function; None before it is scheduled and after it is settled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, callbacks: Callbacks) -> None:
         super().__init__()
+        self._thread = callbacks
         self.value: RemoteValue | None = None
         self._replies: list[_CancelReply] = []
 
@@ -398,6 +411,20 @@ class _Future(futures.Future[T]):
         """
         self._finish_cancel(self._request_cancel())
         return self.cancelled()
+
+    def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
+        """Call `fn(self)` in a thread of the executor when the Future has ended, or at once in this thread if it has ended already.
+
+        Callbacks of one executor run one after the other. `fn` may wait for any Future, but must not wait for an event that another
+        callback causes.
+
+        Raises RuntimeError if the process cannot start a thread for callbacks.
+        """
+        # The callbacks of asyncio do not wait, and an event loop in a callback waits for them.
+        if not self.done() and getattr(fn, "__module__", None) != "asyncio.futures":
+            self._thread.start()
+            fn = partial(self._thread.put, fn)
+        super().add_done_callback(fn)
 
     def begin(self) -> None:
         """Record that a worker has begun the function, and release the threads that wait in `cancel`."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqdist import errors, task_context
+from zmqdist.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.worker import datasets
@@ -100,14 +101,17 @@ class ResourceValue(RemoteValue):
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
         """Call `fn(self)` when the present build has ended, even with an error. If the worker is lost, call `fn(self)` at once."""
+        self._call_at_end(self._owner.callbacks, fn)
+
+    def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
         building, lost = self._state()
         if lost is not None or building is None:
-            self._owner.callbacks.put([(fn, self)])
+            thread.put(fn, self)
         else:
-            building.add_done_callback(lambda _: fn(self))
+            building._call_at_end(thread, lambda _: fn(self))
 
     def release_at_end(self, waiter: Any) -> None:
-        self.add_done_callback(lambda _: waiter.release())
+        self.settle_at_end(lambda _: waiter.release())
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values

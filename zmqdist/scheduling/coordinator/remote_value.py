@@ -12,15 +12,15 @@ import queue
 import threading
 import time
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from zmqdist import errors, nest
+from zmqdist.callbacks import Callbacks
 from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.coordinator_events import Event
 from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
@@ -31,6 +31,9 @@ from zmqdist.scheduling.worker import remote_results
 from zmqdist.wire import results, trusted
 
 _NOTHING: Any = object()
+
+Registered: TypeAlias = "Sequence[tuple[Callbacks, Callable[[RemoteValue], object]]]"
+"""Callbacks, each with the thread that calls it."""
 
 
 class RemoteValueStatus(enum.Enum):
@@ -57,6 +60,7 @@ class ValueOwner(Protocol):
     unpacking: threading.RLock
     failures: Failures
     callbacks: Callbacks
+    settling: Callbacks
     result_fetcher: ResultFetcher
 
     def cancel(self, work: int) -> None: ...
@@ -112,7 +116,7 @@ class RemoteValue:
         self._payload: Any = None
         self._value: Any = _NOTHING
         self._waiters: list[Any] | None = None
-        self._callbacks: list[Callable[[RemoteValue], object]] | None = None
+        self._callbacks: list[tuple[Callbacks, Callable[[RemoteValue], object]]] | None = None
 
     def __repr__(self) -> str:
         state = {None: "pending", VALUE: "ready", KEPT: "kept by its worker"}.get(self._kind, "failed")
@@ -257,21 +261,28 @@ class RemoteValue:
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
         """Call `fn(self)` when the function has ended, or soon if the function has ended already.
 
-        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` must not wait for an event
-        that another callback causes.
+        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` may wait for any result, but
+        must not wait for an event that another callback causes.
 
         Raises:
           RuntimeError: the process cannot start a thread for callbacks.
         """
-        self._owner.callbacks.start()
+        self._call_at_end(self._owner.callbacks, fn)
+
+    def settle_at_end(self, fn: Callable[[RemoteValue], object]) -> None:
+        """As `add_done_callback`, for functions of this package that do not wait. A callback of the program may wait for them."""
+        self._call_at_end(self._owner.settling, fn)
+
+    def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
+        thread.start()
         with self._owner.lock:
             if self._kind is None:
                 if self._callbacks is None:
                     self._callbacks = []
                     self._owner.keep(self)
-                self._callbacks.append(fn)
+                self._callbacks.append((thread, fn))
                 return
-        self._owner.callbacks.put([(fn, self)])
+        thread.put(fn, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
@@ -289,7 +300,7 @@ class RemoteValue:
             except RuntimeError:  # the event loop has been closed, so no task waits any more
                 pass
 
-        self.add_done_callback(ended)
+        self.settle_at_end(ended)
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
         if self._kind == KEPT and self._value is _NOTHING:
@@ -309,7 +320,7 @@ class RemoteValue:
 
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
-    def settle(self, kind: int, payload: Any) -> list[Callable[[RemoteValue], object]] | None:
+    def settle(self, kind: int, payload: Any) -> Registered | None:
         """Set the outcome of the function, and return its callbacks, which the caller must call. None means no callbacks."""
         self._payload = payload
         self._kind = kind

@@ -18,13 +18,13 @@ from weakref import WeakSet, ref
 
 from zmqdist import errors
 from zmqdist.addresses import join_address
+from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
-from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
 from zmqdist.scheduling.coordinator.coalesced_queue import CoalescedQueue
 from zmqdist.scheduling.coordinator.coordinator_events import (
@@ -60,7 +60,7 @@ from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBytes
-from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
+from zmqdist.scheduling.coordinator.remote_value import Kept, Registered, RemoteValue
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
@@ -120,7 +120,8 @@ class CoordinatorRuntime:
       refusal: makes the error with which the dispatcher has refused this coordinator for good; None without such a refusal.
       scheduled, resolved, rounds_ended: the number of scheduled work items, of those that have ended, and of rounds that have ended.
       waiting, waiting_for_room: the number of threads that wait on `changed`, and the number of those that wait for room in the queue.
-      failures, callbacks: the errors of the round; the thread for the program's callbacks.
+      failures: the errors of the round.
+      callbacks, settling: the thread for the program's callbacks; the thread for callbacks of this package, none of which waits.
       room: the number of work items that may be handed in before `has_room` must count again.
       queue_bytes, form: the counter of the bytes of arguments of unfinished work; the form in which the program accepts results.
       packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values found in these arguments.
@@ -185,7 +186,7 @@ class CoordinatorRuntime:
         self._draining = False
         self._due: float | None = None
         self._heap_trimmer, self._executions = HeapTrimmer(), metrics.Executions()
-        self.callbacks = Callbacks()
+        self.callbacks, self.settling = Callbacks(), Callbacks("zmqdist-settling")
         self._loop = Loop("zmqdist-coordinator")
         try:
             self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
@@ -333,9 +334,7 @@ class CoordinatorRuntime:
         with self.lock:
             ended = [value for reference in self.values.values() if (value := reference()) is not None]
             self.values.clear()
-            calls = []
-            for value in ended:
-                calls += [(fn, value) for fn in value.settle(CANCELLED, b"") or ()]
+            calls = [(value, value.settle(CANCELLED, b"") or ()) for value in ended]
             for lost in self.lost_values.values():
                 lost.wake()
             self.lost_values.clear()
@@ -344,9 +343,10 @@ class CoordinatorRuntime:
             self.plans.close()
             self.changed.notify_all()
         self.failures.report()
-        self.callbacks.put(calls)
+        _call_back(calls)
         self.with_callbacks.clear()
         self._uses_by_work.clear()
+        self.settling.close()
         self.callbacks.close()
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ class CoordinatorRuntime:
 
     def settle(self, items: list[Any], failures: Collection[int]) -> None:
         """Settle the RemoteValues of ended work items, each (work, kind, payload). The items whose work is in `failures` fail the round."""
-        calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        calls: list[tuple[RemoteValue, Registered]] = []
         released: list[list[Any]] = []
         with self.lock:
             values, before = self.values, len(self.values)
@@ -548,7 +548,7 @@ class CoordinatorRuntime:
                 if value is None:
                     continue
                 if callbacks := value.settle(kind, payload):
-                    calls += [(fn, value) for fn in callbacks]
+                    calls.append((value, callbacks))
                     self.with_callbacks.discard(value)
             self.resolved += before - len(values) - detached_count
             if not values:
@@ -557,8 +557,7 @@ class CoordinatorRuntime:
                 self.changed.notify_all()
         self._executions.end(items)
         self._heap_trimmer.update(len(self.values), lambda: True)
-        if calls:
-            self.callbacks.put(calls)
+        _call_back(calls)
 
     # -- bulk results ---------------------------------------------------------------------------------------------
 
@@ -584,3 +583,9 @@ class CoordinatorRuntime:
     def _say_goodbye(self) -> None:
         self._dealer.send(Goodbye())
         self._dealer.close(linger_s=0.5)
+
+
+def _call_back(calls: list[tuple[RemoteValue, Registered]]) -> None:
+    for value, registered in calls:
+        for thread, fn in registered:
+            thread.put(fn, value)

@@ -1,0 +1,86 @@
+"""Threads that run callbacks one after the other, because a callback may wait, and the threads that read and settle results must not.
+
+Rules
+    The thread of the program that registers the first callback starts the callback thread, and gets the error if that is impossible. The
+    thread that queues the callbacks therefore need not start a thread.
+    All exceptions of a callback are logged, even SystemExit, because the callback thread must go on for other callbacks.
+    No result is read or settled in a thread that runs the program's callbacks. So a callback may wait for any result.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from _thread import get_ident
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+log = logging.getLogger("zmqdist")
+
+Call: TypeAlias = "tuple[Callable[[Any], object], Any]"
+
+
+class Callbacks:
+    """One callback thread, which starts when the first callback is registered."""
+
+    def __init__(self, name: str = "zmqdist-callbacks") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Call | None] | None = None
+        self._closed = False
+        self._threads: set[int] = set()
+
+    def start(self) -> None:
+        """Start the thread unless it runs. Call `start` before you register a callback. Raises RuntimeError if no thread can be started."""
+        if self._queue is None:
+            with self._lock:
+                self._started()
+
+    def put(self, fn: Callable[[Any], object], value: Any) -> None:
+        """Have the callback thread call `fn(value)`. Any thread may call this.
+
+        Raises RuntimeError if the callback thread does not run yet and cannot be started.
+        """
+        with self._lock:
+            self._started().put((fn, value))
+            if self._closed:
+                self._end()
+
+    def wait_called(self) -> None:
+        """Wait until the callbacks that are queued now have been called. In a callback of this thread, return at once."""
+        if self._queue is not None and get_ident() not in self._threads:
+            called = threading.Event()
+            self.put(lambda _: called.set(), None)
+            called.wait()
+
+    def close(self) -> None:
+        """End the thread once it has run all queued callbacks. A later `put` starts a new thread for its own callback only."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _started(self) -> queue.SimpleQueue[Call | None]:
+        if self._queue is None:
+            calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(calls, self._threads), name=self._name, daemon=True).start()
+            # Set `_queue` only after the start, because the start may fail: later callbacks would then wait in a queue without a thread.
+            self._queue = calls
+        return self._queue
+
+    def _end(self) -> None:
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+
+
+def _serve(calls: queue.SimpleQueue[Call | None], threads: set[int]) -> None:
+    threads.add(get_ident())
+    while (call := calls.get()) is not None:
+        fn, value = call
+        try:
+            fn(value)
+        except BaseException:
+            log.exception("a done callback of %r failed", value)
+        del call, fn, value  # drop the references, so that this thread keeps no value alive while it waits
+    threads.discard(get_ident())
