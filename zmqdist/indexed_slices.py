@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.plain_arrays import plain_array
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSlices:
@@ -24,8 +26,9 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the number of indices differs from the number of rows, or an index is not an integer."""
-        values, indices = np.asarray(self.values), np.asarray(self.indices)
+        """Raises ValueError if the number of indices differs from the number of rows, an index is not an integer, or an array is of
+        a subclass of ndarray."""
+        values, indices = plain_array(self.values, "values"), plain_array(self.indices, "indices")
         if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
             raise ValueError(
                 f"values of shape {values.shape} need indices of shape {values.shape[:1]}, whole numbers, not {indices!r}"

@@ -41,8 +41,8 @@ NAMEDTUPLE_KINDS_MAX: Final = 64
 NAMEDTUPLE_KINDS_KEPT_MAX: Final = 256
 """Classes of received namedtuples that a process keeps; the least recently used are dropped first."""
 
-NDIM_MAX: Final = 32
-"""Dimensions of an array: the bound of NumPy 1, so that both processes of a connection may use NumPy 1."""
+NDIM_MAX: Final = 64
+"""Dimensions of an array: the bound of NumPy 2. A process with NumPy 1, which allows 32, refuses an array of more by NumPy's own text."""
 
 ARRAY_BYTES_MAX: Final = 2**40
 """Bytes of one array that a peer may announce. Memory is exhausted long before an array is so large."""

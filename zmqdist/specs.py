@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.plain_arrays import plain_array
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -188,10 +189,7 @@ def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
         array = _weak_array(value, spec)
     else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:  # `value` has lists of unequal lengths
-            raise InvalidArgumentError(f"{spec.name or 'value'}: not an array: {error}") from error
+        array = plain_array(value, spec.name or "value")
     problem = spec.problem(array)
     if problem is not None:
         raise InvalidArgumentError(problem)

@@ -132,6 +132,8 @@ def test_arrays_numbers_and_strings_come_back_where_they_were(tmp_path: Path) ->
         np.array(["2024-01-01"], "M8[D]"),
         np.array([1 + 2j], np.complex64),
         np.array([(1, 2.0)], [("a", "<i4"), ("b", "<f8")]),
+        np.zeros(2, np.dtype({"names": ["a", "b"], "formats": ["<i4", "<f4"], "offsets": [0, 0]})),
+        np.zeros(2, np.dtype((np.record, [("a", "i4")]))),
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.array(True),
     ],
@@ -141,7 +143,14 @@ def test_each_kind_of_array_comes_back_bit_for_bit(tmp_path: Path, value: Any) -
     for kind, given in (("array", value), ("variable", variable(value))):
         path = zd.checkpoint.save(str(tmp_path / kind), {"x": given})
         found = zd.checkpoint.load(path)["x"]
-        assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
+        assert (repr(found.dtype), found.shape, found.tobytes()) == (repr(value.dtype), value.shape, value.tobytes())
+
+
+def test_an_array_of_aligned_fields_comes_back(tmp_path: Path) -> None:
+    value = np.ones(2, np.dtype([("a", "i1"), ("b", "f8")], align=True))
+    found = zd.checkpoint.load(zd.checkpoint.save(str(tmp_path / "c"), {"x": value}))["x"]
+    assert repr(found.dtype) == repr(value.dtype)
+    assert np.array_equal(found, value)
 
 
 def test_a_bfloat16_variable_comes_back(tmp_path: Path) -> None:
@@ -244,7 +253,9 @@ def test_what_the_checkpoint_holds_and_nobody_asks_for_is_told(tmp_path: Path) -
 BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
     "an object": ({"x": object()}, TypeError, "x: object cannot be saved"),
     "an optimizer": ({"opt": {"x": zip}}, TypeError, "opt/x: type cannot be saved.*with their variables"),
-    "an array of objects": ({"x": np.array([{}])}, TypeError, "x: ndarray cannot be saved"),
+    "an array of objects": ({"x": np.array([{}])}, TypeError, "x: dtype object holds Python objects"),
+    "a masked array": ({"x": np.ma.masked_array([1.0])}, TypeError, r"x: a numpy\.ma\.MaskedArray .* array\.filled"),
+    "metadata": ({"x": np.zeros(1, np.dtype("i4", metadata={"a": 1}))}, TypeError, "x: dtype int32 has metadata"),
     "a number alone": (3, TypeError, "a variable, a dict, a list or a Checkpoint can be saved, not int"),
     "nothing": (None, TypeError, "not NoneType"),
     "a key that is no name": ({(1, 2): 3}, TypeError, r"keys .* strings or whole numbers, not \(1, 2\)"),

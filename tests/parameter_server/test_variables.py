@@ -39,6 +39,35 @@ def make(request: pytest.FixtureRequest, strategy: zd.ParameterServerStrategy) -
     return make
 
 
+# -- what a variable cannot hold -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "problem"),
+    [
+        (np.array([1, 300]), np.int8, "is of int8, which cannot hold 300"),
+        (lambda: np.array([1, 300]), np.int8, "is of int8, which cannot hold 300"),
+        (np.array([1.5]), np.int8, "is of int8, which cannot hold float64"),
+        ([1, 300], np.int8, "is of int8, which cannot hold int64"),
+        (np.ma.masked_array([1.0]), None, "MaskedArray is more than a plain array"),
+        (np.ma.masked_array([1.0]), np.float32, "MaskedArray is more than a plain array"),
+    ],
+)
+def test_a_first_value_that_would_be_changed_is_refused(make: Any, value: Any, dtype: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"variable 'w'.*{problem}"):
+        make(value, dtype=dtype, name="w")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(300, "int64"), (np.array([300]), "300"), (1.5, "float64"), (np.ma.masked, "Masked")]
+)
+def test_rows_that_would_be_changed_are_refused(make: Any, value: Any, problem: str) -> None:
+    variable = make(np.array([1, 2], np.int8), name="w")
+    with pytest.raises(errors.InvalidArgumentError, match=f"variable 'w'.*{problem}"):
+        variable[0] = value
+    assert variable.numpy().tolist() == [1, 2]
+
+
 # -- how long it lives -----------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,23 @@ def test_broadcast(pair: list[Server]) -> None:
     assert [each["b"] for each in got] == ["text", "text"]
 
 
+@pytest.mark.parametrize("count", [2, 20_000])
+def test_gathered_arrays_keep_their_byte_order_and_their_fields(count: int, pair: list[Server]) -> None:
+    for dtype in (np.dtype(">i4"), np.dtype({"names": ["a", "b"], "formats": ["<i4", "<f4"], "offsets": [0, 0]})):
+        array = np.ones((2, count), dtype)
+        for got in together(pair, lambda server, rank, x=array: (server.all_gather(x), server.all_to_all(x))):
+            assert [repr(one.dtype) for one in got] == [repr(dtype)] * 2
+            assert np.array_equal(got[0], np.ones((4, count), dtype))
+
+
+def test_a_masked_array_is_refused_by_name_at_every_member(pair: list[Server]) -> None:
+    masked = np.ma.masked_array([1.0], [True])
+    for act in ("all_gather", "all_reduce", "broadcast"):
+        for error in errors(pair, lambda server, rank, act=act: getattr(server, act)(masked)):
+            assert "MaskedArray is more than a plain array" in str(error)
+    works(pair)
+
+
 def test_all_to_all(made: Made, pair: list[Server]) -> None:
     same(together(cluster(made, 1), lambda server, rank: server.all_to_all([7])), np.array([7]))
     same(together(pair, lambda server, rank: server.all_to_all([rank, rank])), np.array([0, 1]))

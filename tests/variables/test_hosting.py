@@ -280,8 +280,13 @@ def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(c
 
 def test_what_a_function_returns_must_fit(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
-    with pytest.raises(InvalidArgumentError, match="returned float64 of shape"):
+    with pytest.raises(InvalidArgumentError, match=r"returned float32 of shape \(3,\)"):
         one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.ones(3), [0, 0]))
+    ref = make([1, 2], "i1")
+    with pytest.raises(
+        InvalidArgumentError, match=r"what update function .* returned is of int8, which cannot hold 300"
+    ):
+        one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.array([1, 300]), [0, 0]))
 
 
 # -- optimizers, saving -----------------------------------------------------------------------------------------------
@@ -378,16 +383,39 @@ def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(client
     ("dtype", "first", "value", "told"),
     [
         ("f4", [1, 2], [[1], [1, 2]], "lists of unequal lengths"),
-        ("U3", ["abc", "d"], np.array(["abcd", "d"]), "longer text, of <U4, would be cut off"),
-        ("S2", [b"ab"], np.array([b"abc"]), "longer text"),
+        ("U3", ["abc", "d"], np.array(["abcd", "d"]), "cannot hold 'abcd'"),
+        ("S2", [b"ab"], np.array([b"abc"]), "cannot hold b'abc'"),
+        ("i1", [0, 0], np.array([1, 300]), "cannot hold 300"),
+        ("i1", [0, 0], np.array([1, 200], np.uint8), "cannot hold 200"),
+        ("u2", [0, 0], np.array([1, 70_000], np.uint32), "cannot hold 70000"),
+        ("i8", [0], np.array([2**63], np.uint64), "cannot hold 9223372036854775808"),
+        ("M8[D]", ["2024-01-01"], np.array(["2024-01-01T12"], "M8[h]"), "cannot hold datetime"),
+        ("f4", [0], np.ma.masked_array([1.0]), "MaskedArray"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_variables_name(
     dtype: str, first: Any, value: Any, told: str, client: PsClient, make: Make
 ) -> None:
     ref = make(first, dtype)
-    with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0 .*{told}"):
-        c.assign(ref, value)
+    rows = IndexedSlices(value, np.arange(len(value))) if type(value) is np.ndarray else None
+    for change in (
+        lambda: c.assign(ref, value),
+        lambda: c.add(ref, value),
+        lambda: c.restore(ref, value, {}),
+        lambda: c.apply(ref, SGD(1.0), value),
+        *([] if rows is None else [lambda: c.scatter(ref, "add", rows), lambda: c.apply(ref, SGD(1.0), rows)]),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0.*{told}"):
+            change()
+
+
+def test_missing_times_and_small_numbers_of_a_wider_dtype_fit(client: PsClient, make: Make) -> None:
+    ref = make([1, 2], "i1")
+    assert one(client, ref, c.assign(ref, np.array([127, -128]))).applied
+    assert value_of(client, ref).tolist() == [127, -128]
+    ref = make(["2024-01-01"], "M8[D]")
+    assert one(client, ref, c.assign(ref, np.array(["NaT"], "M8[ns]"))).applied
+    assert np.isnat(value_of(client, ref)).all()
 
 
 def test_text_in_a_wider_array_fits_if_it_is_short_enough(client: PsClient, make: Make) -> None:

@@ -69,8 +69,29 @@ def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [object, np.dtype([("a", "i4"), ("b", object)])])
 def test_objects_are_refused(dtype: Any) -> None:
-    with pytest.raises(BadArray, match="Python objects"):
+    with pytest.raises(BadArray, match=r"Python objects .*astype\(str\) makes text"):
         dtype_to_json(np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "problem"),
+    [
+        (np.dtype("i4", metadata={"unit": "m"}), "has metadata, which would be lost"),
+        (np.dtype([("a", np.dtype("i4", metadata={"unit": "m"}))]), "has metadata, which would be lost"),
+        (np.dtype((np.int32, {"low": ("i2", 0), "high": ("i2", 2)})), "not one that zmqdist knows"),
+        (np.dtype((np.record, "V8")), "not one that zmqdist knows"),
+    ],
+    ids=repr,
+)
+def test_a_dtype_whose_description_would_lose_a_part_is_refused(dtype: Any, problem: str) -> None:
+    with pytest.raises(BadArray, match=problem):
+        dtype_to_json(dtype)
+
+
+def test_an_array_of_as_many_dimensions_as_numpy_allows_travels() -> None:
+    most = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+    array = np.arange(2).reshape(2, *[1] * (most - 1))
+    assert same(array, travel(array))
 
 
 SIDES = [0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)]
@@ -89,7 +110,7 @@ def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 33], ids=lambda shape: repr(shape)[:20]
+    "shape", [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 65], ids=lambda shape: repr(shape)[:20]
 )
 def test_an_invalid_shape_is_refused(shape: Any) -> None:
     with pytest.raises(BadArray, match="a shape"):

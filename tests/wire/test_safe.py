@@ -169,7 +169,7 @@ Odd = type("Odd name", (tuple,), {"_fields": ("a",)})
         ({1, 2}, "value is a builtins.set"),
         ({"a": np.array([1, "x"], object)}, r"value\['a'\] is an array .* holds Python objects"),
         (np.zeros(2, [("a", object)]), "Python objects"),
-        ([np.ma.masked_array([1])], r"MaskedArray.*np\.asarray"),
+        ([np.ma.masked_array([1])], r"MaskedArray.*array\.filled"),
         ({frozenset(): 1}, "value has a key of type frozenset"),
         ({"a": {(1, object()): 1}}, r"value\['a'\] has a key of type tuple"),
         (lambda: 0, "value is a builtins.function"),

@@ -62,6 +62,8 @@ dtypes = st.one_of(
             np.dtype([("a", "i1"), ("b", [("c", ">f8", (2, 3)), ("d", "U2")])], align=True),
             np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [8, 0], "itemsize": 20}),
             np.dtype([(("title", "a"), "i4")]),
+            np.dtype((np.record, [("a", "i1"), ("b", ">f8")])),
+            np.dtype([("a", (np.record, [("b", "i4")]))]),
             np.dtype([]),
         ]
     ),

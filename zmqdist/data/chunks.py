@@ -14,7 +14,7 @@ File format
 
     *Invariant*: the rows of a block have the same structure, dtypes and shapes. An element that differs from them begins another block.
     The whole file may be compressed, as gzip or as a zlib stream. It contains no pickle. NumPy's files do not know the dtypes of ml_dtypes,
-    so arrays of these dtypes are stored as unsigned integers.
+    nor all dtypes with fields, so arrays of these dtypes are stored as raw data.
 
     The line repeats the dtypes and shapes, so that readers can skip the headers of the arrays. A header is a Python literal, which takes
     longer to parse than a small array takes to read, and which Python 3.11 cannot parse in two threads at once.
@@ -94,7 +94,7 @@ def spec_to_json(spec: Any) -> Any:
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
             raise UnimplementedError("elements that hold datasets cannot be written: apply batch() or flat_map() first")
-        return {"shape": None if one.shape is None else list(one.shape), "dtype": dtype_to_json(np.dtype(one.dtype))}
+        return {"shape": None if one.shape is None else list(one.shape), "dtype": _dtype_to_json(np.dtype(one.dtype))}
 
     return structure_to_json(spec, leaf)
 
@@ -190,11 +190,9 @@ class BlockWriter:
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
-            # Write arrays of ml_dtypes as unsigned integers, because NumPy's header cannot name their dtypes.
-            known = (
-                array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
-            )
-            plain = array if known else array.view(np.dtype(f"u{array.dtype.itemsize}"))
+            # Write arrays of ml_dtypes, and of fields, as raw data, because NumPy's header cannot describe all of their dtypes.
+            named = array.dtype.type.__module__ == "numpy" and not array.dtype.names
+            plain = array if named else array.view(f"V{array.dtype.itemsize}")
             np.lib.format.write_array(_Sink(self._file), plain, allow_pickle=False)
 
 
@@ -225,9 +223,7 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
         arrays.append(np.cumsum([len(part) for part in parts], dtype=np.int64))
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
-    column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    # Restore the byte order of the elements, because stacking converts to the byte order of this host.
-    arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
+    arrays.append(np.ascontiguousarray(stack_leaves(leaves)))
     return kind
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.plain_arrays import plain_array
 from zmqdist.specs import TensorSpec
 from zmqdist.wire.namedtuples import known_namedtuple
 
@@ -59,7 +60,7 @@ class Sparse(NamedTuple):
     @classmethod
     def of(cls, array: Any) -> Sparse:
         """Return an array as a Sparse with the array's non-zero values."""
-        dense = np.asarray(array)
+        dense = plain_array(array, "Sparse.of")
         coordinates = np.nonzero(dense)
         return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
 

@@ -30,6 +30,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data.composites import COMPOSITES, batched_spec, row_spec, spec_of_composite, stacked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.plain_arrays import plain_array
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe
 from zmqdist.wire.namedtuples import generic_namedtuple
@@ -100,7 +101,7 @@ def element(value: Any) -> Any:
     cls = type(value)
     if cls in LEAVES:
         if cls is np.ndarray and value.dtype.hasobject:
-            raise invalid("an element holds an array of Python objects: give it a numeric dtype, or one of text")
+            raise invalid(f"an element holds an array of Python objects: {_NO_OBJECTS}")
         return value
     convert = _FROM_PYTHON.get(cls)
     if convert is not None:
@@ -122,6 +123,9 @@ def element(value: Any) -> Any:
     if hasattr(cls, "__attrs_attrs__"):
         return element(without_attrs(value))
     return _array(value)
+
+
+_NO_OBJECTS: Final = "give it a numeric dtype, or one of text (astype(str))"
 
 
 def without_attrs(structure: Any) -> Any:
@@ -150,12 +154,9 @@ def _array(value: Any) -> Any:
         raise invalid(
             f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples and dicts, are allowed"
         )
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise invalid(f"an element holds a list that makes no array: {error}") from None
+    array = plain_array(value, "an element")
     if array.dtype.hasobject:
-        raise invalid(f"an element holds {type(value).__name__} of Python objects")
+        raise invalid(f"an element holds {type(value).__name__} of Python objects: {_NO_OBJECTS}")
     if array.dtype.kind in "SU" and isinstance(value, list):
         _check_text(value, array.dtype.kind)
     return array
@@ -350,15 +351,27 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
     if cls is np.ndarray:
         shape, dtype = first.shape, first.dtype
         if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
-            if shape:  # join in one call in C, because np.stack takes a Python step for each array
-                return np.concatenate(leaves).reshape(len(leaves), *shape)
-            return np.array(leaves)
+            return stack_alike(leaves)
     elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):
         if cls not in (np.datetime64, np.timedelta64):
             return np.fromiter(leaves, np.dtype(cls), len(leaves))
         return np.array(leaves)
     check_leaves(leaves)
     return _stack_checked([np.asarray(leaf) for leaf in leaves], leaves)
+
+
+def stack_alike(arrays: Sequence[Any]) -> Any:
+    """Stack arrays of one dtype and shape on a new axis 0. Raises InvalidArgumentError if they have as many axes as NumPy allows."""
+    first = arrays[0]
+    try:
+        batch = np.empty((len(arrays), *first.shape), first.dtype)
+    except ValueError as error:
+        raise invalid(f"cannot batch arrays of {first.ndim} dimensions: {error}") from None
+    rows = arrays if first.shape else [array.reshape(1) for array in arrays]
+    # Join in one call in C, because np.stack takes a Python step for each array. Join into memory of the same dtype, because NumPy would
+    # convert it to the byte order of this host, and drop the gaps between fields.
+    np.concatenate(rows, out=batch.reshape(len(rows) * len(rows[0]), *first.shape[1:]))
+    return batch
 
 
 def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
@@ -462,7 +475,11 @@ def length_of(value: Any) -> int:
 def rows_of(value: Any) -> Any:
     """Return an iterator over the rows of an element, which are the slices of all its leaves along axis 0."""
     if type(value) is np.ndarray:
-        return iter(value)
+        dtype = value.dtype
+        if value.ndim > 1 or (dtype.type in READY and dtype.isnative):
+            return iter(value)
+        # text becomes str or bytes; items that are no plain scalars become arrays of rank 0, which keep the whole dtype
+        return iter(value.tolist()) if dtype.kind in "SU" else (value[row, ...] for row in range(len(value)))
     if type(value) in COMPOSITES:
         return value.rows()
     if isinstance(value, dict):

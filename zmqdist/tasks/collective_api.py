@@ -25,6 +25,7 @@ from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
+from zmqdist.plain_arrays import joined, plain_array
 from zmqdist.specs import TensorSpec
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks import ring_schedules
@@ -199,7 +200,7 @@ class Operations:
             results = []
             for array in arrays:
                 parts = operation.gather(signature, kind, array, axis, root)
-                results.append(None if parts is None else np.concatenate(parts, axis))
+                results.append(None if parts is None else joined(parts, axis))
             if kind == "gather" and operation.rank != root:
                 return None
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
@@ -351,7 +352,8 @@ class _Operation:
     def broadcast(self, value: Any, root: int) -> Any:
         """Return the root's value; at the root this is `value` itself."""
         mine = self.rank == root
-        arrays = [leaf for leaf in nest.flatten(value) if isinstance(leaf, np.ndarray)] if mine else []
+        leaves = nest.flatten(value) if mine else []
+        arrays = [plain_array(leaf, "a collective") for leaf in leaves if isinstance(leaf, np.ndarray)]
         small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
         specs = nest.map_structure(_spec, value) if mine and not small else None
 
@@ -376,7 +378,7 @@ def _op(op: Any) -> str:
 
 def _array(leaf: Any) -> Array:
     """Return a leaf as an array in C order, the order in which arrays travel. Raises TypeError if the leaf is no array of plain values."""
-    array = np.asarray(leaf, order="C")
+    array = np.asarray(plain_array(leaf, "a collective"), order="C")
     if array.dtype.hasobject:
         raise TypeError(
             f"wanted an array, not {type(leaf).__name__}; send objects by broadcast_object and all_gather_object"

@@ -229,5 +229,5 @@ def results_of(first: Contribution, values: list[Any]) -> list[Any]:
         total = core.folded(values, first.op)
         return [total[part] for part in core.shares(len(total), size)]
     if first.kind == "all_to_all":
-        return [np.stack([value[rank] for value in values]) for rank in range(size)]
+        return [np.stack([value[rank] for value in values], dtype=values[0].dtype) for rank in range(size)]
     return [values if first.kind == "all_gather" or rank == first.root else None for rank in range(size)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.plain_arrays import plain_array
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.receive_buffers import memory_for
 
@@ -84,13 +85,9 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     """Return a value as an array that a variable can hold, perhaps a copy. Raises InvalidArgumentError if
     NumPy cannot make such an array.
     """
-    try:
-        array = np.asarray(value)
-        problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # for instance, the rows have different lengths
-        problem = str(error)
-    if problem:
-        text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
+    array = plain_array(value, f"variable {name!r}")
+    if array.dtype.hasobject:
+        text = f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text"
         raise InvalidArgumentError(text)
     return array
 

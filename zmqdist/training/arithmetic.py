@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.indexing import Rows, checked_numbers, select
+from zmqdist.variables.casts import cast
 
 
 class ArrayLike(NDArrayOperatorsMixin):
@@ -150,7 +151,7 @@ class ArrayLike(NDArrayOperatorsMixin):
             )
         numbers = np.asarray(rows, np.int64)
         block = np.empty((len(numbers), *self.shape[1:]), self.dtype)
-        block[rest] = value
+        block[rest] = cast(value, self.dtype, self.label)
         self.scatter_update(IndexedSlices(block, numbers))
 
     def __len__(self) -> int:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.futures import Future, all_values
 from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.plain_arrays import joined, plain_array
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import thread_state
 from zmqdist.training.per_replica import PerReplica
@@ -53,7 +52,7 @@ def read_all(variables: Any) -> Any:
 
     def value_of(leaf: Any) -> Any:
         found = [values[part.storage.key] for part in _parts(leaf)]
-        return leaf if not found else found[0] if len(found) == 1 else np.concatenate(found)
+        return leaf if not found else found[0] if len(found) == 1 else joined(found)
 
     return nest.map_contents(value_of, variables)
 
@@ -80,7 +79,7 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
         ]
         _apply(optimizer, merged, step)
 
-    grads = [grad if isinstance(grad, IndexedSlices) else np.asarray(grad) for grad, _ in pairs]
+    grads = [grad if isinstance(grad, IndexedSlices) else plain_array(grad, to.label) for grad, to in pairs]
     replica.merge_call(merge, (grads,))
 
 

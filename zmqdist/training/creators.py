@@ -88,6 +88,6 @@ def _whole(initial: Initial) -> Any:
     if isinstance(initial.source, np.ndarray):
         return np.array(initial.source, order="C")
     if not initial.shape:
-        return np.array(initial.source(), initial.dtype)
+        return np.array(initial.whole())
     rows = initial.rows(0, initial.shape[0])
     return np.array(rows() if callable(rows) else rows, order="C")

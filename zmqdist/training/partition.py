@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from zmqdist.plain_arrays import plain_array
+from zmqdist.variables.casts import cast
+
 log = logging.getLogger("zmqdist.training")
 
 ELEMENTS_WHOLE_MAX = 10**9
@@ -111,6 +114,10 @@ class Initial:
             return self.source[start:stop]
         return RowsOfInitial(self, start, stop)
 
+    def whole(self) -> NDArray[Any]:
+        """Return the whole first value."""
+        return _array(self.name, self.source() if callable(self.source) else self.source, self.dtype)
+
     def warn_of_size(self) -> None:
         """Log a warning if the variable is very large, and a process has to make the whole value before it can be cut. Call this function
         once for each sharded variable."""
@@ -181,7 +188,8 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
 
 
 def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:
-    array = np.asarray(value, dtype)
+    label = f"variable {name!r}"
+    array = plain_array(value, label) if dtype is None else cast(value, np.dtype(dtype), label)
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text")
     return array

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.plain_arrays import joined, plain_array
 from zmqdist.training.aggregation import ReduceOp
 
 
@@ -84,7 +85,7 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
             )
         if axes is None:
             return values[0] if len(values) == 1 else _summed(values, op, len(values))
-        parts = [np.asarray(each) for each in values]
+        parts = [plain_array(each, "the value of a replica") for each in values]
         count = sum(_count(part, axes) for part in parts)
         return _summed([part.sum(axis=axes) for part in parts], op, count)
 
@@ -111,8 +112,8 @@ def gather_replicas(value: Any, axis: int) -> Any:
     """Return the replicas' arrays concatenated along `axis`, leaf by leaf. A leaf that is not a PerReplica is returned unchanged."""
 
     def gathered(leaf: Any) -> Any:
-        return (
-            np.concatenate([np.asarray(each) for each in leaf.values], axis) if isinstance(leaf, PerReplica) else leaf
-        )
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        return joined([plain_array(each, "the value of a replica") for each in leaf.values], axis)
 
     return nest.map_contents(gathered, value)

@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from zmqdist.futures import Future, ReadyValue
 from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.plain_arrays import plain_array
 from zmqdist.training import context, read_cache
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import ReplicaContext
@@ -163,5 +162,7 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
                 )
         start(aggregated(per_replica_values.values, variable.aggregation, variable.name)).get_value()
 
-    replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
+    replica.merge_call(
+        merge, (variable, value if isinstance(value, IndexedSlices) else plain_array(value, variable.label))
+    )
     return ReadyValue()

@@ -237,7 +237,7 @@ def _initial_value(initial: Initial) -> Any:
     if isinstance(initial.source, np.ndarray):
         return initial.source
     if not initial.shape:
-        return np.asarray(initial.source(), initial.dtype)
+        return initial.whole()
     rows = initial.rows(0, initial.shape[0])
     return client.initializer(rows, TensorSpec(initial.shape, initial.dtype)) if callable(rows) else rows
 

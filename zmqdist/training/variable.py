@@ -22,7 +22,6 @@ import threading
 import weakref
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import task_context
@@ -285,7 +284,7 @@ class Variable(ArrayLike):
         def start(delta: IndexedSlices) -> Future:
             return self.storage.change(client.scatter(self.storage.ref, kind, delta))
 
-        return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
+        return once_for_all(self, IndexedSlices(values, indices), start)
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
         """Send the request of `apply`. Return a future that is done when the server has replied."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
+from zmqdist.plain_arrays import how_to_make_plain
 from zmqdist.transport import shm_mapping
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import arrays as wire_arrays
@@ -91,7 +92,8 @@ def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C
 
 def _check_array(what: str, a: Any) -> None:
     if type(a) not in (np.ndarray, np.memmap):
-        raise TypeError(f"{what}() takes a plain array, not {type(a).__name__}: np.asarray makes one")
+        hint = how_to_make_plain(a) if isinstance(a, np.ndarray) else "np.asarray makes one"
+        raise TypeError(f"{what}() takes a plain array, not {type(a).__name__}: {hint}")
     _check(a.dtype)
 
 

@@ -38,6 +38,7 @@ from zmqdist.errors import (
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
+from zmqdist.plain_arrays import plain_array
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.credentials import Credentials
@@ -165,7 +166,7 @@ def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension."""
-    array = np.asarray(indices)
+    array = plain_array(indices, str(ref))
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -32,6 +32,7 @@ from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
+from zmqdist.variables.casts import cast
 from zmqdist.variables.storage import SCATTERS, Storage, mean_of
 from zmqdist.variables.updates_machine import Steps
 
@@ -247,12 +248,12 @@ class HostedVariable:
         return commit
 
     def _checked_result(self, name: str, returned: Any) -> Array:
-        array = np.asarray(returned)
-        if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
+        array = cast(returned, self.storage.dtype, f"{self.label}: what update function {name} returned")
+        if array.shape != self.storage.shape:
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
         # Copy the array, because the user's function may have kept a reference to `returned`, and change it later.
-        return np.array(array, self.storage.dtype, order="C")
+        return np.array(array, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)

@@ -10,6 +10,7 @@ import numpy as np
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
+from zmqdist.variables.casts import cast
 from zmqdist.variables.hosted_variable import HostedVariable
 from zmqdist.variables.update_keys import AppliedUpdate
 from zmqdist.wire import trusted
@@ -79,12 +80,12 @@ def initial_value(label: str, initial: Any) -> Any:
     blob, spec, named = initial
     fn = trusted.unpack(blob)
     try:
-        array = np.asarray(fn(**named))
+        array = cast(fn(**named), spec.dtype, label)
     except OpError as error:
         raise UnknownError(f"the initializer of {label} raised: {error.message}") from error
     except Exception as error:
         raise UnknownError(f"the initializer of {label} raised {type(error).__name__}: {error}") from error
-    if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+    if array.shape != tuple(spec.shape):
         text = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
         raise InvalidArgumentError(text)
-    return np.array(array, spec.dtype, order="C")
+    return np.array(array, order="C")

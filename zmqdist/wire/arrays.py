@@ -6,7 +6,8 @@ Rules
     mantissa, because "<f16" may mean different numbers on two hosts.
 
     A dtype can travel only if the bytes of a value describe the value completely: bool, numbers, fixed-length strings, times, raw and
-    structured data. Dtypes that hold pointers (object, NumPy's variable-length strings) cannot travel.
+    structured data, also as records (`np.record`). Dtypes that hold pointers (object, NumPy's variable-length strings) cannot travel, nor
+    can dtypes with `metadata`, or numbers with fields, because the description would lose a part of them.
 
     A received description is checked completely before memory is touched. A wrong description raises `BadArray`, which the caller turns
     into an error that names the peer. Sizes are Python's integers, so no product overflows.
@@ -107,28 +108,37 @@ def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     """Return a dtype as plain data.
 
     Raises:
-      BadArray: the dtype holds pointers, or belongs to a package that zmqdist does not know.
+      BadArray: the dtype holds pointers, or something that its description would lose, or belongs to a package that zmqdist does not know.
     """
-    described = _KNOWN_DTYPES.get(dtype)
+    described = _KNOWN_DTYPES.get(dtype) if dtype.metadata is None else None
     return described if described is not None else _any_to_json(dtype)
 
 
 def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
-        raise BadArray(f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing in another process")
+        raise BadArray(
+            f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing in another process: "
+            "astype(str) makes text of it, astype(float) numbers; send a DataFrame column by column"
+        )
+    if dtype.metadata is not None:
+        raise BadArray(f"dtype {dtype} has metadata, which would be lost: view the array as a dtype without it")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ["array", dtype_to_json(base), list(shape)]
-    if dtype.names is not None:
+    if dtype.names is not None and dtype.type in _STRUCTURED:
         fields = [[name, *_field_to_json(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
-        return ["fields", fields, dtype.itemsize, dtype.isalignedstruct]
+        return [_STRUCTURED[dtype.type], fields, dtype.itemsize, dtype.isalignedstruct]
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes" and _ML.fullmatch(dtype.name):
         return str(dtype.name)
     if dtype.char in "gG":
         return f"{dtype.str}/{_long_bits()}"
-    if _PLAIN.fullmatch(dtype.str) and dtype.isbuiltin != 2:
+    if _PLAIN.fullmatch(dtype.str) and dtype.isbuiltin != 2 and dtype.names is None and dtype.type is not np.record:
         return str(dtype.str)
     raise BadArray(f"dtype {dtype} is not one that zmqdist knows")
+
+
+_STRUCTURED: dict[type, str] = {np.void: "fields", np.record: "record"}
+"""What the description of a dtype with fields begins with, by the type of its scalars."""
 
 
 def _field_to_json(field: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -163,8 +173,9 @@ def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
                 return _named_dtype(described)
             case ["array", base, [*shape]]:
                 return np.dtype((_any_from_json(base, depth_left - 1), _checked_shape(shape)))
-            case ["fields", [*fields], int(itemsize), bool(aligned)]:
-                return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
+            case ["fields" | "record" as kind, [*fields], int(itemsize), bool(aligned)]:
+                plain = _fields_from_json(fields, itemsize, aligned, depth_left - 1)
+                return plain if kind == "fields" else np.dtype((np.record, plain))
     except BadArray:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # NumPy's own checks raise these errors

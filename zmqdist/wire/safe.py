@@ -37,6 +37,7 @@ from zmqdist.limits import (
     NAMEDTUPLE_KINDS_MAX,
     SAFE_BODY_BYTES_MAX,
 )
+from zmqdist.plain_arrays import how_to_make_plain
 from zmqdist.specs import TensorSpec
 from zmqdist.wire.arrays import (
     BadArray,
@@ -162,7 +163,7 @@ def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
         return _write_scalar
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _write_named
-    hint = "; np.asarray makes a plain array of it" if isinstance(value, np.ndarray) else ""
+    hint = f"; {how_to_make_plain(value)}" if isinstance(value, np.ndarray) else ""
     raise _Refused(f"is a {type(value).__module__}.{type(value).__qualname__}: only {ALLOWED} travel by RPC{hint}")
 
 
@@ -220,11 +221,15 @@ def _write_named(value: Any, out: _Writer, depth: int) -> Any:
     return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
 
 
-def _write_array(value: Any, out: _Writer, depth: int) -> Any:
+def _described(dtype: np.dtype[Any], what: str) -> Any:
     try:
-        described = dtype_to_json(value.dtype)
+        return dtype_to_json(dtype)
     except BadArray as error:
-        raise _Refused(f"is an array that zmqdist does not send: {error}") from None
+        raise _Refused(f"is {what} that zmqdist does not send: {error}") from None
+
+
+def _write_array(value: Any, out: _Writer, depth: int) -> Any:
+    described = _described(value.dtype, "an array")
     fortran = is_fortran(value)
     node: Any
     if value.nbytes > INLINE_BYTES_MAX:
@@ -274,7 +279,7 @@ def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
 
 
 def _write_spec(value: TensorSpec, out: _Writer, depth: int) -> Any:
-    return (_SPEC, value.shape, dtype_to_json(value.dtype), value.name)
+    return (_SPEC, value.shape, _described(value.dtype, "a TensorSpec"), value.name)
 
 
 _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {

@@ -27,6 +27,7 @@ from zmqdist.data.structure import (
     stack,
 )
 from zmqdist.errors import DataLossError
+from zmqdist.plain_arrays import joined
 from zmqdist.specs import TensorSpec
 
 
@@ -186,7 +187,7 @@ class _RaggedNode(GatheringNode):
         if not arrays[0].ndim:
             return stack(leaves)
         splits = np.cumsum([0, *map(len, arrays)], dtype=self.op.row_splits_dtype)
-        return Ragged(np.concatenate(arrays), splits)
+        return Ragged(joined(arrays), splits)
 
 
 @operator("ragged_batch", _RaggedNode)

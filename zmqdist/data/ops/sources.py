@@ -228,19 +228,16 @@ class Slices(Indexed):
         return len(nest.flatten(self.value)[0])
 
     def at(self, position: int) -> Any:
-        return nest.map_structure(lambda leaf: _plain(leaf[position]), self.value)
+        return next(self._rows(position, 1))
 
     def chunk(self, start: int) -> Sequence[Any]:
-        rows = structure.rows_of(nest.map_structure(lambda leaf: leaf[start : start + _CHUNK], self.value))
-        strings = any(leaf.dtype.kind in "SU" for leaf in nest.flatten(self.value))
-        return list(map(element, rows) if strings else rows)
+        return list(self._rows(start, _CHUNK))
+
+    def _rows(self, start: int, count: int) -> Any:
+        return structure.rows_of(nest.map_structure(lambda leaf: leaf[start : start + count], self.value))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return structure.unbatched(spec_of(self.value))
-
-
-def _plain(leaf: Any) -> Any:
-    return element(leaf) if isinstance(leaf, (str, bytes)) else leaf
 
 
 @operator("elements", _IndexedNode)

@@ -39,7 +39,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from zmqdist.data.structure import LEAVES, UNKNOWN_SPEC, DatasetSpec, element, invalid, is_dataset
+from zmqdist.data.structure import LEAVES, UNKNOWN_SPEC, DatasetSpec, element, invalid, is_dataset, stack_alike
 from zmqdist.errors import UnimplementedError, WireError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
@@ -48,6 +48,9 @@ SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
 """An array of more bytes than this is sent in a frame of its own, so that it is not copied."""
+
+_ROW_AXES_MAX: Final = 32
+"""An array with so many axes is sent by itself, because NumPy 1 has no array with one more."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
@@ -121,18 +124,11 @@ def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
     # Send empty arrays one by one, because a received column of no bytes could claim any number of rows. Send arrays of structured dtypes
-    # one by one too, because their fields may have gaps.
-    fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
+    # one by one too, because their fields may have gaps, and arrays that have no room for another axis.
+    fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject and len(shape) < _ROW_AXES_MAX
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
-    # Do not use np.stack, which would convert the arrays to the byte order of this host.
-    column = np.empty((len(items), *shape), dtype)
-    if shape:
-        np.concatenate(items, out=column.reshape(-1, *shape[1:]))
-    else:
-        for place, item in enumerate(items):
-            column[place] = item
-    return [ROWS, column]
+    return [ROWS, stack_alike(items)]
 
 
 def _alike(items: Sequence[Any], value_of: Callable[[Any], Any]) -> bool:

@@ -152,7 +152,7 @@ def _is_count(array: NDArray[Any]) -> bool:
 
 
 def _as_described(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.isbuiltin == 2 and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+    if (dtype.isbuiltin == 2 or dtype.names) and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
         array = np.ascontiguousarray(array).view(dtype).reshape(array.shape)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from zmqdist.plain_arrays import what_is_lost
 from zmqdist.training.checkpoint.shard_handles import is_handle
+from zmqdist.wire.arrays import BadArray, dtype_to_json
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,21 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         yield Leaf(name or value.name, value, put)
     elif not name:
         raise TypeError(f"only a variable, a dict, a list or a Checkpoint can be saved, not {type(value).__name__}")
-    elif value is None or isinstance(value, bool | int | float | str) or _is_data(value):
+    elif value is None or isinstance(value, bool | int | float | str):
+        yield Leaf(name, value, put)
+    elif isinstance(value, np.ndarray | np.generic):
+        try:
+            dtype_to_json(value.dtype)
+        except BadArray as error:
+            raise TypeError(f"{name}: {error}") from None
+        if loss := what_is_lost(value):
+            raise TypeError(f"{name}: {loss}")
         yield Leaf(name, value, put)
     else:
         raise TypeError(
             f"{name}: {type(value).__name__} cannot be saved; variables, arrays, numbers and strings can, and dicts and lists "
             "of them (the slots of optimizers are saved with their variables)"
         )
-
-
-def _is_data(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject
 
 
 def _join(name: str, key: Any) -> str:

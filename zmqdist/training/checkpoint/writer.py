@@ -142,14 +142,14 @@ def _write_shard(
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes, and the manifest records its
-    dtype.
+    """Return the array in a form that npz can hold. An array with fields, or of a dtype that is not NumPy's own, becomes raw bytes, and the
+    manifest records its dtype.
 
     Raises:
       BadArray: the array holds Python objects, which npz would pickle.
     """
     dtype_to_json(array.dtype)
-    if array.dtype.isbuiltin == 2:
+    if array.dtype.isbuiltin == 2 or array.dtype.names:
         return np.ascontiguousarray(array).view(np.dtype(f"V{array.dtype.itemsize}")).reshape(array.shape)
     return array
 
