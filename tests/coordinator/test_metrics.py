@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.scheduling.work import until
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.observe import status
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.scheduling.coordinator import metrics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
@@ -124,18 +127,36 @@ def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinato
     assert {metrics.get_metric_summary(name)["num"] for name in metrics.HISTOGRAMS} == {0}
 
 
-def test_gauges_are_those_of_the_coordinators_that_are_open(processes: zd.local_cluster, tmp_path: Any) -> None:
-    from tests.scheduling.work import begun, go, waits
-
+def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_cluster, tmp_path: Path) -> None:
+    """Nine functions at two slots: a part of them runs, a part waits, and one waits for its input."""
     with ClusterCoordinator(processes) as coordinator:
-        for number in range(6):
-            coordinator.schedule(waits, (tmp_path, str(number)))
+        values = [coordinator.schedule(waits, (tmp_path, str(number))) for number in range(8)]
+        coordinator.schedule(work.same, (values[0],))
         until(lambda: len(begun(tmp_path)) == 2)
-        inflight, queued = (metrics.get_metric_summary(name) for name in ("inflight_closures", "queued_closures"))
-        assert inflight + queued == 6
+
+        def figures() -> tuple[status.Totals, int, int]:
+            address = coordinator.target.removeprefix("zmq://")
+            with ZmqClient(address, "", True, security=coordinator.credentials.client(address, "submit")) as client:
+                sums = status.totals(client.status_blocking())
+            return sums, *map(metrics.get_metric_summary, ("inflight_closures", "queued_closures"))
+
+        sums, inflight, queued = until(lambda: figures() if figures()[0].running == 2 else None)
+        assert (sums.running, sums.slots, sums.workers, sums.queued) == (2, 2, 2, 8 - inflight)
+        assert (inflight, queued) == (sums.running + sums.waiting, 9 - inflight)
+        assert 2 <= inflight <= 4
         go(tmp_path)
         coordinator.join()
-        assert metrics.get_metric_summary("inflight_closures") == metrics.get_metric_summary("queued_closures") == 0
+        sums, inflight, queued = figures()
+        assert (sums.running, sums.waiting, sums.queued, inflight, queued) == (0, 0, 0, 0, 0)
+
+
+def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(tmp_path: Path) -> None:
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=60) as coordinator:
+        coordinator.schedule(work.same, (1,))
+        dispatcher.stop()
+        until(lambda: not coordinator.snapshot().connected)
+        assert metrics.get_metric_summary("queued_closures") == 1
+        assert metrics.get_metric_summary("inflight_closures") == 0
 
 
 def test_a_lost_worker_is_counted(recorded: None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,30 @@ def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> 
     (row,) = jobs(told).rows
     assert row[:5] == ("mine", "DYNAMIC", "2000", "2/2", "1")
     assert any(line.startswith("data jobs (") and "would be enough" in line for line in lines(told))
+    iterator.close()
+
+
+@pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}, {}], ids=repr)
+def test_what_is_left_falls_to_nothing_while_a_job_is_read(cluster: TestCluster, options: dict[str, Any]) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(200_000), ShardingPolicy.DYNAMIC, job_name="read", **options))
+
+    def row() -> dict[str, Any]:
+        for _ in itertools.islice(iterator, 1000):
+            pass
+        status: Any = asked(cluster.dispatcher.address, "status")
+        return next(iter(status["data"]["jobs"]), {"positions_left": [0]})  # without a row if all was taken
+
+    assert 0 < row()["positions_left"][0] < 200_000
+    until(lambda: row()["elements_per_s"] > 0 and row()["room"] > 0)
+    until(lambda: row()["positions_left"] == [0])
+    iterator.close()
+
+
+def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(2**40), job_name="all"))
+    next(iterator)
+    (row,) = jobs(asked(cluster.dispatcher.address, "status")).rows  # type: ignore[arg-type]
+    assert (row[1], row[-1]) == ("OFF", "")
     iterator.close()
 
 

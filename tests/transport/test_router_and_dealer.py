@@ -37,6 +37,7 @@ from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
 from zmqdist.transport import connector
 from zmqdist.transport import router as router_module
 from zmqdist.transport.connector import configure
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.peer import Peer
 from zmqdist.transport.port_probe import PortProbe
@@ -576,6 +577,20 @@ def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial:
     assert served.router.refused_handshakes > 0
     assert len(served.shown) == 1
     until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\xff" + bytes(8) + b"\x7f\x03"], ids=["nothing", "part of a greeting"])
+def test_a_connection_that_its_peer_closes_during_the_handshake_is_not_refused(serve: Serve, sent: bytes) -> None:
+    served = serve()
+    for number in range(20):  # as readiness probes do
+        with socket.create_connection(split(served.address), timeout=5.0) as probe:
+            probe.sendall(sent)
+            if number % 2:
+                probe.recv(1)
+    assert served.router.refused_handshakes == 0
+    with socket.create_connection(split(served.address), timeout=5.0) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+        until(lambda: served.router.refused_handshakes == 1)
 
 
 def test_a_loop_that_does_not_read_monitor_events_does_not_block_zeromq(serve: Serve) -> None:

@@ -141,7 +141,7 @@ def lines(status: Status) -> list[str]:
 def jobs(status: Status) -> Table:
     """Return a table with a row for each running iteration of the data service.
 
-    `left` is the number of positions of the sources that are not assigned yet.
+    `left` is the number of positions of the sources that no task has been given yet; empty in the modes that give out no positions.
     """
     data = status.get("data") or {"jobs": [], "workers_enough": None}
     enough = data["workers_enough"]

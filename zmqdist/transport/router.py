@@ -34,6 +34,7 @@ Not here: the meaning of messages, and the bound on calls that wait for a reply.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import socket as sockets
@@ -67,7 +68,7 @@ from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
 from zmqdist.transport.listener import BACKLOG, bind_problem, listen, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
-from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, decode_event, open_monitor
+from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, FAILED_NO_DETAIL, decode_event, open_monitor
 from zmqdist.transport.own_address import all_taken, free_ports, ports_are_limited
 from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
@@ -119,7 +120,8 @@ class Router:
       dropped: number of messages that were not accepted, by reason.
       received: number of messages that the router has received.
       refused_handshakes: number of connections that ended before their first message was read. For some refusals ZeroMQ reports no other
-        event, for instance if the peer does not speak ZeroMQ or speaks an old version of its protocol.
+        event, for instance if the peer does not speak ZeroMQ or speaks an old version of its protocol. A connection that its peer closes
+        during the handshake does not count, because load balancers and readiness probes do so.
       peers_max: bound on the number of connections that are served.
       stopping: whether the server stops. A server that stops sends no hello, so that a new peer waits for the next server at this address.
     """
@@ -135,6 +137,7 @@ class Router:
         self.dropped: dict[str, int] = {}
         self.received = 0
         self.refused_handshakes = 0
+        self._closed_by_peer = False
         self.peers_max = PEERS_MAX
         self.stopping = False
         self._loop = loop
@@ -173,7 +176,7 @@ class Router:
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        events = DISCONNECTED if self._security.policy.judge is None else DISCONNECTED | ACCEPTED
+        events = DISCONNECTED | FAILED_NO_DETAIL | (0 if self._security.policy.judge is None else ACCEPTED)
         self._monitor = open_monitor(socket, events)
         self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
@@ -515,17 +518,21 @@ class Router:
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            if event == FAILED_NO_DETAIL:  # the value is an errno, and DISCONNECTED of the same connection comes next
+                self._closed_by_peer = fd in (errno.EPIPE, errno.ECONNRESET)
+                continue
             if event == ACCEPTED:
                 self._accepted[fd] = next(self._numbers)
                 self._limit_stranger(fd, self._accepted[fd])
                 continue
+            closed_by_peer, self._closed_by_peer = self._closed_by_peer, False
             if self._accepted.pop(fd, None) is not None:
                 self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
                 continue  # `send` found that the peer has gone before this report arrived
             suspects = tuple(self._by_fd.get(fd, ()))
-            if not suspects:
+            if not suspects and not closed_by_peer:
                 self.refused_handshakes += 1
             for peer in suspects:
                 self._suspect(peer, SUSPECT_STEP_S)

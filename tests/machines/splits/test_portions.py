@@ -737,3 +737,32 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
     if not world.portions.failed:
         assert world.iteration.finished, "the iteration never ended"
         assert reader.done == set(range(total))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize(("positions", "repetitions", "grain"), [(0, 3, 1), (5, 1, 2), (700, 5, 7), (701, 4, 3)])
+def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_out(
+    positions: int, repetitions: int, grain: int, lanes: int
+) -> None:
+    chance = random.Random(positions + lanes)
+    portions = range_math.cut(positions, repetitions, grain, lanes)
+    portions.length *= 3
+    last = int(range_math.total(portions))
+    assert range_math.positions_left(portions) == positions * repetitions
+    for lane in range(lanes):
+        steps = len(range(lane, last, lanes))
+        portions.next[lane] = chance.randint(0, steps)
+        portions.skip[lane] = [(start, start + 2) for start in range(portions.next[lane] + 1, steps - 2, 7)]
+    waiting = [
+        number
+        for number in range(last)
+        if number // lanes >= portions.next[number % lanes]
+        and sets.end_of(portions.skip[number % lanes], number // lanes) is None
+    ]
+    left = sum(range_math.place_of(portions, number)[2] for number in waiting)
+    assert range_math.positions_left(portions) == left
+
+
+def test_no_number_of_positions_is_left_of_endless_data() -> None:
+    assert range_math.positions_left(range_math.cut(r.INFINITE, 1, 1, 2)) is None
+    assert range_math.positions_left(range_math.cut(5, r.INFINITE, 1, 2)) is None

@@ -17,14 +17,12 @@ import time
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from contextlib import closing
 from functools import partial
 from operator import index
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from zmqdist import errors, limits, nest
-from zmqdist.rpc.client import ZmqClient
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
@@ -44,9 +42,6 @@ from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOpti
 from zmqdist.scheduling.worker.references import KEEP
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
-
-REQUEST_MS = 20_000
-"""The time limit in milliseconds of one request to the dispatcher, including the time to connect."""
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -432,7 +427,7 @@ class ClusterCoordinator:
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
-        rows = _call_dispatcher(self, "status")["workers"]
+        rows = self._runtime.call_dispatcher("status")["workers"]
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
@@ -587,18 +582,10 @@ def _options(worker: int | str | None, priority: int) -> WorkOptions:
     return WorkOptions("" if worker is None else worker_name(worker), index(priority))
 
 
-def _call_dispatcher(coordinator: ClusterCoordinator, method: str, *args: Any) -> Any:
-    """Call an RPC method of the dispatcher over a new connection, and return the reply."""
-    address = coordinator.target.removeprefix("zmq://")
-    security = coordinator.credentials.client(address, "submit")
-    with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
-        return getattr(client, f"{method}_blocking")(*args)
-
-
 def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) -> None:
     """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if the dispatcher refuses because values or work would be
     lost."""
-    reply = _call_dispatcher(coordinator, method, *args)
+    reply = coordinator._runtime.call_dispatcher(method, *args)
     if reply["refused"]:
         raise errors.DrainRefusedError(reply["reports"])
 

@@ -6,11 +6,17 @@ be from different moments.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Final
 
+from zmqdist import errors
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime, opened
 from zmqdist.scheduling.worker.store import Holdings
+
+GAUGE_MS: Final = 2_000
+"""The time limit in milliseconds for the dispatcher's reply when a gauge is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             workers=machine.workers,
             scheduled=runtime.scheduled,
             unfinished=runtime.scheduled - runtime.resolved,
-            queued=_queued(runtime),
+            queued=0 if runtime.closed else machine.queued + len(runtime.outbox),
             queue_bytes=runtime.queue_bytes.held,
             busy=runtime.schedule_lock.locked(),
             waiting_for_room=runtime.waiting_for_room,
@@ -106,11 +112,23 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
         )
 
 
-def _queued(runtime: CoordinatorRuntime) -> int:
-    return 0 if runtime.closed else runtime.machine.closures.queued + len(runtime.outbox)
+def _inflight(runtime: CoordinatorRuntime) -> int:
+    """Return how many functions of a coordinator workers have. Only the dispatcher knows it, so it is asked."""
+    if not runtime.machine.closures.registered or runtime.pid != os.getpid():
+        return 0
+    try:
+        rows = runtime.call_dispatcher("status", timeout_ms=GAUGE_MS)["coordinators"]
+    except errors.OpError:  # the dispatcher is lost, and so are its queue and leases
+        return 0
+    out: int = sum(row["out"] for row in rows if row["coordinator"] == runtime.number)
+    return min(out, runtime.scheduled - runtime.resolved)
 
 
-metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(opened)))
-metrics.GAUGES["inflight_closures"] = lambda: sum(
-    each.scheduled - each.resolved - _queued(each) for each in list(opened)
+def _inflight_of_all() -> int:
+    return sum(_inflight(runtime) for runtime in list(opened) if not runtime.closed)
+
+
+metrics.GAUGES["queued_closures"] = lambda: max(
+    0, sum(runtime.scheduled - runtime.resolved for runtime in list(opened)) - _inflight_of_all()
 )
+metrics.GAUGES["inflight_closures"] = _inflight_of_all

@@ -4,12 +4,12 @@
                closure_execution    seconds from the scheduling of a work item to its end
                remote_value_fetch   seconds to unpickle a result, and to fetch it first if its worker keeps it
                server_def_update    seconds until an invited worker has accepted the program (only with strategies that invite workers)
-    gauge      queued_closures      work items in the queue
-               inflight_closures    work items that have left the queue and have not ended
+    gauge      queued_closures      work items that wait in the queue, or for their inputs
+               inflight_closures    work items that workers have
     counter    worker_failures      workers that were lost; each coordinator counts them
 
-TensorFlow's metrics have the same names. Gauges are computed at each read, even while `enable_metrics` is not set. While it is not set, a
-call of `record` or `count` only checks this variable.
+TensorFlow's metrics have the same names. A read of a gauge asks the dispatcher, even while `enable_metrics` is not set. While it is not
+set, a call of `record` or `count` only checks this variable.
 
 Not here: figures of single workers, which the dispatcher counts. `ClusterCoordinator.metrics` returns all figures.
 """

@@ -13,7 +13,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from contextlib import closing
+from typing import Any, Final, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors
@@ -22,6 +23,7 @@ from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
@@ -84,6 +86,9 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
+
+REQUEST_MS: Final = 20_000
+"""The time limit in milliseconds of one request to the dispatcher, including the time to connect."""
 
 opened: WeakSet[CoordinatorRuntime] = WeakSet()
 """The runtimes of this process. A closed runtime remains here until it is garbage-collected."""
@@ -199,6 +204,12 @@ class CoordinatorRuntime:
         opened.add(self)
 
     # -- for the program's threads ----------------------------------------------------------------------------------
+
+    def call_dispatcher(self, method: str, *args: Any, timeout_ms: int = REQUEST_MS) -> Any:
+        """Call an RPC method of the dispatcher over a new connection, and return the reply."""
+        security = self.credentials.client(self.address, "submit")
+        with closing(ZmqClient(self.address, "", True, timeout_ms, security=security)) as client:
+            return getattr(client, f"{method}_blocking")(*args)
 
     def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Put a copy of data that is too large for a message into the store. Return a reference, and numbers for `enqueue` or `drop`."""

@@ -85,7 +85,7 @@ class PortionsLane:
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
         """The numbers of the portions that the dispatcher has given to this task and that the thread has not begun."""
-        self._failures = 0
+        self._failures = self._taken = 0
         self.waiting: deque[tuple[Wanted, Any]] = deque()
         self._over = False
         self._error: BaseException | None = None
@@ -144,6 +144,12 @@ class PortionsLane:
         self._segments.clear()
         self.room = 0
 
+    def figures(self) -> tuple[int, int, int, int]:
+        """Return the number of elements that were taken, their bytes (an estimate from the last weighed element), the number of elements in
+        the buffer, and the largest number that it may have.
+        """
+        return self._taken, self._taken * self._element_bytes, self._made(), self._limit
+
     def _made(self) -> int:
         return sum(len(each.elements) for each in self._segments)
 
@@ -192,6 +198,7 @@ class PortionsLane:
                 self._segments.popleft()
             elif failure is None:
                 break
+        self._taken += len(elements)
         in_hand = (*(each.number for each in self._segments), *self._coming)
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 

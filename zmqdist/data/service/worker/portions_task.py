@@ -61,6 +61,13 @@ class PortionsRunner:
             )
         lane.requests.ask(wanted, reply)
 
+    def figures(self) -> tuple[Any, ...]:
+        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The time for an element is reported as
+        unknown.
+        """
+        lanes = [lane.figures() for lane in list(self._lanes.values())]
+        return (*map(sum, zip((0, 0, 0, 0), *lanes, strict=True)), 0.0)
+
     def expire(self, reply: ElementReply) -> None:
         for lane in self._lanes.values():
             lane.requests.expire(reply)
@@ -95,6 +102,10 @@ class _Lane:
         self._lock = self.requests.lock
         self._taken = threading.Condition(self._lock)
         threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
+
+    def figures(self) -> tuple[int, int, int, int]:
+        with self._lock:
+            return self._machine.figures()
 
     def close(self) -> None:
         with self._lock:

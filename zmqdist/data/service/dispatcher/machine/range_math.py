@@ -73,6 +73,27 @@ def place_of(portions: r.PortionsEntry, number: int) -> tuple[int, int, int]:
     return repetition, start, min(portions.length, portions.positions - start)
 
 
+def positions_left(portions: r.PortionsEntry) -> int | None:
+    """Return how many positions have not been given out yet; None if the data has no end."""
+    last = total(portions)
+    if last in (0, inf):
+        return None if last else 0
+    lanes, count = len(portions.next), _in_repetition(portions)
+
+    def size(lane: int, start: int, end: int) -> int:
+        """Return the number of positions in a run of steps."""
+        # The last portion of a repetition may be shorter. It is in the same lane again after `lanes` repetitions, which are `count` steps.
+        shorter = (tail // lanes for tail in range(count - 1, count * lanes, count) if tail % lanes == lane)
+        cut_off = sum(len(range(step, end, count)) - len(range(step, start, count)) for step in shorter)
+        return (end - start) * portions.length - cut_off * (count * portions.length - portions.positions)
+
+    left = 0
+    for lane, step in enumerate(portions.next):
+        left += size(lane, step, max(step, len(range(lane, int(last), lanes))))
+        left -= sum(size(lane, max(start, step), end) for start, end in portions.skip[lane] if end > step)
+    return left
+
+
 def lane_of(portions: r.PortionsEntry, client: r.ClientEntry) -> int:
     return max(0, client.consumer) % len(portions.next)
 

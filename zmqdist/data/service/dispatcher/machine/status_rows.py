@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
@@ -92,10 +93,11 @@ class Figures:
         open_ = [number for number in iteration.tasks if not state.tasks[number].finished]
         reports = [self._reports[number][1] for number in open_ if number in self._reports]
         rates = [self._rates[number] for number in open_ if number in self._rates]
-        left = [
-            None if cursor.count == r.INFINITE else cursor.count - cursor.position + sum(n for _, n in cursor.returned)
-            for cursor in iteration.cursors
-        ]
+        left = []  # in the other modes, no positions are assigned
+        if iteration.portions is not None:
+            left = [range_math.positions_left(iteration.portions)]
+        elif job.terms.mode == r.DYNAMIC:
+            left = [_left(cursor) for cursor in iteration.cursors]
         return {
             "job": job.name,
             "dataset": job.terms.dataset,
@@ -111,3 +113,9 @@ class Figures:
             "room": sum(report.room for report in reports),
             "positions_left": left,
         }
+
+
+def _left(cursor: r.Cursor) -> int | None:
+    if cursor.count == r.INFINITE:
+        return None
+    return cursor.count - cursor.position + sum(length for _, length in cursor.returned)
