@@ -161,6 +161,48 @@ def test_zip_different_rates(three: TestCluster) -> None:
     assert len(list(dealt(three, dataset))) == 10
 
 
+R = Dataset.range(200)
+ALIGNED = [
+    Dataset.zip(R, R),
+    Dataset.zip(R, R.map(lambda x: x, num_parallel_calls=2).prefetch(3)),
+    Dataset.zip(Dataset.from_tensor_slices(np.arange(200)), Dataset.counter()),
+    R.map(lambda x: x).enumerate(),
+]
+COUNTED = [
+    Dataset.zip(R.shuffle(200).batch(200).map(np.sort).unbatch(), R),
+    Dataset.zip(R, R.filter(lambda x: x >= 0)),
+    R.filter(lambda x: True).enumerate(),
+]
+PAIRS = [(x, x) for x in range(200)]
+
+
+def rows(dataset: Dataset) -> list[tuple[int, int]]:
+    return [(int(x), int(y)) for x, y in dataset]
+
+
+@pytest.mark.parametrize("pairs", ALIGNED + COUNTED)
+def test_pairs_stay_pairs_with_two_workers(two: TestCluster, pairs: Dataset) -> None:
+    assert sorted(rows(dealt(two, pairs))) == PAIRS
+
+
+@pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}], ids=str)
+def test_pairs_of_single_positions_are_read_in_portions(two: TestCluster, options: dict[str, Any]) -> None:
+    for pairs in ALIGNED:
+        assert sorted(rows(dealt(two, pairs, **options))) == PAIRS
+
+
+@pytest.mark.parametrize("pairs", COUNTED)
+def test_other_pairs_are_not_read_in_portions(two: TestCluster, pairs: Dataset) -> None:
+    with pytest.raises(UnimplementedError, match=r"^(zip|enumerate)\(\).*put it behind distribute\(\)"):
+        rows(dealt(two, pairs, ordered=True))
+
+
+def test_choices_among_finite_datasets_are_made_once(two: TestCluster) -> None:
+    order = Dataset.from_tensor_slices(np.array([0, 1, 1, 0, 1] * 10))
+    chosen = Dataset.choose_from_datasets([R, R.map(lambda x: -x)], order)
+    assert Counter(values(dealt(two, chosen))) == Counter(values(chosen))
+
+
 def test_zip_different_repeats(three: TestCluster) -> None:
     dataset = Dataset.zip(Dataset.range(50), Dataset.range(10).repeat(10))
     assert len(list(dealt(three, dataset))) == 50

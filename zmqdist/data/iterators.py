@@ -24,9 +24,11 @@ import copy
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import fields
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -167,6 +169,7 @@ class Context:
         self.interrupts = CloseInterrupts()
         self.entropy = list(entropy) or [secrets.randbits(64), secrets.randbits(64)]
         self._splits = splits
+        self._twin: Callable[[], SplitStream] | None = None
         self._sources = 0
         self._repetitions: dict[int, int] = {}
         self._inner = inner or probing
@@ -179,6 +182,11 @@ class Context:
         """Whether sources read only the positions that `splits` returns, because other processes read the other positions."""
         return self._splits is not None
 
+    @property
+    def in_step(self) -> bool:
+        """Whether all sources read the same positions."""
+        return self._twin is not None
+
     def open(self, dataset: DatasetLike) -> OperatorNode:
         """Open a dataset. Return its node, which has the nodes of its inputs."""
         node: OperatorNode = dataset.op.open(dataset, self)
@@ -190,7 +198,7 @@ class Context:
         nodes: list[OperatorNode] = []
         try:
             for number, each in enumerate(dataset.inputs):
-                context = self if split is None or number in split else self._unsplit()
+                context = self if split is None or number in split else self.unsplit()
                 nodes.append(context.open(each))
         except BaseException:  # the caller gets no list, so close the inputs that are open already
             for node in nodes:
@@ -210,7 +218,7 @@ class Context:
         finally:
             self._sources = before
 
-    def _unsplit(self) -> Context:
+    def unsplit(self) -> Context:
         """Return this context for inputs whose sources read all of their positions."""
         context = copy.copy(self)
         context._splits = None
@@ -267,9 +275,20 @@ class Context:
         """
         if self._splits is None:
             return None
+        if self._twin is not None:
+            return self._twin()
         number, self._sources = self._sources, self._sources + 1
         repetition = self._repetitions[number] = self._repetitions.get(number, -1) + 1
         return SplitStream(self, number, repetition)
+
+    def read_in_step(self) -> Context:
+        """Return a context whose sources all read the positions that the next source of this
+        context would read."""
+        stream = self.next_splits()
+        assert stream is not None
+        context = copy.copy(self)
+        context._twin = stream.twins()
+        return context
 
     def positions(self, source: int, repetition: int, taken: int) -> Iterator[int]:
         """Return the positions of a source in a repetition, without the first `taken` of them."""
@@ -286,16 +305,27 @@ class Context:
 class SplitStream:
     """The positions of one source in one repetition. Each call of `iter` continues after the positions that were taken."""
 
-    def __init__(self, context: Context, source: int, repetition: int) -> None:
+    def __init__(self, context: Context, source: int, repetition: int, shared: Iterator[int] | None = None) -> None:
         self._context = context
         self._source = source
         self._repetition = repetition
         self._taken = 0
+        self._shared = shared
 
     def __iter__(self) -> Iterator[int]:
-        for position in self._context.positions(self._source, self._repetition, self._taken):
+        for position in self._shared or self._context.positions(self._source, self._repetition, self._taken):
             self._taken += 1
             yield position
+
+    def twins(self) -> Callable[[], SplitStream]:
+        """Return a function that returns another stream of the same positions at each call. Each
+        stream gets all positions."""
+        twin = partial(SplitStream, self._context, self._source, self._repetition)
+        # Positions that can be requested again need no buffer: each stream requests them.
+        if self._context.resumable:
+            return twin
+        shared = _SharedPositions(self._context.positions(self._source, self._repetition, 0))
+        return lambda: twin(shared.reader())
 
     def state(self) -> dict[str, int]:
         """Return the repetition and the number of positions that were taken, as JSON types.
@@ -313,6 +343,38 @@ class SplitStream:
         """Continue from a state that `state` returned, at the next call of `iter`."""
         self._repetition, self._taken = state["repetition"], state["taken"]
         self._context.set_repetition(self._source, self._repetition)
+
+
+class _SharedPositions:
+    """Positions that several sources read, perhaps in several threads, each source at its own pace.
+    If an error comes in place of a position, each source gets the error at this place, so that the
+    sources stay in step.
+    """
+
+    def __init__(self, positions: Iterator[int]) -> None:
+        self._positions = positions
+        self._lock = threading.Lock()
+        self._waiting: list[deque[Any]] = []
+
+    def reader(self) -> Iterator[int]:
+        """Return an iterator for another source. Call this before any source takes a position."""
+        waiting: deque[Any] = deque()
+        self._waiting.append(waiting)
+        return iter(partial(self._next, waiting), _END)
+
+    def _next(self, waiting: deque[Any]) -> Any:
+        with self._lock:
+            if not waiting:
+                try:
+                    entry = next(self._positions, _END)
+                except Exception as error:
+                    entry = BufferedError(error)
+                for each in self._waiting:
+                    each.append(entry)
+            entry = waiting.popleft()
+        if type(entry) is BufferedError:
+            raise entry.error
+        return entry
 
 
 class OperatorNode:

@@ -6,15 +6,18 @@ Theory
     requests its positions.
 
     Sources are numbered in their order in the tree. Each source of a dataset that is used twice has two numbers. Some sources are not
-    split, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate, and
-    sources in the datasets that a user function returns (flat_map, interleave, the windows of group_by_window).
+    split, because every process that runs the pipeline reads them whole: the selector of sample,
+    and sources in the datasets that a user function returns (flat_map, interleave, the windows of
+    group_by_window). The sources below an operator that joins elements by their places, such as
+    zip, count as one source (ops/in_step.py).
 
     A `repeat` opens the sources below it again, as repetition 1, 2, ... At a request for a later repetition, the provider begins again at
-    the first position. For an earlier repetition it then has no positions left. Each source counts its own repetitions, so that in a zip
-    the shorter source may be in a later repetition than the longer source.
+    the first position. For an earlier repetition it then has no positions left. Each source counts
+    its own repetitions.
 
-    A portion is a range of positions in one repetition of the only source. If each operator looks at one element at a time
-    (`Op.per_split`), a pipeline that runs over one portion after the other yields the same elements as a pipeline that runs over all
+    A portion is a range of positions in one repetition of the only source, or of sources that are
+    read in step. If each operator looks at one element at a time (`Op.per_split`), a pipeline that
+    runs over one portion after the other yields the same elements as a pipeline that runs over all
     positions. An operator that joins a fixed number of elements, such as batch, may be used too if each position yields a fixed number of
     elements and the length of every portion is a multiple of the grain.
 """
@@ -33,6 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import finite
+from zmqdist.data.ops.in_step import aligned_positions, reads_in_step
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 
@@ -88,6 +92,10 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
     found: list[SplitProvider] = []
     for number in dataset.op.split_inputs(len(dataset.inputs)):
         found += split_providers(dataset.inputs[number])
+    if reads_in_step(dataset):
+        # If places are counted, each process finds out where they end: elements that fail have
+        # places, too.
+        return [SplitProvider(INFINITE_CARDINALITY if (count := aligned_positions(dataset)) is None else count)]
     for each in found:
         each.repetitions = SplitProvider(each.repetitions, repetitions).cardinality()
     return found
@@ -113,7 +121,7 @@ def split_cardinalities(dataset: Tree) -> list[int]:
 
 
 def open_split(
-    dataset: Tree, next_position: Callable[[int, int], int | None], sources: int | None = None
+    dataset: Tree, next_position: Callable[[int, int], int | None], sources: int | None = None, seed: int = 0
 ) -> DatasetIterator:
     """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
 
@@ -125,6 +133,8 @@ def open_split(
 
     Args:
       sources: how many sources the process that gives out the positions expects. None means that this is not checked.
+      seed: a number that is the same in all processes that divide the positions. Below operators
+        that read in step, missing seeds are derived from it.
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.
@@ -137,16 +147,19 @@ def open_split(
         # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
-    return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
+    return DatasetIterator(_in_step(dataset, seed), Context(dataset.options(), splits=positions))
 
 
-def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
+def open_stream(
+    dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]], seed: int = 0
+) -> DatasetIterator:
     """Open a dataset as `open_split` does, but with positions that can be requested again, so that the iterator has a state.
 
     Args:
       next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` positions of
         this iterator in the repetition. An empty sequence ends the repetition. If it is called again with the same arguments, it must
         return the same positions.
+      seed: as for `open_split`.
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
@@ -154,7 +167,11 @@ def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequenc
             taken += len(run)
             yield from run
 
-    return DatasetIterator(dataset, Context(dataset.options(), splits=positions, resumable=True))
+    return DatasetIterator(_in_step(dataset, seed), Context(dataset.options(), splits=positions, resumable=True))
+
+
+def _in_step(dataset: Tree, seed: int) -> Tree:
+    return dataset.rewrite(lambda one: repeatable(one, seed) if reads_in_step(one) else one)
 
 
 def repeatable(dataset: T, seed: int = 0) -> T:
@@ -202,13 +219,15 @@ def portion_rules(dataset: Tree) -> PortionRules:
       UnimplementedError: the dataset cannot be cut into portions. The error text names the operator and says what to do.
     """
     chain = [dataset]
-    while chain[-1].inputs:
+    while chain[-1].inputs and aligned_positions(chain[-1]) is None:
         if len(chain[-1].inputs) > 1:
             chain[-1].op.per_split()  # `per_split` may raise an error that says more than the error below
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
-    rules = PortionRules(chain[-1].op.split_count(), 1, 1)
-    made: Fraction | None = Fraction(1)  # the number of elements per position, or None if it varies
+    source = chain.pop()
+    aligned = aligned_positions(source)
+    rules = PortionRules(source.op.split_count() if aligned is None else aligned, 1, 1)
+    made = source.op.per_split() if aligned is None else Fraction(1)  # elements per position; None if the number varies
     for each in reversed(chain):
         gives = each.op.per_split()
         if made is None and gives is not None and gives.denominator > 1:

@@ -28,6 +28,7 @@ from zmqdist.data.iterators import (
 )
 from zmqdist.data.ops.background import AHEAD_MAX, ReadAhead, in_order, threads_for
 from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
+from zmqdist.data.ops.in_step import InStepOp
 from zmqdist.data.ops.opening import DeferredNode
 from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
@@ -54,10 +55,8 @@ class _ZipNode(OperatorNode):
             except StopIteration:
                 self.ended = True
                 # One input has ended. Read this row from the inputs after it, too. If one of them also ends here, a cache in it has then
-                # reached its end, and keeps its record. If the sources are split, do not read these inputs, because another process
-                # needs the elements that this process would discard.
-                if not self.context.has_splits:
-                    self._skip_row(len(row))
+                # reached its end, and keeps its record.
+                self._skip_row(len(row))
                 return
             except Exception:
                 self._skip_row(len(row))
@@ -89,7 +88,7 @@ class _ZipNode(OperatorNode):
 
 @operator("zip", _ZipNode)
 @dataclass(frozen=True)
-class Zip(Op):
+class Zip(InStepOp):
     """Yields rows, each with one element of each input. The rows end with the shortest input."""
 
     form: Any
@@ -100,6 +99,9 @@ class Zip(Op):
 
     def per_split(self) -> Fraction | None:
         return Fraction(1)
+
+    def in_step(self, dataset: DatasetLike) -> bool:
+        return len(dataset.inputs) > 1
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return nest.pack_sequence_as(self.form, list(inputs))
@@ -504,7 +506,7 @@ class _ChooseNode(OperatorNode):
 
 
 @dataclass(frozen=True)
-class _Selecting(Op):
+class _Selecting(InStepOp):
     stop_on_empty_dataset: bool = True
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -518,6 +520,14 @@ class _Selecting(Op):
         for other in inputs[2:]:
             spec = common_spec(spec, other)
         return spec
+
+    def in_step(self, dataset: DatasetLike) -> bool:
+        # If all choices come and no input ends them, every element is chosen, in whichever process.
+        # If no input ends, no process takes elements from another: as in tf.data, each process
+        # makes all choices.
+        choices, *inputs = (each.cardinality() for each in dataset.inputs)
+        some_left_out = self.stop_on_empty_dataset or choices != INFINITE_CARDINALITY
+        return some_left_out and set(inputs) != {INFINITE_CARDINALITY}
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
         return tuple(range(1, count))  # split all inputs except the selector, which each worker reads whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, PickledFunction
+from zmqdist.data.ops.in_step import InStepOp, aligned_positions
 from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.signatures import CheckedFunction
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
@@ -103,26 +106,46 @@ class _EnumerateNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = self.op.start
+        self.splits = context.next_splits() if context.in_step else None
 
     def run(self) -> Iterator[Any]:
-        for x in self.source():
-            position = np.int64(self.position)
+        positions = None if self.splits is None else iter(self.splits)
+        try:
+            if positions is not None:
+                for x in self.source():
+                    yield np.int64(self.op.start + next(positions)), x
+                return
+            for x in self.source():
+                position = np.int64(self.position)
+                self.position += 1
+                yield position, x
+        except Exception:  # an element whose computation fails has a number, too
             self.position += 1
-            yield position, x
+            if positions is not None:
+                with contextlib.suppress(Exception):
+                    next(positions)
+            raise
 
     def state(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return {"position": self.position, "dealt": self.splits and self.splits.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         self.position = state["position"]
+        if self.splits is not None:
+            self.splits.load(state["dealt"])
 
 
 @operator("enumerate", _EnumerateNode)
 @dataclass(frozen=True)
-class Enumerate(Op):
-    """Yields (number, element). In a data service, each worker counts its own elements."""
+class Enumerate(InStepOp):
+    """Yields (number, element)."""
 
     start: int = 0
+
+    def in_step(self, dataset: DatasetLike) -> bool:
+        # As in tf.data, each process numbers its own elements if the data has no end, unless the
+        # position tells the number.
+        return dataset.cardinality() != INFINITE_CARDINALITY or aligned_positions(dataset) is not None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.int64), inputs[0]

@@ -14,9 +14,7 @@ Rules
 
     The machine gives out the positions of a source in a repetition in order, to the stream that requests them. Within a stream, the
     positions of each source and repetition are numbered by a local index. A repeated request for the same local index gets the same
-    positions, so that a writer that starts again at its checkpoint gets the same data. With one source, a stream gets a run of positions in
-    one reply. With several sources it gets single positions, because a zip pairs positions, and a stream must not have an unused position
-    whose partner another stream has.
+    positions, so that a writer that starts again at its checkpoint gets the same data.
 
     Each repetition is given out separately. A stream that is still in an earlier repetition gets the positions that are left in that
     repetition.
@@ -244,8 +242,6 @@ class SnapshotMachine:
         total = self._counts[source]
         if 0 <= self._repetitions[source] <= repetition:
             return start, 0
-        if len(self._counts) > 1:
-            count = 1
         if total < 0:
             return start, max(1, count)
         left = total - start

@@ -26,6 +26,7 @@ import re
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +213,7 @@ class StreamWriter:
         )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
-        self._iterator = open_stream(dataset, self._requests)
+        self._iterator = open_stream(dataset, self._requests, seed=zlib.crc32(self._path.encode()))
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)

@@ -548,7 +548,7 @@ class TaskThreads:
         if task.terms.cache:
             shared_task.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
-            return open_split(dataset, split_client.ask)
+            return open_split(dataset, split_client.ask, seed=task.iteration)
         policy = ShardingPolicy(task.terms.mode).name
         # Where the user gave no seed, all workers of an iteration use one seed, so that their shards are parts of the same order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))

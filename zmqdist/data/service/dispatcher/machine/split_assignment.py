@@ -57,12 +57,8 @@ class SplitAssignment:
         self._tables.reply(call.token, (start, length))
 
     def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
-        """Return how many positions to give in one reply. A pipeline with several sources gets one position, because it pairs positions of
-        its sources. If a task held unused positions of one source, another task would have positions of the other source without partners.
-        """
+        """Return how many positions to give in one reply."""
         cursor = iteration.cursors[source]
-        if len(iteration.cursors) > 1:
-            return 1
         if cursor.count != r.INFINITE:
             count = min(count, (cursor.count - cursor.position) // (SHARES * len(iteration.tasks)))
         return max(1, count)
@@ -93,7 +89,7 @@ def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
     """Return the next positions of a source as (start, length). A length of 0 means that the repetition has no positions left.
 
     A request for a later repetition starts at the source's first position again, and a request for an earlier repetition gets no positions.
-    Each source has a repetition of its own, so that the shorter source of a zip can be in a later repetition than the longer source.
+    Each source has a repetition of its own.
     """
     if repetition < cursor.repetition:
         return 0, 0
