@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from zmqdist._version import __version__
+from zmqdist.child_command import path_variable
 from zmqdist.errors import OpError
 from zmqdist.launch.agent_code import ReceivedCode
 from zmqdist.launch.agent_protocol import (
@@ -182,8 +183,7 @@ class HostAgent:
                 write_private(self._folder.path, name, text)
             environment = {**os.environ, **order.environment}
             if self._code.imports:
-                before = environment.get("PYTHONPATH")
-                environment["PYTHONPATH"] = os.pathsep.join([*self._code.imports, *([before] if before else [])])
+                environment |= path_variable([*self._code.imports, os.getcwd()])
             if order.kind == "WorkerConfig":
                 environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(environment)
             with self._naming:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from zmqdist.child_command import child_command
+from zmqdist.child_command import child_command, path_variable
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
@@ -185,10 +185,12 @@ class Children:
         Args:
           command: a function that returns the module and its arguments. It is called with the file descriptor of the child's lifeline,
             which is a pipe that breaks when this process ends.
+          environment: the child's environment variables. Without PATH_ENV among them, the child has the module path of this process.
           on_line: a function that is called with each line of the child's output. None means that the child shares the standard output and
             error of this process.
           pass_fds: further file descriptors that the child inherits under the same numbers.
         """
+        environment = {**path_variable(), **environment}
         child_end, own_end = os.pipe2(os.O_CLOEXEC)
         try:
             module, *arguments = command(child_end)
@@ -200,7 +202,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
-                env=dict(environment),
+                env=environment,
                 start_new_session=True,  # a child gets no Ctrl-C, because this process stops its children in order
             )
         except BaseException:

@@ -32,6 +32,7 @@ from zmqdist import errors
 from zmqdist.addresses import advertised_address, is_loopback, is_wildcard
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
+from zmqdist.child_command import path_variable
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
@@ -394,15 +395,15 @@ class Launch:
         return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
 
     def _importable(self) -> dict[str, str]:
-        """Return the PYTHONPATH of workers and ps with the folder of the program's script, so that functions can import modules of that
-        folder. Return {} if the command has no script, or if the agents set PYTHONPATH.
+        """Return the variable that puts the folder of the program that Python puts on the program's module path on that of workers and ps,
+        too. An agent that has received code replaces the variable.
         """
         script = self._script()
-        if script is None or (self._pool is not None and self._code_paths()):  # the agents set PYTHONPATH themselves
-            return {}
-        before = os.environ.get("PYTHONPATH") if self._pool is None else None
-        folder = str(Path(script).absolute().parent)
-        return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
+        if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, which the program inherits
+            return path_variable([])
+        if {"-m", "-c"}.intersection(self._command[: None if script is None else self._command.index(script)]):
+            return path_variable([os.getcwd()])
+        return path_variable([] if script is None else [str(Path(script).resolve().parent)])
 
     def _code(self) -> CodeBundle | None:
         """Return the code for hosts that do not share this file system. None means that no code has to be sent."""

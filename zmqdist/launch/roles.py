@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
-from zmqdist.child_command import add_working_directory
 from zmqdist.launch.role_keys import check_name, given_ticket, joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
@@ -361,7 +360,6 @@ def main() -> int:
         worker = WorkerConfig(**fields)
         _limit_threads(worker)
     prepare(*sys.argv[1:])
-    add_working_directory()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     name_process(f"{fields['job']}:{fields['index']}")
     if worker is not None:

@@ -52,7 +52,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from types import ModuleType
 
-from zmqdist.child_command import add_working_directory
+from zmqdist import child_command
 from zmqdist.process import reaper
 
 CONTROL_RECORD = struct.Struct("<4sqq")
@@ -153,8 +153,9 @@ class Zygote:
         """
         self._watch_s: float | None = None
         self._silent_at = 0.0
-        self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
-        self._own_path = [folder for folder in sys.path if folder not in self._python_path]
+        python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
+        self._fresh_path = [folder for folder in child_command.fresh_path if folder not in python_path]
+        self._imported_from = {*sys.path, *child_command.fresh_path}
         # The zygote ignores these signals, which may go to its whole process group, because the starting process ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
@@ -235,7 +236,9 @@ class Zygote:
             directory = None if order.environment is None else descriptors_in.pop(0)
             try:
                 module = _imported(order.module, order.arguments)
-                path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
+                path = self._path(
+                    order.environment or {}, "" if directory is None else os.readlink(f"/proc/self/fd/{directory}")
+                )
                 pid = self._fork(bool(order.ticket))
             except Exception:  # refuse the order, so that the starting process runs a command, which reports the error
                 if status is None:
@@ -276,21 +279,23 @@ class Zygote:
         os.close(leads)
         return pid
 
-    def _path(self, order: Order, directory: str) -> list[str]:
-        """Return the module path of a child.
+    def _path(self, environment: dict[str, str], directory: str) -> list[str]:
+        """Return the folders on which Python would start in a child.
 
-        Raises ImportError if a folder on the path has another module with the name of a module that the zygote has imported.
+        Raises ImportError if a folder on the child's module path has another module with the name of a module that the zygote has imported,
+        unless the folder is hidden from libraries.
         """
-        folders = _folders((order.environment or {}).get("PYTHONPATH", ""), directory)
+        folders = _folders(environment.get("PYTHONPATH", ""), directory)
+        first, hidden = child_command.folders_of(environment.get(child_command.PATH_ENV))
         imported = {name.partition(".")[0] for name in sys.modules} | {"sitecustomize", "usercustomize"}
-        for folder in folders:
-            if folder not in self._python_path and os.path.isdir(folder):
+        for folder in {*first, *folders} - self._imported_from.union(hidden):
+            if os.path.isdir(folder):
                 for entry in os.listdir(folder):
                     if entry.partition(".")[0] in imported:
                         raise ImportError(
                             f"{folder} has {entry}, and the zygote has imported another module of this name"
                         )
-        return [*folders, *self._own_path]
+        return [*folders, *self._fresh_path]
 
     def _born(self, child: _Child) -> None:
         pidfd = os.pidfd_open(child.pid)
@@ -324,7 +329,7 @@ class Zygote:
         reaper.reap(child.pid)
 
     def _set_up_child(
-        self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
+        self, order: Order, directory: int | None, path: list[str], descriptors_in: Sequence[int]
     ) -> None:
         """Give this forked child the file descriptors, working directory and environment of its order. Close the zygote's descriptors."""
         self._control.close()
@@ -340,9 +345,8 @@ class Zygote:
         if order.environment is not None:
             os.environ.clear()
             os.environ.update(order.environment)
+            child_command.use_path(path)
         _settle_in(order)
-        if path is not None:
-            sys.path[:] = path
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -417,9 +421,7 @@ def main() -> int:
     name_process(name)
     for module in modules:
         _imported(module, [])
-    if modules:
-        add_working_directory()
-    else:
+    if not modules:
         os.chdir("/")  # a zygote in another folder would keep its file system from being unmounted
     gc.collect()
     gc.freeze()  # keeps the garbage collector from writing into pages that the children share

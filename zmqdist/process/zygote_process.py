@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 
-from zmqdist.child_command import child_command
+from zmqdist.child_command import child_command, path_variable
 from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
@@ -117,9 +117,7 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
         os._exit(code)
 
 
-def _start(
-    name: str, modules: Sequence[str], environment: Mapping[str, str] | None, output: int | None
-) -> ZygoteProcess:
+def _start(name: str, modules: Sequence[str], environment: Mapping[str, str], output: int | None) -> ZygoteProcess:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     try:
@@ -131,7 +129,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=None if environment is None else dict(environment),
+                env={**environment, **path_variable()},
                 start_new_session=True,
             )
     except BaseException:

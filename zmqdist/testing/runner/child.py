@@ -38,7 +38,6 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
-    sys.path[:] = facts["path"]
     # Take the parent's key, because a process needs it to use the objects of `manager`.
     multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])
     set_barrier(Barrier(pipe, facts["parties"]))

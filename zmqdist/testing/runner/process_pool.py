@@ -171,9 +171,8 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents of the first message to a process: the module path, the key for `manager`, and the size of the barrier."""
+        """Return the contents of the first message to a process: the key for `manager`, and the size of the barrier."""
         return {
-            "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),
             "parties": len(self.tasks),
         }

@@ -15,7 +15,7 @@ import sys
 import threading
 from multiprocessing.managers import SyncManager
 
-from zmqdist.child_command import add_working_directory, child_command
+from zmqdist.child_command import child_command, path_variable
 
 _lock = threading.Lock()
 _manager: SyncManager | None = None
@@ -34,6 +34,7 @@ def manager() -> SyncManager:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, **path_variable()},
                 start_new_session=True,
             )
             assert _process.stdin is not None
@@ -64,7 +65,6 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Serve the objects until standard input is closed."""
-    add_working_directory()
     authkey = bytes.fromhex(sys.stdin.readline())
     multiprocessing.current_process().authkey = authkey
     server = SyncManager(("127.0.0.1", 0), authkey).get_server()
