@@ -17,6 +17,7 @@ import click
 
 from zmqdist._version import __version__
 from zmqdist.errors import ConfigError, OpError
+from zmqdist.files import fill_standard_streams
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.interrupts import importing
 
@@ -135,6 +136,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code. An error that zmqdist raises on purpose is printed to stderr and is not raised."""
+    fill_standard_streams()
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()

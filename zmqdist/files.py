@@ -1,4 +1,5 @@
-"""Functions that open and read the files that a user names, and refuse files on which they could block by mistake.
+"""Functions that open and read the files that a user names, and refuse files on which they could block by mistake; and one that keeps the
+numbers of the standard streams from other files.
 
 Opening a named pipe blocks until another process writes to the pipe, and reading a device may never end. These functions therefore refuse
 files that are not regular. They accept file descriptors that the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63`
@@ -10,9 +11,24 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from typing import IO, Final
 
 _HANDED_OVER: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null in place of each standard stream that is closed, as in a daemon or after `>&-`. Call it before this process opens a
+    socket, pipe or memory file that stays open. The kernel would give it the number of the closed stream, and a `print` of this process or
+    of a child would write into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -17,7 +17,7 @@ REACHES = {
 """Into privates that another module has made, each with its reason; a function that stands beside its class is no stranger."""
 
 
-DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_make", "_replace"}
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_make", "_replace"}
 """Of the standard library, which documents them in spite of their names."""
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zmqdist.child_command import child_command, path_variable
+from zmqdist.files import fill_standard_streams
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
@@ -154,6 +155,7 @@ class Children:
         self._whole_groups = whole_groups
         self._children: list[Child] = []
         self._lock = threading.Lock()
+        fill_standard_streams()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._watch, name="zmqdist-children", daemon=True)
         self._closing = False

@@ -24,6 +24,7 @@ from zmqdist import errors, limits
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
+from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
@@ -90,6 +91,7 @@ class local_cluster:
         # The config is made before a process is started, because its constructor raises if an option is wrong.
         config = DispatcherConfig(**options)
         self._slots = slots
+        fill_standard_streams()
         self._listener = _listen(config)
         self._address = join_address(config.host, self._listener.getsockname()[1])
         self._folder = RunFolder()

@@ -11,6 +11,7 @@ data/service/worker/task_process.py).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -108,7 +109,8 @@ class BoundChild:
             if not data:
                 self._loop.remove_fd(self._errors)
                 return
-            os.write(2, data)
+            with contextlib.suppress(OSError):  # such as a closed pipe
+                os.write(2, data)
             *lines, self._last_line = (self._last_line + data).split(b"\n")
             self._lines.extend(line for line in lines if line)
             self._last_line = self._last_line[-LOG_TAIL_BYTES:]

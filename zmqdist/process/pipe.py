@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
+from zmqdist.files import fill_standard_streams
 from zmqdist.transport.memory_limits import memory_exhausted
 
 if TYPE_CHECKING:  # the loop imports ZeroMQ, which a child may not need
@@ -174,6 +175,7 @@ class BlockingPipe(Generic[M]):
     @classmethod
     def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
         """Return one end of a new pipe as a BlockingPipe, and the other end as a file descriptor."""
+        fill_standard_streams()
         ours, theirs = socket.socketpair()
         return cls(ours.detach(), codec), theirs.detach()
 

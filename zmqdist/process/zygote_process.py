@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from zmqdist.child_command import child_command, path_variable
+from zmqdist.files import fill_standard_streams
 from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
@@ -118,6 +119,7 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
 
 
 def _start(name: str, modules: Sequence[str], environment: Mapping[str, str], output: int | None) -> ZygoteProcess:
+    fill_standard_streams()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     try:

@@ -27,6 +27,7 @@ import zmq
 from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
+from zmqdist.files import fill_standard_streams
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.messages import (
     Calls,
@@ -75,6 +76,7 @@ class ProcessContext:
     def context(self) -> zmq.Context[zmq.Socket[bytes]]:
         with self._lock:
             if self._context is None:
+                fill_standard_streams()
                 self._context = zmq.Context()
                 self._context.max_sockets = SOCKETS_MAX
             return self._context

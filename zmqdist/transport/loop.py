@@ -45,6 +45,7 @@ from zmq.backend import zmq_poll
 
 from zmqdist.background import in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
+from zmqdist.files import fill_standard_streams
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -118,6 +119,7 @@ class Loop:
     """
 
     def __init__(self, name: str) -> None:
+        fill_standard_streams()
         self.name = name
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.max_sockets = 65_536

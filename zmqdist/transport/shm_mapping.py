@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import ResourceExhaustedError
+from zmqdist.files import fill_standard_streams
 from zmqdist.transport.memory_limits import check_room
 
 MEMFD_NAME: Final = "zmqdist-arena"
@@ -99,6 +100,7 @@ def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, fla
 
 def make_memfd(nbytes: int) -> int:
     """Make a memfd of fixed size, closed on exec; return its descriptor. Raises OSError."""
+    fill_standard_streams()
     fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
