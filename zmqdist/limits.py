@@ -13,6 +13,16 @@ from typing import Final
 HEADER_BYTES_MAX: Final = 16 * 2**20
 """Bytes of one header. The decoded header takes at most about 16 times as much memory, which is the case of a list of one-byte items."""
 
+HEADER_PIECE_BYTES: Final = 16 * 2**10
+"""Bytes of a header that are sent as one frame. Heartbeats pass between two frames only, and a link of 0.5 Mbit/s needs a quarter of a
+second for such a frame.
+"""
+
+UNSENT_BYTES_MAX: Final = 32 * 2**10
+"""Bytes of a connection that wait in the kernel although the network has room for fewer (TCP_NOTSENT_LOWAT). ZeroMQ sends a heartbeat
+before the messages in its own queue, but after these bytes, which would be megabytes without this bound.
+"""
+
 FRAME_BYTES_MAX: Final = HEADER_BYTES_MAX
 """Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). libzmq closes a connection on which a larger frame arrives. Payload frames are
 far smaller.
@@ -154,8 +164,10 @@ MESSAGES_PER_WAKE_MAX: Final = 256
 BATCH_ITEMS_MAX: Final = 512
 """Work items or results in one message. With so many, the cost of the message itself is negligible."""
 
-BATCH_BYTES_MAX: Final = 4 * 2**20
-"""Payload bytes after which a batch is closed, whatever the number of its items."""
+BATCH_BYTES_MAX: Final = 64 * 2**10
+"""Payload bytes after which a batch is closed, whatever the number of its items. The items of a batch begin when the whole batch has
+arrived, and each message that arrives shows that its sender is alive, so batches are small enough for slow links.
+"""
 
 # -- scheduled work -----------------------------------------------------------------------------------------------
 
@@ -390,7 +402,7 @@ STREAM_ITEMS_AHEAD: Final = 512
 small items.
 """
 
-STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
+STREAM_BYTES_AHEAD: Final = 4 * 2**20
 """Bytes of the items that a generator produces before the client requests them. One larger item is allowed if there is no other."""
 
 STREAMS_OF_PEER_MAX: Final = 64

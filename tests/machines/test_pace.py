@@ -145,8 +145,7 @@ def test_p7_the_first_chunk_after_a_pause_measures_the_round_trip_again() -> Non
 
 
 def test_p7_two_largest_chunks_with_one_acknowledgment_measure_the_round_trip() -> None:
-    pace = Pace()
-    pace.widen()
+    pace = Pace(window_bytes=BULK_CHANNEL_WINDOW_BYTES)
     now, trips = 0.0, []
     pending = 0
     for _ in range(200):
@@ -174,12 +173,6 @@ def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte()
 def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_a_fast_one(mbit: float) -> None:
     sim = Sim(mbit * MBIT, 0.01, Pace(), burst_bytes=CHUNK_BYTES_MIN).run(60.0)
     assert max(sim.waits) < HEARTBEAT_TIMEOUT_S
-
-
-def test_between_processes_of_one_host_the_window_begins_with_its_largest() -> None:
-    pace = Pace()
-    pace.widen()
-    assert (pace.window_bytes, pace.chunk_bytes) == (BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES)
 
 
 def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room() -> None:

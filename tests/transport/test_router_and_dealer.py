@@ -32,7 +32,7 @@ from zmqdist.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
-from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
+from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
 from zmqdist.transport import connector
 from zmqdist.transport import router as router_module
@@ -43,7 +43,7 @@ from zmqdist.transport.peer import Peer
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.router import REFUSALS_MAX, Router
 from zmqdist.transport.security import client_security, server_security
-from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
 
 Serve = Callable[..., Served]
@@ -713,3 +713,34 @@ def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
         dialled = dial("{}:{}".format(*silent.getsockname()))
         with silent.accept()[0], silent.accept()[0]:
             until(lambda: "did not finish the handshake in time" in dialled.dealer.trouble)
+
+
+@pytest.mark.parametrize("body", [bytes(HEADER_PIECE_BYTES), bytes(10**6)], ids=len)
+def test_a_header_travels_in_frames_between_which_heartbeats_pass(
+    serve: Serve, connect: Connect, dial: Dial, body: bytes
+) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    assert dialled.send(Call(2, "echo", 0, 0, body), [b"payload"])
+    _, reply, frames = dialled.expect("message")
+    assert (reply.body, list(map(bytes, frames))) == (body, [b"payload"])
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.receive()
+    first, rest = split_header(encode(Call(1, "echo", 0, 0, body)), [])
+    raw.send(first, *rest)
+    assert raw.socket.poll(20_000)
+    assert max(map(len, raw.socket.recv_multipart())) <= HEADER_PIECE_BYTES + 3
+    raw.close()
+
+
+@pytest.mark.parametrize("count", [0, 2, 0xFFFF])
+def test_a_header_of_which_pieces_are_missing_is_not_a_message(serve: Serve, connect: Connect, count: int) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.send(b"\xc1" + count.to_bytes(2, "big"), b"\x92\x01")
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    until(lambda: served.router.dropped == {"not a message": 1})
+    raw.close()

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.files import fill_standard_streams
-from zmqdist.limits import WAIT_LOG_S
+from zmqdist.limits import HEADER_PIECE_BYTES, WAIT_LOG_S
 from zmqdist.messages import (
     Calls,
     CancelCall,
@@ -45,7 +45,7 @@ from zmqdist.messages import (
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.connector import Connector
-from zmqdist.transport.dealer import receive_payload
+from zmqdist.transport.dealer import receive_rest
 from zmqdist.transport.loop import input_check
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
@@ -252,6 +252,8 @@ class ClientConnection:
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
         """Send a message now, with a copy of its frames. Return False if there is no connection to send it."""
+        if len(header) > HEADER_PIECE_BYTES:
+            header, frames = headers.split_header(header, frames)
         try:
             if not frames:
                 self._send(header, _NOBLOCK)
@@ -303,11 +305,14 @@ class ClientConnection:
         while True:
             frame = self._recv(_NOBLOCK, False)
             self.received += 1
-            frames = receive_payload(self._connector.socket) if frame.more else ()  # type: ignore[arg-type]
+            header: bytes = frame.bytes
+            frames: Sequence[Any] | None = ()
+            if frame.more:
+                header, frames = receive_rest(self._connector.socket, header)  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames or bytes")
-                self._handle_message(frame.bytes, frames)
+                self._handle_message(header, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)

@@ -20,13 +20,13 @@ from typing import Any, TypeAlias
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_code
-from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
+from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Message, Ping, Refused
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.monitor import Down, Rejected, Up
 from zmqdist.transport.security import ClientSecurity
-from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.headers import decode, encode, join_header, pieces_after, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.transport")
@@ -117,6 +117,8 @@ class DealerConnection:
         watched = self._watched
         assert watched is not None
         watched.dirty = True
+        if len(header) > HEADER_PIECE_BYTES:
+            header, frames = split_header(header, frames)
         last = len(frames)
         try:
             self._raw_send(header, _MORE if last else _NOBLOCK)
@@ -195,9 +197,9 @@ class DealerConnection:
                 watched.dirty = False
                 return False
             frame = self._raw_recv(_NOBLOCK, False)
-            frames = receive_payload(watched.socket) if frame.more else []
+            header, frames = receive_rest(watched.socket, frame.bytes) if frame.more else (frame.bytes, [])
             try:
-                self._handle_frames(frame.bytes, frames)
+                self._handle_frames(header, frames)
             except WireError as error:
                 if not self._drop("not a message"):
                     log.warning("%s", error)
@@ -240,21 +242,26 @@ class DealerConnection:
         return before
 
 
-def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Receive and return the frames after the header of a message. Each returned view is writable and keeps its frame alive.
+def receive_rest(socket: zmq.Socket[bytes], first: bytes) -> tuple[bytes, list[memoryview] | None]:
+    """Receive the frames after the first frame of a message. Return the header, and the payload as writable views that keep their frames
+    alive.
 
-    Return None, and drop all frames of the message, if it exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX. These bounds do not limit the memory
+    Return None as the payload, and drop all its frames, if it exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX. These bounds do not limit the memory
     of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
     """
-    frames: list[memoryview] = []
+    pieces, frames = list[bytes](), list[memoryview]()
+    pieces_count = pieces_after(first)
     more, count, nbytes = True, 1, 0
     while more:
         frame = socket.recv(_NOBLOCK, copy=False)
         more = frame.more
+        if len(pieces) < pieces_count:
+            pieces.append(frame.bytes)
+            continue
         count += 1
         nbytes += len(frame)
         if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX:
             frames.append(frame.buffer)
         elif frames:
             frames.clear()
-    return frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None
+    return join_header(first, pieces), frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None

@@ -12,10 +12,14 @@ import zmq
 
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import UnknownError
+from zmqdist.limits import UNSENT_BYTES_MAX
 from zmqdist.transport.own_address import bind_free, bindable
 
 BACKLOG: Final = 1024
 """Number of connections that the kernel holds until the server accepts them. All processes of a cluster may connect at the same time."""
+
+TCP_NOTSENT_LOWAT: Final = 25
+"""The number of this option in Linux; Python has no name for it before 3.12."""
 
 
 def listen(host: str, any_port: bool = False) -> sockets.socket:
@@ -63,6 +67,12 @@ def shut_down(fd: int) -> None:
     """Shut down the connection of a descriptor that ZeroMQ owns. ZeroMQ then acts as if the other side had ended the connection."""
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
         own.shutdown(sockets.SHUT_RDWR)
+
+
+def limit_unsent(fd: int) -> None:
+    """Keep the bytes that wait in the kernel below UNSENT_BYTES_MAX, so that heartbeats do not wait behind megabytes on a slow link."""
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
+        own.setsockopt(sockets.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def bind_problem(error: zmq.ZMQError) -> str:

@@ -12,7 +12,7 @@ Theory of operation
     just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
     bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
     the aim. It does not fall again because of chunks that were sent before it fell. A chunk is a quarter of the window, because a heartbeat
-    cannot interrupt a chunk. Between two processes of one host there is no slow link, so the window begins with its largest size.
+    cannot interrupt a chunk.
 
     Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
     next chunk has no queue before it, so its time is a new measurement of the shortest time. The first chunk after a pause gives such a
@@ -124,10 +124,6 @@ class Pace:
     def _resize(self, window_bytes: int) -> None:
         self.window_bytes = max(self._window_min, min(self._window_max, window_bytes))
         self.chunk_bytes = max(self._chunk_min, min(self._chunk_max, self.window_bytes // 4))
-
-    def widen(self) -> None:
-        """Use the largest window, because the link is known to be fast."""
-        self._resize(self._window_max)
 
     def fits(self, nbytes: int) -> bool:
         """Return whether a chunk of `nbytes`, at most `chunk_bytes`, may be sent now."""

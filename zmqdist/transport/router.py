@@ -60,12 +60,20 @@ from zmqdist.errors import (
     UnknownError,
     WireError,
 )
-from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.limits import (
+    FRAME_BYTES_MAX,
+    GRACE_S,
+    HANDSHAKE_S,
+    HEADER_PIECE_BYTES,
+    HEARTBEAT_SERVER_S,
+    MESSAGES_PER_WAKE_MAX,
+    PEERS_MAX,
+)
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
-from zmqdist.transport.dealer import Buffer, receive_payload
+from zmqdist.transport.dealer import Buffer, receive_rest
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
-from zmqdist.transport.listener import BACKLOG, bind_problem, listen, look_up, shut_down
+from zmqdist.transport.listener import BACKLOG, bind_problem, limit_unsent, listen, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, FAILED_NO_DETAIL, decode_event, open_monitor
@@ -75,7 +83,7 @@ from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
 from zmqdist.transport.zap import ADMIN, ROLES, role_and_key
-from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.transport")
@@ -281,8 +289,6 @@ class Router:
         """Return the channel for large parts from and to a peer; make it on first use."""
         if peer.bulk is None:
             peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
-            if peer.hello is not None:
-                peer.bulk.hello_arrived(peer.hello)
         return peer.bulk
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -362,6 +368,8 @@ class Router:
             elif error.errno != zmq.EAGAIN:
                 raise
             return False
+        if len(header) > HEADER_PIECE_BYTES:
+            header, frames = split_header(header, frames)
         last = len(frames)
         self._send(header, _MORE if last else _NOBLOCK)
         for number, frame in enumerate(frames, 1):
@@ -397,9 +405,9 @@ class Router:
             frame = recv(_NOBLOCK, False)
             if peer is None:
                 peer = self._add_peer(routing_id, frame)
-            frames = receive_payload(self._socket) if frame.more else []
+            header, frames = receive_rest(self._socket, frame.bytes) if frame.more else (frame.bytes, [])
             try:
-                self._handle_frames(peer, frame.bytes, frames)
+                self._handle_frames(peer, header, frames)
             except WireError as error:
                 self._count("not a message")
                 if not peer.fault_logged:
@@ -422,6 +430,7 @@ class Router:
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
+            limit_unsent(fd)
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
                 # The first Ping waits, because the first message to the peer must be the hello of this server.

@@ -117,18 +117,10 @@ class BulkChannel:
         self._inbound = InboundTransfers()
         self._held_count = 0
 
-    def hello_arrived(self, hello: Hello) -> None:
-        """Record the peer's hello. If the peer says that it is on this host, use the widest window at once. A peer that lies about its host
-        slows only its own connection.
-        """
-        if hello.host == host_identity():
-            self._outbound.pace.widen()
-
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
     def open_offered_memory(self, hello: Hello) -> int:
         """Open the shared memory that the peer's hello offers. Return the nonce to send to the peer; 0 if the memory cannot be opened."""
-        self.hello_arrived(hello)
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
         self._peer_pool = open_peer(hello.memory)

@@ -1,23 +1,48 @@
 """Header frames: conversion of a message of `zmqdist.messages` to MessagePack and back.
 
+A header of more than HEADER_PIECE_BYTES travels in several frames, because ZeroMQ sends no heartbeat within a frame. The first frame then
+begins with a byte that no message begins with, and with the number of frames.
+
 Decoding any bytes either returns a message or raises WireError. A decoded header takes at most about 16 times the memory of its bytes, and
 a header of more than `HEADER_BYTES_MAX` bytes is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Union
 
 import msgspec
 
 from zmqdist.errors import WireError
-from zmqdist.limits import HEADER_BYTES_MAX
+from zmqdist.limits import HEADER_BYTES_MAX, HEADER_PIECE_BYTES
 from zmqdist.messages import ALL, Message
 
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007
 
 encode = msgspec.msgpack.Encoder().encode
 """`encode(message) -> bytes`: return the header of a message."""
+
+
+_IN_PIECES = b"\xc1"
+"""MessagePack never uses this byte."""
+_MARK_BYTES = 3
+
+
+def split_header(header: bytes, frames: Sequence[Any]) -> tuple[bytes, Sequence[Any]]:
+    """Return the first frame of a message with a long header, and all other frames: the other pieces of the header, then `frames`."""
+    pieces = [header[at : at + HEADER_PIECE_BYTES] for at in range(0, len(header), HEADER_PIECE_BYTES)]
+    return _IN_PIECES + (len(pieces) - 1).to_bytes(_MARK_BYTES - 1, "big") + pieces[0], [*pieces[1:], *frames]
+
+
+def pieces_after(first: bytes) -> int:
+    """Return how many of the frames after the first frame of a message belong to its header."""
+    return int.from_bytes(first[1:_MARK_BYTES], "big") if first[:1] == _IN_PIECES else 0
+
+
+def join_header(first: bytes, pieces: Sequence[Any]) -> bytes:
+    """Return the header of which `split_header` made these pieces."""
+    return b"".join((memoryview(first)[_MARK_BYTES:], *pieces)) if pieces else first
 
 
 def decode(header: bytes | memoryview, peer: str) -> Message:

@@ -58,8 +58,6 @@ class SimEnd:
             let_in(message)
 
         bulk.credited, bulk.send_held_parts = acknowledged, begun  # type: ignore[method-assign]
-        if connection.bytes_per_s == inf:
-            bulk.hello_arrived(self.sim.hello)
         return bulk
 
 
