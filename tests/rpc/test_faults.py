@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from tests.rpc.polled import until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer
-from zmqdist.transport import channel
+from zmqdist.transport import channel, client_connection
+from zmqdist.wire import headers
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -203,7 +205,8 @@ def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect)
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from zmqdist.transport import channel
+from zmqdist.transport import channel, client_connection
+from zmqdist.wire import headers
 from zmqdist.rpc import Client, Server
 channel.SLICE_S = 40.0
 release = threading.Event()
@@ -478,3 +481,20 @@ server.stop()
 
 def test_a_forked_child_does_not_stop_the_server_of_its_parent(child: Child) -> None:
     assert child(FORKED_SERVER).communicate(timeout=30)[0] == "1\n"
+
+
+def test_every_caller_gets_an_error_when_there_is_no_memory_for_a_message(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    client = connect(serve(wait=lambda: go.wait(30)).address)
+    calls = [client.wait() for _ in range(3)]
+
+    def decode(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(client_connection, "headers", SimpleNamespace(decode=decode, encode=headers.encode))
+    go.set()
+    for call in calls:
+        with pytest.raises(errors.ResourceExhaustedError, match="no memory here for a message"):
+            call.get_value()

@@ -638,3 +638,18 @@ def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(connect: Con
         assert next(stream) == 1
         with pytest.raises(errors.WireError):
             next(stream)
+
+
+def test_what_decoding_of_items_raises_is_no_end_of_the_stream(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: Any) -> Items:
+        raise MemoryError("no memory for items")
+
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+
+    client = connect(serve(count=numbers).address)
+    monkeypatch.setattr(streams, "decode_items", decode)
+    with pytest.raises(MemoryError, match="no memory for items"):
+        list(client.stream("count"))

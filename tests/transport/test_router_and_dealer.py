@@ -34,7 +34,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
-from zmqdist.transport import connector
+from zmqdist.transport import connector, dealer
 from zmqdist.transport import router as router_module
 from zmqdist.transport.connector import configure
 from zmqdist.transport.endpoint import split
@@ -701,6 +701,49 @@ def test_a_handler_that_raises_loses_one_message(
     assert "broken on purpose" in caplog.text
     assert any(record.levelno == logging.ERROR for record in caplog.records)
     served.loop.faults = 0
+
+
+def test_a_message_for_which_there_is_no_memory_ends_the_connection(
+    serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for the answer to this message gets an error."""
+    served = serve()
+    failing = [MemoryError("no room"), MemoryError("no room")]
+
+    def broken(peer: Any, message: Message, frames: Any) -> None:
+        if failing:
+            raise failing.pop()
+
+    served.router.on(Beat, broken)
+    dialled = dial(served.address)
+    for _ in range(2):
+        dialled.expect("up")
+        dialled.send(Beat())
+        dialled.expect("down")
+    dialled.expect("up")
+    assert dialled.ask(1).id == 1
+    assert served.loop.faults == 2
+    served.loop.faults = 0
+
+
+def test_the_client_reconnects_after_a_message_for_which_it_has_no_memory(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+
+    def decode(*_: Any) -> Message:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(dealer, "decode", decode)
+        dialled.send(Call(1, "echo", 1, 0, b""))
+        dialled.expect("down")
+    dialled.expect("up")
+    assert dialled.ask(2).id == 2
+    assert dialled.loop.faults == 1
+    dialled.loop.faults = 0
 
 
 def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from zmqdist import nest
-from zmqdist.errors import InvalidArgumentError, from_code
+from zmqdist.errors import InvalidArgumentError, OpError, from_code
 from zmqdist.rpc import payload
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.specs import convert
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
@@ -109,6 +110,17 @@ class InternalResult(StatusOrResult):
 def is_sent(result: StatusOrResult) -> bool:
     """Return whether the call of `result` has been sent, as `Channel.is_sent` does."""
     return result._channel.is_sent(result._call)
+
+
+def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
+    """Return (value, None), or (None, error) if the call has failed or its value cannot be decoded here, for example for lack of memory.
+
+    For callbacks: if a callback raised, a thread that waits for what it does would wait for ever.
+    """
+    try:
+        return result.get_value(), None
+    except Exception as error:
+        return None, error if isinstance(error, OpError) else from_code(*code_and_message(error))
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:

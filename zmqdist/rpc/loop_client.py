@@ -13,6 +13,7 @@ from typing import Any
 from zmqdist.errors import OpError, UnavailableError, from_code
 from zmqdist.messages import Call, Message, Replies, Reply
 from zmqdist.rpc import payload
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
@@ -72,7 +73,7 @@ class LoopClient:
             return
         try:
             value = payload.unpack(reply.body, [], self._dealer.address)
-        except OpError as error:
-            then(None, error)
+        except Exception as error:  # for example, there is no memory for the value
+            then(None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
         else:
             then(value, None)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.background import in_background
-from zmqdist.errors import FailedPreconditionError, OpError, from_code
+from zmqdist.errors import FailedPreconditionError, from_code
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import ended
 from zmqdist.rpc.snapshots import snapshot
@@ -55,7 +55,7 @@ class Stream:
         self._due = due
         self._number = next(_numbers)
         self._ready: deque[tuple[bytes, Sequence[Any]]] = deque()
-        self._failure: OpError | None = None
+        self._failure: Exception | None = None
         self._call: ClientCall | None = None
         body, parts = payload.pack((self._number, method, arguments))
         call = ClientCall(OPEN, body, snapshot(parts, lends=channel.shares_memory, still=False) if parts else (), due)
@@ -136,7 +136,7 @@ class Stream:
             return
         try:
             items = decode_items(call.body, len(call.frames), self._channel.address)
-        except OpError as error:
+        except Exception as error:  # whatever decoding raises must not look like the end of the stream
             self._failure = error
             _close(self._channel, call, self._number)
             return

@@ -11,6 +11,7 @@ from functools import partial
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import OK, OpError
 from zmqdist.rpc import StatusOrResult
+from zmqdist.rpc.future import outcome_of
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
@@ -124,13 +125,13 @@ class Watches:
             call.add_done_callback(partial(then, task))
 
     def _watch_ended(self, task: Task, result: StatusOrResult) -> None:
-        code, message = result.get_error()
+        incarnation, error = outcome_of(result)
         if self._node.closed:
             # the stop of this task's server has ended the watch, which shows nothing about the watched task
             return
-        incarnation = result.get_value() if code == OK else 0
+        code, message = (OK, "") if error is None else (error.error_code, error.message)
         with self._lock:
-            effects = self._machine.watch_ended(task, code, message, incarnation)
+            effects = self._machine.watch_ended(task, code, message, incarnation or 0)
         self._perform(effects)
 
     def _probe_ended(self, task: Task, result: StatusOrResult) -> None:

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,
-    OK,
     UNAVAILABLE,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -38,7 +37,7 @@ from zmqdist.errors import (
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.plain_arrays import what_is_lost
 from zmqdist.rpc import StatusOrResult, payload
-from zmqdist.rpc.future import read_as
+from zmqdist.rpc.future import outcome_of, read_as
 from zmqdist.rpc.internal_client import start
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.tasks.liveness import Watches
@@ -161,10 +160,9 @@ class Mail:
         skip the message, so that later messages do not wait for it.
         """
         out, lock = self._out_to(task)
-        code, _ = result.get_error()
-        held = 0 if code else result.get_value() or 0
+        held, error = outcome_of(result)
         with lock:
-            skip = out.ended(number, code != OK, held)
+            skip = out.ended(number, error is not None, held or 0)
         if skip is not None:
             self._have_skipped(task, *skip)
 

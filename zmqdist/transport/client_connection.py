@@ -316,6 +316,10 @@ class ClientConnection:
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
+            except (
+                MemoryError
+            ):  # no one knows which calls the message answers, and their callers must not wait for ever
+                self.fail(RESOURCE_EXHAUSTED, f"no memory here for a message of {self.address}: request less at a time")
             if (not table.in_flight and table.incarnation) or not self._has_input():
                 return
             if self._chunks >= CHUNKS_PER_TURN:

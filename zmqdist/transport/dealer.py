@@ -175,6 +175,7 @@ class DealerConnection:
             return
         was_up, self.up = self.up, False
         self._connector.retry(self._loop.now())
+        self._rearm()
         if was_up:
             self._on_down()
 
@@ -203,8 +204,10 @@ class DealerConnection:
             except WireError as error:
                 if not self._drop("not a message"):
                     log.warning("%s", error)
-            except Exception:
+            except Exception as error:
                 self._loop.fault(f"handler of a message from {self.address}")
+                if isinstance(error, MemoryError):  # a new connection begins with what a lost message may have said
+                    self._loop.call_soon(self._lost)
         return True
 
     def _handle_frames(self, header: bytes, frames: list[memoryview] | None) -> None:

@@ -413,8 +413,10 @@ class Router:
                 if not peer.fault_logged:
                     peer.fault_logged = True
                     log.warning("%s (further wrong messages of this peer are only counted)", error)
-            except Exception:
+            except Exception as error:
                 self._loop.fault(f"handler of a message from {peer.name}")
+                if isinstance(error, MemoryError):  # no one knows who waits for the answer to this message
+                    self.expel(peer)
         return True
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:

@@ -79,7 +79,8 @@ from zmqdist.limits import WAIT_LOG_S
 from zmqdist.random import chance
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult, outcome_of
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split_key
 from zmqdist.transport.loop import Loop
@@ -244,7 +245,7 @@ class ServiceReader:
         except BaseException:
             self.close()
             raise
-        self._loop.call_soon(self._watch)
+        self._run_in_loop(self._watch)
 
     def _delivery_for(self, client: int) -> Delivery:
         request, terms = self._request, self._request.terms
@@ -433,10 +434,18 @@ class ServiceReader:
         if self._stopped.is_set():
             return False
         try:
-            self._loop.call_soon(fn, *args)
+            self._loop.call_soon(self._guarded, fn, *args)
         except FailedPreconditionError:
             return False
         return True
+
+    def _guarded(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call `fn`. If it raises, end the reading with the error, because the consumer would wait for ever."""
+        try:
+            fn(*args)
+        except Exception as error:
+            self._end(from_code(*code_and_message(error)))
+            raise
 
     def _post(self, event: Event) -> None:
         """Have the machine handle `event` in the loop thread. Call this in the consumer's thread."""
@@ -467,7 +476,7 @@ class ServiceReader:
         if deadline != self._tick_at:
             self._tick_at = deadline
             if deadline < inf:
-                self._loop.set_timer("delivery", deadline, self._tick)
+                self._loop.set_timer("delivery", deadline, partial(self._guarded, self._tick))
 
     def _tick(self) -> None:
         self._tick_at = inf
@@ -511,21 +520,24 @@ class ServiceReader:
         watch_args = self._delivery.watch_args()
         self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *watch_args)
 
+    def _watch_later(self, pause_s: float) -> None:
+        self._loop.set_timer(self, self._loop.now() + pause_s, partial(self._guarded, self._watch))
+
     def _watched(self, number: int, call: StatusOrResult) -> None:
         if number != self._watch_number:
             return  # a later watch request has replaced this one
-        code, message = call.get_error()
+        news, error = outcome_of(call)
+        code, message = (error.error_code, error.message) if error is not None else (0, "")
         # With ABORTED the dispatcher reports that another reader continues this reader's iteration, so this reader ends.
         if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = next_pause_s(self._watch_pause_s)
-            self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
+            self._watch_later(self._watch_pause_s)
             self._dispatcher_error = f": {message}"
             return
         if code:
             self._end(from_code(code, message))
             return
         self._watch_pause_s, self._dispatcher_error = 0.0, ""
-        news = call.get_value()
         if news is not None:
             self._version, tasks, self._finished, hold, ended, failed = news
             if failed:
@@ -537,7 +549,7 @@ class ServiceReader:
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:
-                self._loop.set_timer(self, self._loop.now() + self._request.refresh_s, self._watch)
+                self._watch_later(self._request.refresh_s)
             else:
                 self._watch()
 

@@ -18,10 +18,10 @@ from zmqdist.data.service.local_workers import LocalWorker
 from zmqdist.data.service.reader.delivery import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.data.service.worker.runtime import ELEMENTS
-from zmqdist.errors import OpError, from_code
+from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
 
 Then = Callable[[int, Any, OpError | None], object]
@@ -46,12 +46,12 @@ class RemoteTask:
         call.add_done_callback(partial(self._answered, then))
 
     def _answered(self, then: Then, call: StatusOrResult) -> None:
-        code, message = call.get_error()
-        if code:
-            then(FAILED, None, from_code(code, message))
-            return
-        kind, value, tag = call.get_value()
-        then(kind, (self._client.address, value, tag), None)
+        answer, error = outcome_of(call)
+        match answer:
+            case (int(kind), value, tag) if error is None:
+                then(kind, (self._client.address, value, tag), None)
+            case _:
+                then(FAILED, None, error or WireError(self._client.address, "not a reply to a request for elements"))
 
 
 class LocalTask:
