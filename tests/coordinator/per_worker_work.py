@@ -72,6 +72,13 @@ def total(iterator: Any) -> int:
     return sum(int(x) for x in iterator)
 
 
+_ONE_OBJECT = data.Dataset.range(100).shuffle(100, seed=3)
+
+
+def one_object() -> data.Dataset:
+    return _ONE_OBJECT
+
+
 def elements(iterator: Any) -> list[int]:
     return [int(x) for x in iterator]
 

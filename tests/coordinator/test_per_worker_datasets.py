@@ -272,4 +272,22 @@ def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, sou
     assert sorted(chain(*coordinator.fetch(shares))) == list(whole)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        data.Dataset.range(100).shuffle(100),
+        lambda: data.Dataset.range(10).flat_map(lambda x: data.Dataset.range(10 * x, 10 * x + 10).shuffle(10)),
+        data.Dataset.range(100).map(lambda x: x, num_parallel_calls=4, deterministic=False),
+        work.one_object,
+    ],
+    ids=["shuffle", "shuffle in a function", "map in any order", "the same object each time"],
+)
+def test_with_shard_the_workers_count_one_order(coordinator: ClusterCoordinator, source: Any) -> None:
+    dataset = coordinator.create_per_worker_dataset(source, shard=True)
+    for _ in range(2):
+        iterator = iter(dataset)
+        shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)]
+        assert sorted(chain(*coordinator.fetch(shares))) == list(range(100))
+
+
 # -- lost workers ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from tests.data.reading import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset
 from zmqdist.data.dataset import deserialize
+from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.splits import open_split, open_stream, portion_rules, split_providers
 from zmqdist.errors import UnavailableError
 
@@ -216,12 +217,15 @@ def test_a_stream_of_a_snapshot_continues_at_any_place(dataset: Dataset) -> None
     def positions(source: int, repetition: int, taken: int) -> list[int]:
         return [place for place in range(10) if place % 3 != 2][taken : taken + 2]
 
-    whole = [plain(x) for x in open_stream(dataset, positions)]
+    def opened() -> DatasetIterator:
+        return open_stream(deserialize(dataset.serialize()), positions)
+
+    whole = [plain(x) for x in opened()]
     for stop in range(len(whole)):
-        first = open_stream(dataset, positions)
+        first = opened()
         for _ in range(stop):
             next(first)
-        second = open_stream(dataset, positions)
+        second = opened()
         second.load_state_dict(first.state_dict())
         assert [plain(x) for x in second] == whole[stop:]
 

@@ -349,6 +349,11 @@ def test_an_error_in_the_first_round_costs_its_element_only() -> None:
         Dataset.range(40).shuffle(40).map(lambda x: x, num_parallel_calls=3, deterministic=False),
         Dataset.sample_from_datasets([Dataset.range(20), Dataset.range(20, 40)]),
         Dataset.range(4).interleave(lambda x: Dataset.range(x * 10, x * 10 + 10), 4, 1, 2, deterministic=False),
+        Dataset.range(4).flat_map(lambda x: Dataset.range(x * 10, x * 10 + 10).shuffle(10)),
+        Dataset.range(40).group_by_window(lambda x: x % 2, lambda key, rows: rows.shuffle(9), 8),
+        Dataset.range(4).flat_map(
+            lambda x: Dataset.range(10).map(lambda y: 10 * x + y, num_parallel_calls=3, deterministic=False)
+        ),
     ],
     ids=lambda dataset: str(dataset.op.name),
 )

@@ -65,6 +65,19 @@ def test_the_processes_of_a_loader_share_a_shuffle_that_differs_in_each_epoch(st
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(40).map(lambda x: x, num_parallel_calls=4, deterministic=False),
+        Dataset.range(4).flat_map(lambda x: Dataset.range(10 * x, 10 * x + 10).shuffle(10)),
+    ],
+    ids=["map in any order", "shuffle in a function"],
+)
+def test_the_processes_of_a_loader_count_one_order(dataset: Dataset) -> None:
+    loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
+    assert sorted(int(x) for x in loader) == list(range(40))
+
+
 def test_processes_that_stay_read_each_epoch_of_a_distributed_dataset(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)
     loader = DataLoader(

@@ -143,6 +143,8 @@ class Context:
       resumable: whether `splits` honours its argument `taken`, so that a source can save its position.
       interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.
       entropy: random numbers, from which the operators without a seed derive theirs. A state has them.
+        Operators that draw the same numbers in each pass leave out the second one.
+      ordered: whether parallel operators yield their elements in order, whatever the options are.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Context:
         resumable: bool = False,
         entropy: Sequence[int] = (),
         inner: bool = False,
+        ordered: bool = False,
     ) -> None:
         """Create the context of a new iterator. No node is open yet.
 
@@ -161,6 +164,7 @@ class Context:
             `taken` of them. None means that each source reads all of its positions.
           entropy: see the attribute. By default, new random numbers.
           inner: whether the context is for a dataset that a user function returns.
+          ordered: see the attribute.
         """
         self.options = options
         self.probing = probing
@@ -168,6 +172,7 @@ class Context:
         self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
         self.interrupts = CloseInterrupts()
         self.entropy = list(entropy) or [secrets.randbits(64), secrets.randbits(64)]
+        self.ordered = ordered
         self._splits = splits
         self._twin: Callable[[], SplitStream] | None = None
         self._sources = 0
@@ -224,11 +229,20 @@ class Context:
         context._splits = None
         return context
 
+    def in_order(self, entropy: Sequence[int] = ()) -> Context:
+        """Return this context for inputs whose elements, and their order, are the same in every process
+        that passes the same `entropy`. By default, it is that of this context.
+        """
+        context = copy.copy(self)
+        context.ordered, context.entropy = True, list(entropy) or self.entropy
+        return context
+
     def inner(self, *origin: int) -> Context:
         """Return a context for a dataset that a user function returns. Its sources read all of their
         positions. `origin` differs between the datasets of one iterator, and is the same after a load.
         """
-        context = Context(self.options, self.probing, entropy=[*self.entropy, *origin], inner=True)
+        entropy = [*self.entropy, *origin]
+        context = Context(self.options, self.probing, entropy=entropy, inner=True, ordered=self.ordered)
         context.interrupts = self.interrupts
         context.timers = None  # the time of these datasets counts for the operator whose function returned them
         return context
@@ -286,7 +300,7 @@ class Context:
         context would read."""
         stream = self.next_splits()
         assert stream is not None
-        context = copy.copy(self)
+        context = self.in_order()
         context._twin = stream.twins()
         return context
 

@@ -74,7 +74,8 @@ class RandomNode(NumberedNode):
         """Open the node. With `fresh`, each pass over the dataset object draws other numbers."""
         super().__init__(dataset, context)
         own = self.op.seed
-        base = [*context.entropy, self.place] if own is None else [own[0] & _BITS, own[1] & _BITS]
+        entropy = context.entropy if fresh else [context.entropy[0], *context.entropy[2:]]
+        base = [*entropy, self.place] if own is None else [own[0] & _BITS, own[1] & _BITS]
         seed = [*base, self.number if fresh else 0]
         self._seed: list[int] = seed if fresh else dataset.memory.values.setdefault("seed", seed)
         self.draws = Draws(self._seed)

@@ -3,8 +3,9 @@ policy determines.
 
 Theory
     The shards of all workers together have each element exactly once only if every worker counts the same elements in the same order.
-    Therefore the part of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the
-    workers of an iteration share, and parallel operators yield elements in order. User functions are assumed to be repeatable.
+    Therefore, below an inserted shard, missing seeds are derived from one number that the workers of
+    an iteration share, and parallel operators yield elements in order, also in datasets that functions
+    return. User functions are assumed to be repeatable.
 
     FILE  divides the file names, right before the reader that is nearest to the end of the pipeline. Shuffles of the names are moved
           after the shard, so that the assignment of files does not depend on them. A repeat of the names is moved after the shard too, so
@@ -22,15 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import Interleave
-from zmqdist.data.ops.filtering import IgnoreErrors, ShardOp
-from zmqdist.data.splits import repeatable
+from zmqdist.data.ops.filtering import CommonShard, IgnoreErrors, ShardOp
 from zmqdist.data.tree import Tree
 from zmqdist.errors import NotFoundError, UnimplementedError
+
+T = TypeVar("T", bound=Tree)
 
 Put = Callable[[Tree], Tree]
 """A function that returns a dataset with a shard appended."""
@@ -63,7 +65,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     """
 
     def put(below: Tree, full: bool = True) -> Tree:
-        return _then(ShardOp.build(num_workers, index, full), repeatable(below, seed))
+        return common_shard(unread(below), num_workers, index, (seed, 0), full)
 
     if policy in ("FILE", "FILE_OR_DATA"):
         try:
@@ -80,6 +82,28 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     if policy not in ("OFF", "DYNAMIC"):
         raise ValueError(f"{policy!r} is no sharding policy: use the name of a zmqdist.data.service.ShardingPolicy")
     return dataset
+
+
+def unread(dataset: T) -> T:
+    """Return a copy of a dataset that no iterator has read: the order of a shuffle depends on the
+    earlier passes over the same object."""
+    return dataset.rewrite(lambda one: type(one)(one.op, one.inputs))
+
+
+def common_shard(dataset: T, count: int, index: int, entropy: tuple[int, int], full: bool = False) -> T:
+    """Return every `count`-th element of a dataset, from `index` on, for one of several processes that
+    divide the elements among themselves.
+
+    Args:
+      entropy: two numbers that the processes have in common, so that all of them count the same
+        elements in the same order. The operators without a seed derive theirs from the numbers;
+        those that draw the same numbers in each pass leave out the second one.
+      full: as for ShardOp.
+
+    Raises InvalidArgumentError if `index` is not in [0, count).
+    """
+    ShardOp.build(count, index)
+    return type(dataset)(CommonShard(count, index, full, entropy), (dataset,))
 
 
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
@@ -171,4 +195,4 @@ def _reads_files(dataset: Any) -> bool:
     return bool(op.is_reader)
 
 
-__all__ = ["Unshardable", "distributed_cardinality", "shard_for_worker"]
+__all__ = ["Unshardable", "common_shard", "distributed_cardinality", "shard_for_worker", "unread"]

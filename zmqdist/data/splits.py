@@ -25,13 +25,12 @@ Theory
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from math import lcm
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
@@ -121,7 +120,11 @@ def split_cardinalities(dataset: Tree) -> list[int]:
 
 
 def open_split(
-    dataset: Tree, next_position: Callable[[int, int], int | None], sources: int | None = None, seed: int = 0
+    dataset: Tree,
+    next_position: Callable[[int, int], int | None],
+    sources: int | None = None,
+    entropy: Sequence[int] = (0, 0),
+    ordered: bool = True,
 ) -> DatasetIterator:
     """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
 
@@ -133,8 +136,10 @@ def open_split(
 
     Args:
       sources: how many sources the process that gives out the positions expects. None means that this is not checked.
-      seed: a number that is the same in all processes that divide the positions. Below operators
-        that read in step, missing seeds are derived from it.
+      entropy: two numbers that are the same in all processes that divide the positions, from which
+        operators without a seed derive theirs, because some operators read the same elements in all
+        processes (ops/in_step.py).
+      ordered: whether parallel operators yield their elements in order, whatever the options are.
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.
@@ -147,11 +152,12 @@ def open_split(
         # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
-    return DatasetIterator(_in_step(dataset, seed), Context(dataset.options(), splits=positions))
+    context = Context(dataset.options(), splits=positions, entropy=entropy, ordered=ordered)
+    return DatasetIterator(dataset, context)
 
 
 def open_stream(
-    dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]], seed: int = 0
+    dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]], entropy: Sequence[int] = (0, 0)
 ) -> DatasetIterator:
     """Open a dataset as `open_split` does, but with positions that can be requested again, so that the iterator has a state.
 
@@ -159,7 +165,7 @@ def open_stream(
       next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` positions of
         this iterator in the repetition. An empty sequence ends the repetition. If it is called again with the same arguments, it must
         return the same positions.
-      seed: as for `open_split`.
+      entropy: as for `open_split`.
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
@@ -167,32 +173,8 @@ def open_stream(
             taken += len(run)
             yield from run
 
-    return DatasetIterator(_in_step(dataset, seed), Context(dataset.options(), splits=positions, resumable=True))
-
-
-def _in_step(dataset: Tree, seed: int) -> Tree:
-    return dataset.rewrite(lambda one: repeatable(one, seed) if reads_in_step(one) else one)
-
-
-def repeatable(dataset: T, seed: int = 0) -> T:
-    """Return a copy of the dataset that yields the same elements in the same order in every process.
-
-    Operators without a seed get a seed that is derived from `seed`, and parallel operators yield elements in order. Randomness in user
-    functions remains.
-    """
-    numbers = itertools.count()
-
-    def change(one: Tree) -> Tree:
-        op, number = one.op, next(numbers)
-        fields: dict[str, Any] = {}
-        own = {field.name for field in dataclasses.fields(op)}
-        if "seed" in own and op.seed is None:  # type: ignore[attr-defined]
-            fields["seed"] = (seed, number)
-        if "deterministic" in own:
-            fields["deterministic"] = True
-        return type(one)(dataclasses.replace(op, **fields), one.inputs) if fields else one
-
-    return dataset.rewrite(change)
+    context = Context(dataset.options(), splits=positions, resumable=True, entropy=entropy)
+    return DatasetIterator(dataset, context)
 
 
 # -- portions -------------------------------------------------------------------------------------------------------
@@ -266,4 +248,4 @@ def portion_pipeline(dataset: T) -> T:
             return type(one)(dataclasses.replace(one.op, parallel=0), one.inputs)  # type: ignore[call-arg]
         return one
 
-    return repeatable(dataset.rewrite(change))
+    return dataset.rewrite(change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ except ImportError as error:
 
 from zmqdist import nest
 from zmqdist.data import Dataset
+from zmqdist.data.sharding import common_shard
 
 
 class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]
@@ -26,8 +26,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
     The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
     of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The dataset's
-    random operators then draw the same numbers in all processes, except operators without a seed in datasets that functions return. The
-    DataLoader converts arrays to tensors by its own rules. This class first copies read-only arrays, because programs can write to tensors.
+    random operators then draw the same numbers in all processes, and its parallel
+    operators yield their elements in order. The DataLoader converts arrays to tensors by its own rules.
+    This class first copies read-only arrays, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
@@ -52,21 +53,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         self._epochs += 1
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
-        return iter(self._with_seeds(epoch).shard(info.num_workers, info.id))
-
-    def _with_seeds(self, epoch: int) -> Dataset:
-        """Return the dataset with a seed for each random operator that has none. All processes of a DataLoader make the same seeds."""
-        numbers = itertools.count()
-
-        def change(each: Any) -> Any:
-            number = next(numbers)
-            if getattr(each.op, "seed", 0) is not None:
-                return each
-            is_fresh = getattr(each.op, "reshuffle", getattr(each.op, "rerandomize", True))
-            seed = self._entropy + epoch if is_fresh else self._entropy
-            return type(each)(replace(each.op, seed=(seed, number)), each.inputs)
-
-        return self.dataset.rewrite(change)
+        return iter(common_shard(self.dataset, info.num_workers, info.id, (self._entropy, epoch)))
 
     def __len__(self) -> int:
         return len(self.dataset)

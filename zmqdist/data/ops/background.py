@@ -310,9 +310,11 @@ def ahead_max(context: Context) -> int:
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:
-    """Return whether elements must be yielded in order. The operator's `deterministic` decides. If it is None, the options decide, whose
-    default is True.
+    """Return whether elements must be yielded in order. If the context does not require it, the
+    operator's `deterministic` decides. If that is None, the options decide, whose default is True.
     """
+    if context.ordered:
+        return True
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 

@@ -222,6 +222,17 @@ class ShardOp(Op):
         return -((self.index - inputs[0]) // self.count) if finite(inputs[0]) else inputs[0]
 
 
+@dataclass(frozen=True)
+class CommonShard(ShardOp):
+    """A shard of elements that are the same, in the same order, in all processes with the same
+    `entropy`, which is two numbers."""
+
+    entropy: tuple[int, int] = (0, 0)
+
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
+        return super().open(dataset, context.in_order(self.entropy))
+
+
 class _TakeWhileNode(_CountingNode):
     """Runs `take_while`. `position` is 1 after the function has returned False, and 0 before."""
 

@@ -41,7 +41,7 @@ class _PlacesNode(OperatorNode):
         self.dataset, self.op, self.context = dataset, dataset.op, context
         self._stream = None
         self.splits = context.next_splits()
-        self.children = [dataset.op.node(dataset, context.unsplit())]
+        self.children = [dataset.op.node(dataset, context.unsplit().in_order())]
         self.place = 0
         self._start = self.children[0].state_dict()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from zmqdist import task_context
+from zmqdist.data.sharding import common_shard, unread
 from zmqdist.data.structure import is_dataset
 
 
@@ -31,12 +32,13 @@ class WorkerIterator:
     Args:
       sharers: the indices of the workers that share the elements. Of n sharers, the worker at position i gets elements i, i + n, and so on.
         A worker that is not among the sharers gets no elements. If `sharers` is empty, each worker gets all elements.
+      entropy: two numbers that the sharers have in common, of which the second is the iterator's own.
     """
 
-    def __init__(self, dataset: Any, sharers: Sequence[int]) -> None:
+    def __init__(self, dataset: Any, sharers: Sequence[int], entropy: tuple[int, int]) -> None:
         if sharers:
             index = task_context.get_current_worker_index()
-            dataset = _share(dataset, len(sharers), sharers.index(index)) if index in sharers else ()
+            dataset = _share(dataset, len(sharers), sharers.index(index), entropy) if index in sharers else ()
         self._iterator: Iterator[Any] = iter(dataset)
         self._dataset = dataset
         self._lock = threading.Lock()
@@ -69,8 +71,11 @@ def spec_of(dataset: Any) -> Any:
         ) from None
 
 
-def _share(dataset: Any, shards: int, index: int) -> Any:
-    return dataset.shard(shards, index) if hasattr(dataset, "shard") else itertools.islice(dataset, index, None, shards)
+def _share(dataset: Any, shards: int, index: int, entropy: tuple[int, int]) -> Any:
+    if not is_dataset(dataset):
+        return dataset.shard(shards, index) if hasattr(dataset, "shard") else islice(dataset, index, None, shards)
+    # A function may return an object that this worker has read before, and another worker has not.
+    return common_shard(unread(dataset), shards, index, entropy)
 
 
 class DatasetOnWorker:

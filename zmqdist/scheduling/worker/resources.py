@@ -127,7 +127,7 @@ class SlotResources:
                 entry = self._resources[key] = _Resource()
         with entry.lock:
             if not entry.built:
-                self._build(entry, kind, definition, sharers)
+                self._build(entry, key, kind, definition, sharers)
         if entry.failure:
             error = trusted.unpack_error(entry.failure)
             raise errors.ClosureInputError(error) from error
@@ -144,7 +144,9 @@ class SlotResources:
                 for key in mine:
                     self._resources.pop(key, None)
 
-    def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
+    def _build(
+        self, entry: _Resource, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]
+    ) -> None:
         if is_reference(definition):
             # The fetch is outside of `try`, so that its error is not recorded: the next function repeats a failed fetch, but not a failed
             # build.
@@ -160,7 +162,7 @@ class SlotResources:
 
                     value = datasets.check_iterable(value)
                     if kind == ITERATOR:
-                        value = datasets.WorkerIterator(value, sharers)
+                        value = datasets.WorkerIterator(value, sharers, entropy=key)
         except BaseException as error:
             entry.failure = trusted.pack_error(trusted.as_ordinary_error(error))
         else:

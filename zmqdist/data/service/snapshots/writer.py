@@ -213,7 +213,7 @@ class StreamWriter:
         )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
-        self._iterator = open_stream(dataset, self._requests, seed=zlib.crc32(self._path.encode()))
+        self._iterator = open_stream(dataset, self._requests, entropy=(zlib.crc32(self._path.encode()), 0))
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)

@@ -538,7 +538,11 @@ class TaskThreads:
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
-        return open_split(task.pipeline, lambda source, repetition: next(positions, None))
+        return open_split(
+            task.pipeline,
+            lambda source, repetition: next(positions, None),
+            entropy=(self.state, task.iteration),
+        )
 
     def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:
         """Open the pipeline of a task that does not compute portions. Called in the task's thread."""
@@ -548,7 +552,7 @@ class TaskThreads:
         if task.terms.cache:
             shared_task.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
-            return open_split(dataset, split_client.ask, seed=task.iteration)
+            return open_split(dataset, split_client.ask, entropy=(self.state, task.iteration), ordered=False)
         policy = ShardingPolicy(task.terms.mode).name
         # Where the user gave no seed, all workers of an iteration use one seed, so that their shards are parts of the same order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
