@@ -186,7 +186,7 @@ class RegisterCoordinator(Message, tag=20):
     """Register the sender as a coordinator. The sender repeats this message on each new connection, with the same `coordinator` number.
 
     `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
-    `watch_members` subscribes to Members, and `report_starts` subscribes to Begun.
+    `watch_members` subscribes to Members, and `report_starts` subscribes to Begun. `nested` says that a scheduled function is the program.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -196,6 +196,7 @@ class RegisterCoordinator(Message, tag=20):
     previous_dispatcher: bool
     watch_members: bool = False
     report_starts: bool = False
+    nested: bool = False
 
 
 class CoordinatorRegistered(Message, tag=21):
@@ -527,6 +528,16 @@ class Joined(Message, tag=71):
     SENT = "dispatcher -> any"
     role: str
     name: str
+
+
+class Stalled(Message, tag=76):
+    """Work of functions that were scheduled by functions waits, every slot is busy, and for some seconds nothing has begun or ended. One
+    nested coordinator gets this message, and logs it.
+    """
+
+    SENT = "dispatcher -> coordinator"
+    waiting: int
+    slots: int
 
 
 class AskKey(Message, tag=72):

@@ -59,6 +59,7 @@ BESIDE_MACHINES = {
         "records",
         "broker_settings",
         "stagger",
+        "stalls",
     ),
     "zmqdist/scheduling/worker": ("dispatcher_contact", "slot", "waiting_work", "worker_events"),
     "zmqdist/transport": ("pace",),

@@ -106,6 +106,7 @@ class Closures:
       recovery_limit_s: how long a worker may be missed before work pinned to it ends (P11). None means that members are not watched.
       starts: whether the dispatcher reports which work has begun (P14).
       width: the number of work items that the dispatcher may have (P13). None means no bound.
+      nested: whether a scheduled function schedules the work.
     """
 
     def __init__(
@@ -119,13 +120,14 @@ class Closures:
         recovery_limit_s: float | None = None,
         starts: bool = False,
         width: int | None = None,
+        nested: bool = False,
     ) -> None:
         self.coordinator = coordinator
         self.wire_round = self.round = 1
         self.workers, self.ending = 0, False
         self.affinity = WorkerAffinity(recovery_limit_s)
         self._watch_members = recovery_limit_s is not None
-        self._report_starts, self._width = starts, width
+        self._report_starts, self._width, self._nested = starts, width, nested
         self._take_backs: set[int] = set()
         """Work that the coordinator has asked the dispatcher to cancel unless it has begun. Some of this work may have ended."""
         self._queue_max = queue_max
@@ -245,6 +247,7 @@ class Closures:
                     self._submitted_before,
                     self._watch_members,
                     self._report_starts,
+                    self._nested,
                 )
                 effects = [Send(DISPATCHER, register)]
             case DispatcherDown(for_good):

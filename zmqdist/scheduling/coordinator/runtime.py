@@ -22,7 +22,7 @@ from zmqdist.addresses import join_address
 from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
-from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused
+from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused, Stalled
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
@@ -73,6 +73,7 @@ from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.remote_results import decode_loss
 from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.task_context import scheduled
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import own_host
@@ -84,6 +85,12 @@ log = logging.getLogger("zmqdist.coordinator")
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """A function that the loop calls with the workers that joined, each (name, incarnation, pid, host), and the workers that left, each (name,
 incarnation, reason)."""
+
+STALLED = (
+    "%d functions that functions have scheduled wait for a slot, all %d slots at %s are busy, and for some seconds none has "
+    "begun or ended a function: a function that waits (get, fetch, join) keeps its slot, so they may wait for ever. Have the program "
+    "schedule and wait, or start more slots than functions that wait; cancel() ends them"
+)
 
 WORKERS = frozenset({"worker"})
 
@@ -388,6 +395,7 @@ class CoordinatorRuntime:
             recovery_limit_s=recovery_limit_s,
             starts=not self._rounds,
             width=self._width,
+            nested=scheduled(),
             now=loop.now(),
         )
         plans = Dependencies(recomputations_max=ATTEMPTS_MAX)
@@ -414,6 +422,8 @@ class CoordinatorRuntime:
             self._dealer.send(*self.store.read_reply(message))
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
+        elif isinstance(message, Stalled):
+            log.warning(STALLED, message.waiting, message.slots, self.address)
         elif isinstance(message, Refused):
             # A final Refused after the registration means that another connection has the session now. The dispatcher ignores this one.
             if message.final and self.machine.closures.registered:

@@ -271,7 +271,7 @@ class Broker:
         session = self.dispatch.sessions[peer]
         match message:
             case Submit():
-                return self.dispatch.submit(session, message)
+                return self.dispatch.submit(session, message, now)
             case Define(functions):
                 self.dispatch.define(session, functions)
                 return []

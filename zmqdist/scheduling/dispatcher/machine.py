@@ -35,6 +35,8 @@ Promises, checked by tests/sim
     P16  all slots forget a function or resource when its coordinator sends a Forget with `everywhere`; if a coordinator had detached
          work, all slots forget all its functions and resources when the coordinator has said goodbye, or was away for `lease_s`
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
+    P18  while all slots are busy, work of a nested session (the coordinator of a scheduled function) waits, and nothing begins or ends
+         for STALLED_S, one nested session gets one Stalled, and no other until all nested sessions have ended
 
 Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads,
 which are opaque.
@@ -80,6 +82,7 @@ from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
+from zmqdist.scheduling.dispatcher.stalls import StallWatch
 
 SLOTS_END_S = 0.1
 """Seconds for which slot processes may outlive their worker's process, until their zygote has noticed that the worker has ended."""
@@ -118,6 +121,7 @@ class Dispatch:
         self._forget_at: dict[int, float] = {}
         """The time at which all workers forget a coordinator's numbers (P16), for each coordinator that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
+        self._stalls = StallWatch()
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
@@ -129,10 +133,12 @@ class Dispatch:
     @property
     def deadline(self) -> float | None:
         """The time at which `settle` and `assign` must next be called if no event occurs before; None means never."""
-        steal_at = self.placement.deadline
+        first = self.placement.deadline
+        if (stall_at := self._stalls.deadline) is not None:
+            first = stall_at if first is None else min(first, stall_at)
         if not self._ending_sessions and not self._forget_at:
-            return steal_at
-        times = [*self._forget_at.values()] if steal_at is None else [*self._forget_at.values(), steal_at]
+            return first
+        times = [*self._forget_at.values()] if first is None else [*self._forget_at.values(), first]
         for session in self._ending_sessions:
             sessions = (session, *self._closed_sessions.get(session.coordinator, ()))
             if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(session):
@@ -160,6 +166,9 @@ class Dispatch:
             # Workers that have not connected here yet may still execute work that they got from the previous dispatcher (P5).
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
+        if message.nested:
+            self._stalls.sessions[session] = None
+            self._stalls.moved(now)
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
         if message.watch_members:
             effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
@@ -175,7 +184,7 @@ class Dispatch:
             session.functions.pop(fn, None)
         return self._forget_where_known(session.coordinator, functions)
 
-    def submit(self, session: CoordinatorSession, message: Submit) -> list[Send]:
+    def submit(self, session: CoordinatorSession, message: Submit, now: float) -> list[Send]:
         main = session
         if not message.items:
             return []
@@ -197,6 +206,8 @@ class Dispatch:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
         self.placement.enqueue(session, message.worker, message.priority, message.items)
+        if main in self._stalls.sessions:
+            self._stalls.moved(now)
         if session is main and session.submitted - session.progress_reported >= session.queue_max:
             self._full_sessions[session] = None
         return []
@@ -268,6 +279,7 @@ class Dispatch:
         session.ending_round = None
         self._ending_sessions.pop(session, None)
         self._full_sessions.pop(session, None)
+        self._stalls.closed(session)
         effects: list[Send] = []
         for part in session.with_detached:
             part.closed = True
@@ -355,6 +367,7 @@ class Dispatch:
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
         begun = self.started(member, done.started) if done.started else []
+        self._stalls.moved(now)
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
         before, leases = len(load.leases), load.leases
@@ -504,7 +517,7 @@ class Dispatch:
     def settle(self, now: float) -> list[Send]:
         """Send RoundEnded for each round that a coordinator ends, once no work of the round can be executing (P5). Have all workers
         forget the functions and resources of each coordinator that had detached work and has been away for `lease_s` (P16)."""
-        effects: list[Send] = []
+        effects: list[Send] = self._stalls.report(self.loads.values(), now)
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
                 del self._forget_at[coordinator]
