@@ -116,6 +116,64 @@ def test_what_stands_behind_it_has_its_state_too(cluster: TestCluster, put_behin
     assert [x.tolist() for x in second] == rest
 
 
+@pytest.mark.parametrize("read_on", [0, 150, 350], ids=["", "to the next pass", "to the end"])
+@pytest.mark.parametrize("at", [0, 199, 200, 201, 250, 599, 600])
+@pytest.mark.parametrize("terms", [ONCE, ORDERED], ids=["exactly once", "ordered"])
+@pytest.mark.parametrize("name", ["job", None])
+def test_the_passes_of_a_repeat_go_on_after_the_pass_of_the_state(
+    cluster: TestCluster, terms: dict[str, Any], name: str | None, at: int, read_on: int
+) -> None:
+    def passes() -> Dataset:
+        return cluster.distribute(Dataset.range(200), job_name=name, **terms).repeat(3)
+
+    with iter(passes()) as first:
+        begun = take(first, at)
+        state = through_json(first.state_dict())
+        take(first, min(read_on, 600 - at))
+    with iter(passes()) as second:
+        second.load_state_dict(state)
+        read = begun + [int(x) for x in second]
+    assert sorted(read) == sorted(3 * list(range(200)))
+    assert "ordered" not in terms or read == 3 * list(range(200))
+
+
+@pytest.mark.parametrize(
+    "at", [0, 70, 100, None], ids=["before", "within", "behind the last element", "behind the end"]
+)
+def test_a_loop_of_epochs_goes_on_in_the_next_process(cluster: TestCluster, at: int | None) -> None:
+    def epochs() -> Dataset:
+        return cluster.distribute(Dataset.range(100), job_name="loop", **ORDERED)
+
+    before = epochs()
+    assert take(iter(before), 100) == list(range(100))
+    with iter(before) as iterator:
+        begun = list(iterator) if at is None else take(iterator, at)
+        state = through_json(iterator.state_dict())
+        assert len(list(iterator)) == 100 - len(begun)
+    with iter(before) as iterator:  # the next epoch begins, and then the program is killed
+        take(iterator, 30)
+    after = epochs()
+    iterator = iter(after)
+    iterator.load_state_dict(state)
+    assert [int(x) for x in [*begun, *iterator]] == list(range(100))
+    for _ in range(2):
+        assert [int(x) for x in after] == list(range(100))
+
+
+def test_a_state_gives_a_reader_no_elements_of_others(cluster: TestCluster) -> None:
+    def reader() -> Dataset:
+        return cluster.distribute(Dataset.range(COUNT), job_name="two", **ONCE).repeat(2)
+
+    with iter(reader()) as one, iter(reader()) as two:
+        begun = take(one, 300)
+        state = through_json(one.state_dict())
+        first = take(two, 100)
+    with iter(reader()) as resumed:
+        resumed.load_state_dict(state)
+        rest = [int(x) for x in resumed]
+    assert sorted(begun + first + rest) == sorted(2 * list(range(COUNT)))
+
+
 def test_an_error_behind_it_costs_one_element(cluster: TestCluster) -> None:
     def checked(x: Any) -> Any:
         if x == 5:

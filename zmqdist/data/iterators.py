@@ -265,7 +265,7 @@ class Context:
     def state(self, datasets: Sequence[DatasetLike]) -> dict[str, Any]:
         """Return what later passes over these datasets, which are all of the pipeline, depend on."""
         passes = [
-            [number, self._passes[each.memory][1]]
+            [number, self._passes[each.memory][1], each.memory.values.get("reader")]
             for number, each in enumerate(datasets)
             if each.memory in self._passes
         ]
@@ -274,9 +274,11 @@ class Context:
     def load(self, state: dict[str, Any], datasets: Sequence[DatasetLike]) -> None:
         """Continue after the passes in a state, also with later iterators over these datasets."""
         self.entropy[:] = state["entropy"]
-        for number, next_pass in state["passes"]:
+        for number, next_pass, reader in state["passes"]:
             memory = datasets[number].memory
             memory.continue_at(next_pass)
+            if reader is not None:  # later passes get again what the saved reader got of them (service/source.py)
+                memory.values.update(reader=reader, resumed=True)
             self._passes[memory][1] = next_pass
 
     def load_pass(self, memory: Memory, number: int) -> None:

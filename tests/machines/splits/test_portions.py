@@ -76,10 +76,9 @@ class World:
         self.handle(ev.WorkerJoined(f"worker:{incarnation}", f"host:{incarnation}", incarnation))
         return incarnation
 
-    def open(self, saved: ev.SavedRequest | None = None, consumer: int = -1) -> int:
-        token = self.ask(
-            ev.OpenRequest, self.token(), "job", 0, self.terms, (20,), consumer=consumer, grain=self.grain, saved=saved
-        )
+    def open(self, saved: ev.SavedRequest | None = None, consumer: int = -1, **more: Any) -> int:
+        given = {"consumer": consumer, "grain": self.grain, "saved": saved, **more}
+        token = self.ask(ev.OpenRequest, self.token(), "job", 0, self.terms, (20,), **given)
         told = self.answer(token)
         if isinstance(told[1], str):
             raise AssertionError(told)
@@ -379,6 +378,74 @@ def test_e5_a_state_whose_elements_would_be_lost_is_refused() -> None:
     before = len(world.machine.state.clients)
     with pytest.raises(AssertionError, match=r"elements 1 to 2 of portion 0 would be lost"):
         world.open(saved)
+    assert len(world.machine.state.clients) == before
+
+
+@pytest.mark.parametrize("left", ["open", "released", "finished"])
+def test_e5_a_reader_that_continues_from_an_earlier_pass_gets_all_again_that_it_had_of_this_one(left: str) -> None:
+    world = World(positions=4)
+    incarnation = world.worker(1)
+    old, other = world.open(reader=7), world.open(reader=8)
+    for client in (old, other) * 2:
+        world.given(incarnation, client)
+    mine, others = ([number for number, each in world.portions.open.items() if each.client == c] for c in (old, other))
+    world.acknowledge(other, (others[0], 5, True))
+    world.acknowledge(old, (mine[0], 3, True), (mine[1], 2, False))
+    if left == "finished":
+        world.acknowledge(old, (mine[1], 3, True))
+        world.acknowledge(other, (others[1], 3, True))
+    if left != "open":
+        world.ask(ev.ReleaseRequest, NUMBER, old)
+    assert world.iteration.finished == (left == "finished")
+    new = world.open(reader=7, again=True)
+    told = [world.answer(world.want(incarnation, new))[0] for _ in range(2)]
+    assert [(each[0], each[4]) for each in told] == [(number, 0) for number in mine]
+    assert other in world.machine.state.clients
+    assert world.open(reader=9, again=True)
+    assert not world.iteration.finished
+    world.acknowledge(new, *((number, 3, True) for number in mine))
+    world.acknowledge(other, (others[1], 3, True))
+    assert world.iteration.finished
+    assert world.replayed() == world.machine.state
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_e5_a_reader_that_loads_a_state_gets_no_elements_that_another_had_before_it(done: bool) -> None:
+    world = World()
+    incarnation = world.worker(1)
+    old, other = world.open(), world.open()
+    saved = world.saved(old, [])
+    assert world.given(incarnation, other) == [0]
+    world.acknowledge(other, (0, 3, False))
+    world.ask(ev.ReleaseRequest, NUMBER, other)
+    assert world.given(incarnation, old) == [0]
+    world.acknowledge(old, (0, 5, done))
+    new = world.open(saved)
+    assert world.answer(world.want(incarnation, new)) == [(0, 0, 0, 1, 3)]
+
+
+def test_e5_without_a_state_a_reader_joins_a_pass_beside_the_earlier_one() -> None:
+    world = World(positions=4)
+    incarnation = world.worker(1)
+    old = world.open(reader=7)
+    assert world.given(incarnation, old) == [0]
+    world.acknowledge(old, (0, 3, True))
+    new = world.open(reader=7)
+    assert world.given(incarnation, new) == [1]
+    assert list(world.machine.state.clients) == [old, new]
+
+
+def test_e5_a_pass_that_others_have_continued_is_refused_to_the_reader_of_a_state() -> None:
+    world = World()
+    incarnation = world.worker(1)
+    old, other = world.open(reader=7), world.open(reader=8)
+    assert world.given(incarnation, old) == [0]
+    world.acknowledge(old, (0, 3, False))
+    world.ask(ev.ReleaseRequest, NUMBER, old)
+    assert world.given(incarnation, other) == [0]
+    before = len(world.machine.state.clients)
+    with pytest.raises(AssertionError, match=r"elements 0 to 2 of portion 0 would be lost"):
+        world.open(reader=7, again=True)
     assert len(world.machine.state.clients) == before
 
 

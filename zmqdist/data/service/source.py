@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,7 @@ class _PortionsNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self._request = read_request_of(self.op, context.begin_pass(dataset.memory, shared=True)[1])
+        dataset.memory.values.setdefault("reader", secrets.randbits(62))
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
@@ -58,9 +60,9 @@ class _PortionsNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
-            self._reader = ServiceReader(
-                replace(self._request, saved=saved), self.op.credentials, self.context.interrupts
-            )
+            values = self.dataset.memory.values
+            request = replace(self._request, saved=saved, reader=values["reader"], again=values.get("resumed", False))
+            self._reader = ServiceReader(request, self.op.credentials, self.context.interrupts)
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements

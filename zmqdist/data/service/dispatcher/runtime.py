@@ -12,7 +12,7 @@ reply of None asks the caller to send the request again.
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
+    open(request, job_name, repetition, terms, consumer, saved, reader, again)  -> (client, iteration, state, cut)
     watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed) or None
     acknowledge(state, client, marks)                            -> None
     missed(state, client, incarnation)                           -> None
@@ -410,6 +410,8 @@ class DataDispatcher:
         terms: r.Terms,
         consumer: Number,
         saved: SAVED | None,
+        reader: Number,
+        again: bool,
     ) -> None:
         _check_terms(terms)
         fingerprint = self._dataset(terms.dataset).fingerprint
@@ -417,9 +419,8 @@ class DataDispatcher:
         grain = self._grain_of(fingerprint) if terms.portioned else None
         state = None if saved is None else ev.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
-        self._handle_request(
-            call, ev.OpenRequest(call, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state)
-        )
+        opening = (request, job_name, repetition, terms, sources, unnamed, consumer, grain, state, reader, again)
+        self._handle_request(call, ev.OpenRequest(call, *opening))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)

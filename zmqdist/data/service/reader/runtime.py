@@ -158,6 +158,9 @@ class ReadRequest:
     spec: Any = UNKNOWN_SPEC
     saved: SavedReader | None = None
     """The state from which a reader of portions continues."""
+    reader: int = 0
+    again: bool = False
+    """`reader` and `again` are those of `events.OpenRequest`."""
     refresh_s: float = 0.0
     """Seconds between a reply to a `watch` request and the next `watch` request. With 0 the next request is sent at once, and the
     dispatcher replies when the list changes."""
@@ -224,7 +227,8 @@ class ServiceReader:
         open_number = secrets.randbits(62)
         terms = tuple(getattr(request.terms, name) for name in request.terms.__struct_fields__)
         saved = None if request.saved is None else request.saved.as_args()
-        args = (open_number, request.job_name, request.repetition, terms, request.consumer_index, saved)
+        lineage = (request.reader, request.again)
+        args = (open_number, request.job_name, request.repetition, terms, request.consumer_index, saved, *lineage)
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)

@@ -122,6 +122,9 @@ class OpenRequest:
       consumer: the client's index, which is less than `terms.num_consumers`.
       grain: (positions, repetitions, grain) for a job that is read in portions.
       saved: the position to continue from.
+      reader: see `ClientEntry.reader`.
+      again: whether the client continues, in a later pass, after a position that was saved in an earlier
+        pass. It then gets again what earlier clients of the same reader have acknowledged in this pass.
     """
 
     token: Token
@@ -135,6 +138,8 @@ class OpenRequest:
     consumer: int = -1
     grain: tuple[int, int, int] | None = None
     saved: SavedRequest | None = None
+    reader: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

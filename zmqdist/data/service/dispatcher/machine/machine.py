@@ -283,7 +283,9 @@ class DataDispatcherMachine:
             iteration = self._iteration(job, call)
             if call.saved is not None:
                 self._portions.check(call.saved, iteration)
-        client = r.ClientEntry(self._tables.state.next_client, iteration.id, call.request, call.consumer)
+        if iteration.portions is not None:
+            self._portions.check_again(call, iteration, iteration.portions)
+        client = r.ClientEntry(self._tables.state.next_client, iteration.id, call.request, call.consumer, call.reader)
         self._tables.change(r.AcquireClient(client))
         self._tables.client_by_request[call.request] = client.id
         self._tables.last_heard[client.id] = now + FIRST_WATCH_S

@@ -22,8 +22,8 @@ Promises, checked by tests/machines/splits/test_portions.py
         elements.
     E4  When a client is released, its unfinished portions go to other clients. A client that takes over from another client gets all
         unfinished portions of that client.
-    E5  When a client continues from a saved state, elements that were acknowledged after the state was saved are delivered again. Elements
-        that were acknowledged before are not.
+    E5  When a client continues from a saved state, elements that were acknowledged after the state was saved are delivered again, and so
+        are those of later passes of the job. Elements that were acknowledged before are not.
     E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
         window ahead of the lowest unfinished portion.
     E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the iteration ends with an error that names
@@ -73,7 +73,9 @@ class PortionAssignment:
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):
+        for earlier in self._earlier(call, portions, client.id):
+            self._restore(client, earlier, [], [])
+        if call.saved is None and self._has_one_reader_per_lane(iteration):
             # A second reader of a lane takes over the portions of the first reader, because a lane has one reader at a time.
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
@@ -81,6 +83,18 @@ class PortionAssignment:
                 if number != client.id and range_math.lane_of(portions, other) == lane:
                     self._take_over(client, number)
         self._tables.iterations_to_serve.add(iteration.id)
+
+    def _earlier(self, call: ev.OpenRequest, portions: r.PortionsEntry, client: int = 0) -> list[int]:
+        """Return the other clients whose elements the client of a request gets again, from the beginning of the pass."""
+        again = call.again and call.saved is None
+        return [
+            other for other, reader in portions.readers.items() if again and reader == call.reader and other != client
+        ]
+
+    def check_again(self, call: ev.OpenRequest, iteration: r.Iteration, portions: r.PortionsEntry) -> None:
+        """Raise Refusal if a client would not get again all that earlier clients of its reader have acknowledged."""
+        for earlier in self._earlier(call, portions):
+            self._check_continued(iteration, portions, earlier, [], {})
 
     def _has_one_reader_per_lane(self, iteration: r.Iteration) -> bool:
         terms = self._terms(iteration)
@@ -112,19 +126,24 @@ class PortionAssignment:
             raise Refusal(
                 errors.FAILED_PRECONDITION, f"the state is of iteration {iteration.id}, which reads another pipeline"
             )
-        elements = dict(saved.open)
-        for number, acked in portions.left.get(self._successor(saved.client), ()):
+        self._check_continued(iteration, portions, self._successor(saved.client), list(saved.done), dict(saved.open))
+        return iteration
+
+    def _check_continued(
+        self, iteration: r.Iteration, portions: r.PortionsEntry, old: int, done: sets.Runs, elements: dict[int, int]
+    ) -> None:
+        """Raise Refusal if other clients have continued portions of the released client `old` beyond the elements of a saved state."""
+        for number, acked in portions.left.get(old, ()):
             known = portions.open.get(number)
             others = known is None or known.client != 0
-            done = sets.end_of(list(saved.done), number // len(portions.next)) is not None
-            if others and not done and acked > elements.get(number, 0):
+            is_done = sets.end_of(done, number // len(portions.next)) is not None
+            if others and not is_done and acked > elements.get(number, 0):
                 raise Refusal(
                     errors.FAILED_PRECONDITION,
                     f"The reader of this state was away for longer than `client_timeout_ms`, or was closed, and other readers of iteration "
                     f"{iteration.id} have continued the portions that it had begun: elements {elements.get(number, 0)} to {acked - 1} of "
                     f"portion {number} would be lost. Read without the state, or give each reader a part of its own by `consumer_index`.",
                 )
-        return iteration
 
     def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
         """Check that a saved state fits an iteration. Raises Refusal if it does not."""
@@ -161,12 +180,15 @@ class PortionAssignment:
         return client
 
     def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
-        iteration, portions = self._of(client)
         done, open_ = list(saved.done), list(saved.open)
-        if saved.state != self._tables.state.number or saved.iteration != iteration.id:
+        if saved.state != self._tables.state.number or saved.iteration != client.iteration:
             self._tables.change(r.SkipSaved(client.id, done, open_))
-            return
-        self._take_over(client, self._successor(saved.client))
+        else:
+            self._restore(client, self._successor(saved.client), done, open_)
+
+    def _restore(self, client: r.ClientEntry, old: int, done: sets.Runs, open_: list[tuple[int, int]]) -> None:
+        iteration, portions = self._of(client)
+        self._take_over(client, old)
         finished = iteration.finished or portions.failed != ""
         self._tables.change(r.RestoreSaved(client.id, done, open_))
         if finished and not iteration.finished:

@@ -15,6 +15,7 @@ Not here: the choice of the worker and client that get a portion (portions.py).
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf
 from typing import Final, TypeAlias
 
@@ -199,22 +200,27 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
     for table in (portions.done, portions.left):
         if old in table:
             table[client] = table.pop(old)
+    portions.readers.pop(old, None)
     for portion in portions.open.values():
         if portion.client == old:
             portion.client, portion.incarnation, portion.request = client, 0, 0
 
 
 def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Set a client back to its saved state. The portions that it acknowledged after the state was saved become open again."""
+    """Set a client back to its saved state. The portions that it acknowledged after the state was saved become open again, without the
+    elements that another client had acknowledged before.
+    """
     lanes, lane = len(portions.next), lane_of(portions, client)
+    left = dict(portions.left.pop(client.id, []))
     elements = dict(open_)
+    for number, acked in chain(*portions.left.values()):
+        elements[number] = max(acked, elements.get(number, 0))
     had = portions.done.pop(client.id, [])
     since = sets.without(had, done)
     kept = portions.done[client.id] = sets.without(had, since)
     for step in sets.members(since):
         number = step * lanes + lane
         portions.open[number] = r.Portion(client.id, acked=elements.get(number, 0))
-    left = dict(portions.left.pop(client.id, []))
     for number, portion in list(portions.open.items()):
         if portion.client != client.id and (portion.client or number not in left):
             continue
@@ -246,6 +252,6 @@ def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, ope
         step = number // lanes
         known = portions.open.get(number)
         if (known is None and step >= begun) or (known is not None and not known.client):
-            portions.open[number] = r.Portion(client.id, acked=elements)
+            portions.open[number] = r.Portion(client.id, acked=max(elements, known.acked if known else 0))
             sets.add(portions.skip[lane], step, step + 1)
     _advance(portions, lane)

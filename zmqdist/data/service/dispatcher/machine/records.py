@@ -153,6 +153,7 @@ class PortionsEntry(Row):
       done: maps each client, also a released client, to runs of the steps of its lane that it has acknowledged as done.
       left: maps each released client to (number, acknowledged elements) of its unfinished portions.
       failed: the reason why the iteration cannot continue; empty if it can.
+      readers: maps each client, also a released client, to `ClientEntry.reader`.
     """
 
     positions: int
@@ -164,6 +165,7 @@ class PortionsEntry(Row):
     done: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     left: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     failed: str = ""
+    readers: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class Iteration(Row):
@@ -203,10 +205,15 @@ class TaskEntry(Row):
 
 
 class ClientEntry(Row):
+    """A client of an iteration. `reader` is the same random number for all clients by which one
+    dataset object, or one that continues from its saved state, reads the passes of a job.
+    """
+
     id: int
     iteration: int
     request: int
     consumer: int = -1
+    reader: int = 0
 
 
 class WorkerEntry(Row):

@@ -73,7 +73,10 @@ class DurableState(msgspec.Struct):
                 self._forget(self.iterations[number])
             case r.AcquireClient(client):
                 self.clients[client.id] = client
-                self.iterations[client.iteration].clients.append(client.id)
+                iteration = self.iterations[client.iteration]
+                iteration.clients.append(client.id)
+                if iteration.portions is not None:
+                    iteration.portions.readers[client.id] = client.reader
                 self.next_client = client.id + 1
             case r.ReleaseClient(number):
                 self._release(number)
