@@ -12,17 +12,21 @@ means the built-in fast codec.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Final
 
 import numpy as np
 
 from zmqdist.data.service.compression import NAMES, codec_of
-from zmqdist.errors import WireError
+from zmqdist.errors import ResourceExhaustedError, WireError
+from zmqdist.limits import FRAMES_MAX, HEADER_BYTES_MAX
+from zmqdist.transport.memory_limits import check_room
 from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
 BYTES_MAX: Final = 1 << 36
-"""The largest number of bytes of a decompressed part. A receiver refuses to decompress a larger part."""
+"""The largest number of bytes of all parts of a batch after decompression. A receiver refuses to decompress more, or more than it has
+memory for."""
 
 
 def codec_for(compression: str, *, near: bool) -> str:
@@ -64,15 +68,28 @@ def decompress_batch(value: Any, peer: str) -> Any:
     codec = codec_of(value[0])
     try:
         _, nbytes, content, parts = value
+        # Check all sizes before anything is decompressed: a few bytes from a peer must not become more than a batch may have.
+        sizes = [index(size) for size, _ in parts]
+        _check_bytes(nbytes, HEADER_BYTES_MAX, peer)
+        _check_bytes(sum(sizes), BYTES_MAX, peer)
+        if min(sizes, default=0) < 0 or len(sizes) >= FRAMES_MAX:
+            raise WireError(peer, f"a batch of more than {FRAMES_MAX - 1} parts, or with a part of a negative size")
+        check_room(sum(sizes), f"the decompressed elements of {peer}")
         body = bytes(_plain(codec, nbytes, content, peer))
-        return safe.decode(body, [_plain(codec, size, data, peer) for size, data in parts], peer)
+        return safe.decode(
+            body, [_plain(codec, size, data, peer) for size, (_, data) in zip(sizes, parts, strict=True)], peer
+        )
+    except (WireError, ResourceExhaustedError):
+        raise
     except (TypeError, ValueError) as error:
         raise WireError(peer, f"not a compressed batch: {error}") from error
 
 
+def _check_bytes(nbytes: int, bound: int, peer: str) -> None:
+    if not 0 <= index(nbytes) <= bound:
+        raise WireError(peer, f"a compressed batch says that a part of it has {nbytes} bytes, not 0 to {bound}")
+
+
 def _plain(codec: Any, nbytes: int, content: Any, peer: str) -> Any:
-    if not nbytes:
-        return memoryview(content).cast("B")
-    if not 0 < nbytes <= BYTES_MAX:
-        raise WireError(peer, f"a part of a batch has {nbytes} bytes, not 1 to {BYTES_MAX}")
-    return memoryview(codec.decompress(memoryview(content).cast("B"), int(nbytes), peer))
+    data = memoryview(content).cast("B")
+    return memoryview(codec.decompress(data, int(nbytes), peer)) if nbytes else data

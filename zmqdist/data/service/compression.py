@@ -46,11 +46,13 @@ class Codec(NamedTuple):
     Attributes:
       name: one of NAMES.
       compress_batch: a function that compresses a whole buffer, without sampling it.
+      ratio_max: how many bytes one compressed byte can become at most. A peer that promises more lies.
       unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` if the data are damaged.
     """
 
     name: str
     compress_batch: Callable[[Any], bytes]
+    ratio_max: int
     unfold: Callable[[Any, int], bytes | bytearray]
     failures: tuple[type[Exception], ...]
 
@@ -73,6 +75,10 @@ class Codec(NamedTuple):
         Raises:
           WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text names the peer.
         """
+        if nbytes > self.ratio_max * len(data):
+            raise WireError(
+                peer, f"{len(data)} bytes of {self.name} data cannot hold {nbytes} bytes, as their sender says"
+            )
         try:
             made = self.unfold(data, nbytes)
         except self.failures as error:
@@ -118,7 +124,7 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
             raise zlib.error("the stream is truncated, or bytes follow it")
         return made
 
-    return Codec(name, compress_batch, unfold, (zlib.error,))
+    return Codec(name, compress_batch, 1032, unfold, (zlib.error,))
 
 
 def _lz4() -> Codec:
@@ -134,7 +140,7 @@ def _lz4() -> Codec:
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
-    return Codec("LZ4", compress_batch, unfold, (block.LZ4BlockError, ValueError, OverflowError))
+    return Codec("LZ4", compress_batch, 255, unfold, (block.LZ4BlockError, ValueError, OverflowError))
 
 
 def _zstd() -> Codec:
@@ -150,7 +156,8 @@ def _zstd() -> Codec:
             raise zstandard.ZstdError(f"the header does not state {nbytes} bytes, as the sender does")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 
-    return Codec("ZSTD", compress_batch, unfold, (zstandard.ZstdError,))
+    # a block of 4 bytes, header included, makes at most 128 KiB
+    return Codec("ZSTD", compress_batch, 2**15, unfold, (zstandard.ZstdError,))
 
 
 _MADE: Final[dict[str, Callable[[], Codec]]] = {
