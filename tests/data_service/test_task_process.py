@@ -21,6 +21,7 @@ import pytest
 from tests.data_service.serving import Service, serving, until
 from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
+from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.client import from_dataset_id, register_dataset
 from zmqdist.data.service.worker.task_process import CRASHES_MAX, TaskProcesses
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
@@ -48,16 +49,20 @@ def dies_at(values: set[int], how: Callable[[], None]) -> Callable[[Any], Any]:
 
 def read_all(dataset: Dataset) -> tuple[list[int], list[UnknownError]]:
     """What came, and the errors between."""
+    with iter(dataset) as iterator:
+        return read_rest(iterator)
+
+
+def read_rest(iterator: DatasetIterator) -> tuple[list[int], list[UnknownError]]:
     found: list[int] = []
     problems: list[UnknownError] = []
-    with iter(dataset) as iterator:
-        while True:
-            try:
-                for x in iterator:
-                    found.append(int(x))
-                return found, problems
-            except UnknownError as error:
-                problems.append(error)
+    while True:
+        try:
+            for x in iterator:
+                found.append(int(x))
+            return found, problems
+        except UnknownError as error:
+            problems.append(error)
 
 
 @contextlib.contextmanager
@@ -241,6 +246,7 @@ def test_a_reader_that_is_killed_leaves_the_others_theirs(child: Callable[..., s
         told = ("distributed_epoch", service.dispatcher.target, id)
         program = """
 import sys
+from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.client import from_dataset_id
 iterator = iter(from_dataset_id(*sys.argv[1:], job_name="shared"))
 print(int(next(iterator)), flush=True)

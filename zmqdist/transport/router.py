@@ -252,6 +252,10 @@ class Router:
         self._security.check_bind(name[0])
         return join_address(name[0], self._loop.run(self._bind, name[0], name[1], fd))
 
+    def unbind(self, address: str) -> None:
+        """Accept no more connections at an address that `bind` or `bind_fd` has returned. The open connections stay."""
+        self._loop.run(self._socket.unbind, f"tcp://{address}")
+
     def _bind(self, host: str, port: int, fd: int = -1) -> int:
         socket = self._socket
         self._watched.dirty = True

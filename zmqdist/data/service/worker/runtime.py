@@ -1,9 +1,9 @@
 """The data-service side of a worker. It carries out the dispatcher's assignments, and passes the requests of readers to the tasks.
 
 Rules
-    The machine (tasks_machine.py) decides which tasks the worker has. Tasks run in threads of the worker's process (`TaskThreads`), or each
-    task runs in a process of its own (task_process.py). With processes, no user code runs in the worker's process. The process of a task
-    has a `TaskThreads` that runs only this task. A task opens its pipeline when the first reader sends a request. A task that has a process
+    The machine (tasks_machine.py) decides which tasks the worker has. Tasks run in threads of the worker's process (`TaskThreads`), or in
+    processes of their own (task_process.py). With processes, no user code runs in the worker's process. Such a process has a `TaskThreads`
+    that runs only its tasks, mostly one. A task opens its pipeline when the first reader sends a request. A task that has a process
     and serves requests in order of arrival opens its pipeline earlier, when the first reader connects.
 
     Pipelines run in threads of their own. Everything else runs in the loop thread, except for methods that say so.

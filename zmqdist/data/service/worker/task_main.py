@@ -1,12 +1,15 @@
-"""The process of one data-service task. It runs the task's pipeline, and replies to the task's readers without the worker.
+"""A process of data-service tasks. It runs the pipelines of its tasks, and replies to the tasks' readers without the worker.
 
-The worker's zygote forks this process. The process has a loop, and a router on the listening socket that the worker has opened, so that it
-sends elements directly to the readers. It requests positions from the dispatcher. It shares two things with the worker:
-    a pipe      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes its end of the pipe when the task is dropped.
-                This process sends its figures, FINISHED when readers have taken the last element, and ANSWERED when, after REFUSE, no
-                request waits any more.
-    a page      This process writes the progress of the task (element_replies.py) to a page of shared memory. If the process crashes, the
-                worker reads the progress from this page for the error text.
+The worker's zygote forks this process. The process has a loop, and a router on the listening sockets that the worker has opened for the
+tasks, so that it sends elements directly to the readers. It requests positions from the dispatcher. Most processes run one task. This
+process shares with the worker:
+    a socket for orders  The worker orders each task, and closes the socket when it has dropped all tasks of the process. An order has two
+                         descriptors: the pipe of the task, and the socket at which readers of the task connect.
+    a pipe per task      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes the pipe when it drops the task. This
+                         process sends the task's figures, FINISHED when readers have taken the last element, and ANSWERED when, after
+                         REFUSE, no request waits any more.
+    memory               This process writes the progress of each task (element_replies.py) to a row of shared memory. If the process
+                         crashes, the worker reads the progress from this memory for the error text.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ import ctypes
 import mmap
 import os
 import secrets
+import socket
+import sys
+import threading
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,8 +30,8 @@ import msgspec
 import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
-from zmqdist.data.service.worker.tasks_machine import WorkerTask
-from zmqdist.errors import from_code
+from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask
+from zmqdist.errors import OpError, from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
@@ -32,7 +39,11 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
-PAGE_BYTES: Final = 4096
+ROWS_BYTES: Final = 1 << 20
+"""The size of the shared memory. Only those pages of it that are written take memory."""
+
+ORDER_DESCRIPTORS: Final = 2
+"""The number of file descriptors of an order: the pipe and the listening socket of a task."""
 
 HAND_BACK: Final = b"hand back"
 REFUSE: Final = b"refuse"
@@ -42,16 +53,20 @@ ANSWERED: Final = b"answered"
 FIGURES_S: Final = 1.0
 """Seconds between two reports of the process's figures to the worker."""
 
+SWITCH_S: Final = sys.getswitchinterval()
+"""Seconds for which a thread may hold the GIL while another waits for it, in a process with one task."""
+
 ANSWERS_S: Final = 2.0
 """Seconds within which the last replies have to reach their readers."""
 
 
 class Begin(msgspec.Struct, array_like=True):
-    """The first message of the worker to the process of a task.
+    """The first message about a task from the worker to the task's process.
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
       state, incarnation: random number of the dispatcher's durable state, and incarnation of the worker.
+      row: the number of the task's row in the shared memory.
       worker: address of the worker, for error texts.
       host: address that the listening socket is bound to.
       failure: error code and text of the crash of the previous process of this task; None if there was no crash.
@@ -60,6 +75,7 @@ class Begin(msgspec.Struct, array_like=True):
     """
 
     task: list[Any]
+    row: int
     state: int
     incarnation: int
     dispatcher: str
@@ -72,6 +88,11 @@ class Begin(msgspec.Struct, array_like=True):
     done: bool = False
 
 
+def row(memory: mmap.mmap, number: int) -> memoryview:
+    """Return a row of the shared memory: PROGRESS numbers."""
+    return memoryview(memory).cast("Q")[number * PROGRESS : (number + 1) * PROGRESS]
+
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
@@ -82,60 +103,116 @@ KEPT_BYTES_MAX: Final = 256 << 20
 """Bytes of free memory at the top of the heap that glibc keeps for later arrays."""
 
 
-def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
-    """Serve the task until the worker closes its end of the pipe. Does not return."""
+def main(orders_fd: int, memory_fd: int) -> None:
+    """Run the tasks that the worker orders, until it closes its end of the socket. Does not return."""
     _keep_freed_memory()
-    pipe = BlockingPipe(pipe_fd, BYTES)
-    page = mmap.mmap(page_fd, PAGE_BYTES)
-    first, _ = pipe.receive()
-    begin = msgspec.msgpack.decode(first, type=Begin)
-    progress: Any = memoryview(page).cast("Q")
-    task = WorkerTask(begin.task, progress)
-    if begin.failure is not None:
-        task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
-    task.done = begin.done
-    loop = Loop(f"zmqdist-task-{task.id}")
-    credentials = Credentials.from_environment()
-    incarnation = secrets.randbits(62) | 1
-    security = credentials.server(begin.host, "worker")
-    router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
-    service = RpcService("task")
-    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.incarnation, begin.dispatcher_timeout_s)
-    tasks.finished = lambda number: pipe.send(FINISHED)
-    tasks.address = begin.worker
-    tasks.cache_bytes = begin.cache_bytes
-    tasks.state = begin.state
-    tasks.begin(task)
-
-    def report() -> None:
-        for figures in tasks.figures().values():
-            pipe.send(msgspec.msgpack.encode(figures))
-        loop.set_timer("report", loop.now() + FIGURES_S, report)
-
-    def end_if_answered() -> None:
-        if tasks.has_requests:
-            loop.set_timer("answered", loop.now() + FLUSH_S, end_if_answered)
-        else:
-            pipe.send(ANSWERED)
-
-    tasks.began = report
-    service.attach(router, loop, incarnation)
-    loop.on_stop(service.close)
-    router.bind_fd(listener_fd)
-    loop.start()
-    loop.call_soon(tasks.start, task)  # start computing at once, because a reader is connecting
-    with contextlib.suppress(EOFError):
-        while True:
-            message, _ = pipe.receive()
-            if message == REFUSE:
-                loop.run(tasks.refuse)
-                loop.run(end_if_answered)
-            elif not loop.run(tasks.hand_back, task.id):
-                pipe.send(FINISHED)
-    loop.run(tasks.close)
-    service.stop(ANSWERS_S)
-    loop.stop()
+    orders = socket.socket(fileno=orders_fd)
+    memory = mmap.mmap(memory_fd, ROWS_BYTES)
+    process: _Process | None = None
+    while descriptors := socket.recv_fds(orders, 1, ORDER_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)[1]:
+        pipe, listener = BlockingPipe(descriptors[0], BYTES), descriptors[1]
+        try:
+            begin = msgspec.msgpack.decode(pipe.receive()[0], type=Begin)
+        except EOFError:  # the worker has dropped the task meanwhile
+            pipe.close()
+            os.close(listener)
+            continue
+        process = process or _Process(begin)
+        process.begin(begin, pipe, row(memory, begin.row), listener)
+    if process is not None:
+        process.stop()
     os._exit(0)
+
+
+class _Process:
+    """What the tasks of this process share: a loop, a router, and the TaskThreads.
+
+    Args:
+      begin: the definition of the first task.
+    """
+
+    def __init__(self, begin: Begin) -> None:
+        self._pipes: dict[int, BlockingPipe[bytes]] = {}
+        self._addresses: dict[int, str] = {}
+        self._loop = Loop(f"zmqdist-task-{begin.task[0]}")
+        credentials = Credentials.from_environment()
+        incarnation = secrets.randbits(62) | 1
+        security = credentials.server(begin.host, "worker")
+        hello = our_hello("server", incarnation, f"task {begin.task[0]} of {begin.worker}")
+        self._router = Router(self._loop, security, hello)
+        self._service = RpcService("task")
+        self._tasks = TaskThreads(
+            self._loop, self._service, begin.dispatcher, credentials, begin.incarnation, begin.dispatcher_timeout_s
+        )
+        self._tasks.finished = lambda number: self._send(number, FINISHED)
+        self._tasks.address = begin.worker
+        self._tasks.cache_bytes = begin.cache_bytes
+        self._tasks.state = begin.state
+        self._tasks.began = self._report
+        self._service.attach(self._router, self._loop, incarnation)
+        self._loop.on_stop(self._service.close)
+
+    def begin(self, begin: Begin, pipe: BlockingPipe[bytes], progress: Any, listener: int) -> None:
+        task = WorkerTask(begin.task, progress)
+        if begin.failure is not None:
+            task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
+        task.done = begin.done
+        self._pipes[task.id] = pipe
+        # While n tasks compute, the loop waits for n of Python's intervals each time that it needs the GIL.
+        sys.setswitchinterval(SWITCH_S / len(self._pipes))
+        self._loop.call_soon(self._serve, task, listener)
+        self._loop.start()
+        threading.Thread(target=self._obey, args=(task.id, pipe), name=f"zmqdist-orders-{task.id}", daemon=True).start()
+
+    def _serve(self, task: WorkerTask, listener: int) -> None:
+        self._tasks.begin(task)
+        self._addresses[task.id] = self._router.bind_fd(listener)
+        self._tasks.start(task)  # start computing at once, because a reader is connecting
+
+    def _obey(self, number: int, pipe: BlockingPipe[bytes]) -> None:
+        """Carry out the worker's messages about a task, and drop the task when the worker has closed the pipe."""
+        with contextlib.suppress(OpError):  # the loop has ended, because the worker has dropped all tasks
+            with contextlib.suppress(EOFError):
+                while True:
+                    message, _ = pipe.receive()
+                    self._loop.call_soon(self._refuse if message == REFUSE else self._hand_back, number)
+            self._loop.call_soon(self._drop, number)
+
+    def _hand_back(self, number: int) -> None:
+        if not self._tasks.hand_back(number):
+            self._send(number, FINISHED)
+
+    def _refuse(self, number: int) -> None:
+        self._tasks.refuse()
+        self._end_if_answered(number)
+
+    def _end_if_answered(self, number: int) -> None:
+        if self._tasks.has_requests:
+            again = partial(self._end_if_answered, number)
+            self._loop.set_timer(("answered", number), self._loop.now() + FLUSH_S, again)
+        else:
+            self._send(number, ANSWERED)
+
+    def _drop(self, number: int) -> None:
+        self._tasks.drop(number)
+        self._router.unbind(self._addresses.pop(number))
+        self._pipes.pop(number).close()
+
+    def _report(self) -> None:
+        for number, figures in self._tasks.figures().items():
+            self._send(number, msgspec.msgpack.encode(figures))
+        self._loop.set_timer("report", self._loop.now() + FIGURES_S, self._report)
+
+    def _send(self, number: int, message: bytes) -> None:
+        """Send the worker a message about a task, unless the worker has dropped the task."""
+        with contextlib.suppress(KeyError, OSError):
+            self._pipes[number].send(message)
+
+    def stop(self) -> None:
+        """End all tasks. The last replies may still leave."""
+        self._loop.run(self._tasks.close)
+        self._service.stop(ANSWERS_S)
+        self._loop.stop()
 
 
 def _keep_freed_memory() -> None:

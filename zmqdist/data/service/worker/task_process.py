@@ -1,14 +1,21 @@
-"""The worker's side of data-service tasks that run as child processes. User code that crashes or hangs stops only its own task.
+"""The worker's side of data-service tasks that run in child processes. User code that crashes or hangs stops only its own process.
+
+Which process runs a task
+    Each task gets a process of its own, as long as the worker has fewer than TASK_PROCESSES_PER_CORE processes for each core. A further
+    task joins the process that has the fewest unfinished tasks, and runs there as threads. A task whose process has crashed runs alone from
+    then on, so that the next crash is charged to the right task. Such processes come on top of the bound.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It accepts no connection on this socket.
     When the first reader connects, the worker has its zygote fork a child, which accepts the connections (task_main.py). A task without
     readers therefore costs a socket and no process, and a reader need not request the start of the process. The worker keeps the socket
-    open. If the child crashes, its readers reconnect to the same port, where the next child accepts their connections.
+    open. If the child crashes, its readers reconnect to the same port, where the next child accepts their connections. A task that joins a
+    process has a port of its own, too: the worker passes its listening socket to the process.
 
 When the process crashes (a signal, os._exit, out of memory)
-    Only the task of the process is affected. In a DYNAMIC task one request gets an error that says how the process ended. The elements that
-    the process held are lost, and a new process continues with the positions that have not been given to a process. After CRASHES_MAX
+    Only the tasks of the process are affected, each as if the process were its own, except that the crash of a process with several
+    unfinished tasks is charged to none of them. In a DYNAMIC task one request gets an error that says how the process ended. The elements
+    that the process held are lost, and a new process continues with the positions that have not been given to a process. After CRASHES_MAX
     crashes the task has failed for good, and every request gets the error. A coordinated task, a task that trainers share, and any task
     that is not DYNAMIC have failed for good after the first crash, because a new process would begin again and deliver all elements a
     second time.
@@ -20,23 +27,27 @@ When the process crashes (a signal, os._exit, out of memory)
     If the zygote ended the process because this worker was suspended, this is no crash. Another process starts when a reader connects.
 
 The end
-    After a task is dropped, its process may send its last replies for END_S. Then the worker kills the process, even if user code is
-    running. All processes end with the worker.
+    After the last task of a process is dropped, the process may send its last replies for END_S. Then the worker kills the process, even if
+    user code is running. All processes end with the worker.
 
 Everything here runs in the worker's loop thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
-from collections.abc import Callable
+import socket
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from zmqdist.addresses import join_address
+from zmqdist.blas_threads import cores
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit, process_death_error
 from zmqdist.data.service.worker.task_main import (
@@ -44,13 +55,15 @@ from zmqdist.data.service.worker.task_main import (
     ANSWERS_S,
     FINISHED,
     HAND_BACK,
-    PAGE_BYTES,
     REFUSE,
+    ROWS_BYTES,
     Begin,
+    row,
 )
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import OpError, UnknownError
-from zmqdist.process.bound_children import BoundChild, SpawnChild
+from zmqdist.limits import TASK_PROCESSES_PER_CORE
+from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.transport.endpoint import DTS_PORT, split
@@ -63,21 +76,25 @@ CRASHES_MAX: Final = 3
 """The number of crashes after which a DYNAMIC task has failed for good."""
 
 END_S: Final = ANSWERS_S + 3.0
-"""Seconds after which the worker kills the process of a dropped task."""
+"""Seconds after which the worker kills a process whose tasks are all dropped."""
+
+ORDER_AGAIN_S: Final = 0.05
+"""Seconds after which the worker repeats an order that a process could not take."""
 
 
 class TaskProcesses:
-    """Runs each task of a worker in a process of its own. Implements `TaskHost` (runtime.py).
+    """Runs the tasks of a worker in processes. Implements `TaskHost` (runtime.py).
 
     Args:
-      spawn: a function that forks a task's process. It reports the exit code SILENT for a process that the zygote ended because this worker
-        was suspended.
+      spawn: a function that forks a process for tasks. It reports the exit code SILENT for a process that the zygote ended because this
+        worker was suspended.
       bind: the host to which listening sockets are bound.
 
     Attributes:
       crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop thread when the dispatcher has
         confirmed the report.
-      ending: the dropped tasks whose processes still run.
+      processes: the running processes.
+      processes_max: the number of processes beyond which tasks share processes.
     """
 
     def __init__(
@@ -101,53 +118,65 @@ class TaskProcesses:
         self._dispatcher = dispatcher
         self._incarnation = incarnation
         self._dispatcher_timeout_s = dispatcher_timeout_s
-        self._tasks: dict[int, _TaskProcess] = {}
-        self.ending: set[_TaskProcess] = set()
+        self._tasks: dict[int, _Task] = {}
+        self.processes: list[_Process] = []
+        self.processes_max = TASK_PROCESSES_PER_CORE * cores()
 
     def begin(self, task: WorkerTask) -> None:
-        self._tasks[task.id] = _TaskProcess(self, task)
+        self._tasks[task.id] = _Task(self, task)
+
+    def process_for(self, task: _Task) -> _Process:
+        """Return the process that is to run a task."""
+        shared = [process for process in self.processes if process.tasks and not process.alone]
+        if task.suspect or len(shared) < self.processes_max:
+            self.processes.append(_Process(self, alone=task.suspect))
+            return self.processes[-1]
+        return min(shared, key=lambda process: len(process.unfinished))
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
 
     def drop(self, number: int) -> None:
-        process = self._tasks.pop(number, None)
-        if process is not None:
-            process.end()
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.end()
 
     def hand_back(self, number: int) -> bool:
         return self._tasks[number].hand_back()
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """Return the last figures that each process reported."""
-        return {number: process.figures for number, process in self._tasks.items() if process.figures}
+        """Return the figures that the processes reported last."""
+        return {number: task.figures for number, task in self._tasks.items() if task.figures}
 
     @property
     def unsent(self) -> bool:
-        """Whether any process of a task still runs, because a running process may have unsent replies."""
-        return bool(self.ending) or any(process.alive for process in self._tasks.values())
+        """Whether any process still runs, because a running process may have unsent replies."""
+        return bool(self.processes)
 
     @property
     def has_requests(self) -> bool:
-        """Whether any process of a task still runs, because readers may wait for replies of a running process."""
+        """Whether any process still runs, because readers may wait for replies of a running process."""
         return self.unsent
 
     def refuse(self) -> None:
-        for process in self._tasks.values():
-            process.refuse()
+        for task in list(self._tasks.values()):
+            task.refuse()
 
     def close(self) -> None:
-        """Drop all tasks. Their processes end when the worker's end of the pipe closes, or when the zygote ends."""
-        for process in (*self._tasks.values(), *self.ending):
+        """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or when the zygote ends."""
+        for task in self._tasks.values():
+            task.end()
+        for process in self.processes:
             process.close()
         self._tasks.clear()
-        self.ending.clear()
+        self.processes.clear()
 
-    def begin_message(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
-        """Return the first message for a new process of a task."""
+    def begin_message(self, task: WorkerTask, row: int, error: OpError | None, for_good: bool) -> Begin:
+        """Return the first message about a task to its process."""
         failure = None if error is None else (error.error_code, error.message)
         return Begin(
             task=list(task.definition),
+            row=row,
             state=self.state,
             incarnation=self._incarnation,
             dispatcher=self._dispatcher,
@@ -161,8 +190,86 @@ class TaskProcesses:
         )
 
 
-class _TaskProcess:
-    """One task, and the process that runs the task while readers need it."""
+class _Process:
+    """A child process that runs tasks.
+
+    Args:
+      alone: whether no further task may join the process.
+
+    Attributes:
+      tasks: the tasks that the process runs and that are not dropped, by their rows in the shared memory. A process without tasks is
+        ending.
+    """
+
+    def __init__(self, owner: TaskProcesses, *, alone: bool) -> None:
+        self.tasks: dict[int, _Task] = {}
+        self.alone = alone
+        self._owner = owner
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)
+        memory_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
+        os.ftruncate(memory_fd, ROWS_BYTES)
+        self._memory = mmap.mmap(memory_fd, ROWS_BYTES)
+        self._child = owner.spawn([theirs.detach(), memory_fd], self._exited)
+
+    @property
+    def unfinished(self) -> list[_Task]:
+        return [task for task in self.tasks.values() if not task.done]
+
+    def free_row(self) -> int:
+        """Return the number of a row of the shared memory that no task has, and set the row to zero."""
+        number = next(number for number in itertools.count() if number not in self.tasks)
+        with row(self._memory, number) as progress:
+            progress[:] = array("Q", bytes(progress.nbytes))
+        return number
+
+    def order(self, number: int, task: _Task, descriptors: list[int]) -> bool:
+        """Have the process run a task with this row, and close the descriptors. Return False if the process cannot take the order now: it
+        has crashed, or has too many orders to read.
+        """
+        try:
+            socket.send_fds(self._orders, [b"t"], descriptors)
+        except OSError:
+            return False
+        else:
+            self.tasks[number] = task
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def drop(self, number: int) -> None:
+        """Remove a task. A process without tasks ends; the worker kills it after END_S."""
+        del self.tasks[number]
+        if not self.tasks:
+            self._orders.close()
+            self._owner.loop.set_timer(self, self._owner.loop.now() + END_S, self._kill)
+
+    def _exited(self, code: int) -> None:
+        unfinished = self.unfinished
+        for number, task in self.tasks.items():
+            others = sum(other is not task for other in unfinished)
+            with row(self._memory, number) as progress:
+                task.process_exited(code, self._child.tail(), progress, others)
+        if self in self._owner.processes:
+            self._owner.processes.remove(self)
+            self.close()
+
+    def close(self) -> None:
+        self._orders.close()
+        self._memory.close()
+        self._owner.loop.set_timer(self, None, self._kill)
+
+    def _kill(self) -> None:
+        self._child.kill()
+
+
+class _Task:
+    """One task, and its connection to the process that runs the task while readers need it.
+
+    Attributes:
+      suspect: whether a process of the task has crashed, so that the task may be the cause.
+    """
 
     def __init__(self, owner: TaskProcesses, task: WorkerTask) -> None:
         self._owner = owner
@@ -177,33 +284,40 @@ class _TaskProcess:
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join_address(split(owner.address)[0], port)
-        self._child: BoundChild | None = None
+        self._process: _Process | None = None
+        self._row = 0
         self._pipe: LoopPipe[bytes] | None = None
-        self._page: mmap.mmap | None = None
         self.figures: tuple[Any, ...] = ()
+        self.suspect = False
         self._crashes = 0
         self._error: OpError | None = None
         self._for_good = False
         self._ended = False
         self._wait_for_readers()
 
-    def _wait_for_readers(self) -> None:
-        if self._ended:
-            return
-        self._loop.add_fd(self._listener.fileno(), self._fork)
+    @property
+    def done(self) -> bool:
+        return self._task.done
 
-    def _fork(self) -> None:
-        """Start a process, because a reader has connected."""
+    def _wait_for_readers(self) -> None:
+        if not self._ended:
+            self._loop.add_fd(self._listener.fileno(), self._run)
+
+    def _run(self) -> None:
+        """Have a process run the task, because a reader has connected."""
         self._loop.remove_fd(self._listener.fileno())
+        process = self._owner.process_for(self)
+        self._row = process.free_row()
         self._pipe = LoopPipe(self._loop, BYTES, self._receive)
-        self._pipe.send(msgspec.msgpack.encode(self._owner.begin_message(self._task, self._error, self._for_good)))
+        begin = self._owner.begin_message(self._task, self._row, self._error, self._for_good)
+        self._pipe.send(msgspec.msgpack.encode(begin))
+        if not process.order(self._row, self, [self._pipe.theirs, os.dup(self._listener.fileno())]):
+            self._close_pipe()
+            self._loop.set_timer(self, self._loop.now() + ORDER_AGAIN_S, self._wait_for_readers)
+            return
+        self._process = process
         if not self._for_good:
             self._error = None
-        page_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
-        os.ftruncate(page_fd, PAGE_BYTES)
-        self._page = mmap.mmap(page_fd, PAGE_BYTES)
-        fds = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
-        self._child = self._owner.spawn(fds, self._exited)
         self._owner.began()
 
     def _receive(self, message: bytes, _: Parts) -> None:
@@ -220,29 +334,35 @@ class _TaskProcess:
             self.figures = ()
             self._owner.finished(self._task.id)
 
-    def _exited(self, code: int) -> None:
-        child, self._child = self._child, None
-        assert child is not None
-        crashed = False
-        if not self._ended and self._pipe is not None:
-            self._pipe.drain()
-            # An exit after the last element is no crash, because no element is lost. The code SILENT is no crash either: the zygote ended
-            # the process, because the worker was suspended.
-            crashed = not self._task.done and code != SILENT
-            if crashed:
-                self._crashed(code, child.tail())
+    def process_exited(self, code: int, tail: str, progress: Sequence[int], others: int) -> None:
+        """Note the end of the process, and wait for readers of the next process.
+
+        Args:
+          tail: the last lines of the process's standard error.
+          progress: the task's row of the shared memory.
+          others: number of other tasks that the process ran and that were not finished.
+        """
+        assert self._pipe is not None
+        self._process = None
+        self._pipe.drain()
+        if self._ended:  # the last message was ANSWERED
+            return
+        # An exit after the last element is no crash, because no element is lost. The code SILENT is no crash either: the zygote ended
+        # the process, because the worker was suspended.
+        crashed = not self._task.done and code != SILENT
+        if crashed:
+            self._crashed(code, tail, progress, others)
         self._close_pipe()
-        if self._ended:
-            self._owner.ending.discard(self)
-            self._loop.set_timer(self, None, self._kill)
-        elif self._task.terms.portioned:
-            self._owner.crashed(self._task.id, describe_exit(code) if crashed else "", self._wait_for_readers)
+        if self._task.terms.portioned:
+            # After a crash of a process with other tasks, the worker does not know which task was the cause.
+            how = describe_exit(code) if crashed and not others else ""
+            self._owner.crashed(self._task.id, how, self._wait_for_readers)
         else:
             self._wait_for_readers()
 
-    def _crashed(self, code: int, tail: str) -> None:
-        assert self._page is not None
-        self._crashes += 1
+    def _crashed(self, code: int, tail: str, progress: Sequence[int], others: int) -> None:
+        self.suspect = True
+        self._crashes += not others
         terms = self._task.terms
         if terms.portioned:
             goes_on = "Another process computes again the elements that readers have not acknowledged."
@@ -254,20 +374,15 @@ class _TaskProcess:
             self._for_good = True
         else:
             goes_on = "The elements that it held are lost; another process continues with the positions that no process was given."
-        with memoryview(self._page).cast("Q") as progress:
-            where = self._task.describe(self._owner.address)
-            error = process_death_error(code, tail, progress, where, goes_on)
+        where = self._task.describe(self._owner.address) + (f", shared with {others} more," if others else "")
+        error = process_death_error(code, tail, progress, where, goes_on)
         log.warning("%s", error.message)
         if not terms.portioned:
             self._error = error
 
-    @property
-    def alive(self) -> bool:
-        return self._child is not None
-
     def hand_back(self) -> bool:
         """Have the process of the task give back positions, as `TaskHost.hand_back` says. Return False if the task has no process."""
-        if self._pipe is None:
+        if self._process is None or self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)
         return True
@@ -276,38 +391,23 @@ class _TaskProcess:
         """Have the process refuse requests, as `TaskHost.refuse` says. If the task has no process, no request waits for a reply, so the
         task only closes its port.
         """
-        if self._pipe is not None:
+        if self._process is not None and self._pipe is not None:
             self._pipe.send(REFUSE)
         else:
-            self._ended = True
-            self._close_listener()
+            self.end()
 
     def end(self) -> None:
         """End the task. Its process may send its last replies."""
         self._ended = True
-        self._close_listener()
-        if self._child is not None and self._pipe is not None:
-            self._owner.ending.add(self)
-            self._pipe.end()
-            self._loop.set_timer(self, self._loop.now() + END_S, self._kill)
-
-    def _kill(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-
-    def close(self) -> None:
-        """End the task, and close all descriptors. Its process ends because the pipe is closed, or when the zygote ends."""
-        self._ended = True
-        self._loop.set_timer(self, None, self._kill)
-        self._close_listener()
-        self._close_pipe()
-
-    def _close_listener(self) -> None:
         self._loop.remove_fd(self._listener.fileno())
         self._listener.close()
+        self._loop.set_timer(self, None, self._wait_for_readers)
+        self._close_pipe()
+        process, self._process = self._process, None
+        if process is not None:
+            process.drop(self._row)
 
     def _close_pipe(self) -> None:
-        if self._pipe is not None and self._page is not None:
+        if self._pipe is not None:
             self._pipe.close()
-            self._page.close()
-            self._pipe = self._page = None
+            self._pipe = None
