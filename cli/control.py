@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from zmqdist import clock as time
 from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place, printable_line, target_options
 from zmqdist_cli.exit_codes import ExitCode
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import click
 
+from zmqdist import clock as time
 from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, target_options
 from zmqdist_cli.control import report_lines, stay
 from zmqdist_cli.exit_codes import ExitCode

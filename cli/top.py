@@ -6,12 +6,12 @@ import contextlib
 import os
 import select
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
+from zmqdist import clock as time
 from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
 

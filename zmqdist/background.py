@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 import threading
-import time
 from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
+
+from zmqdist import clock as time
 
 log = logging.getLogger("zmqdist")
 

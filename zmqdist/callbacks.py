@@ -21,6 +21,27 @@ log = logging.getLogger("zmqdist")
 Call: TypeAlias = "tuple[Callable[[Any], object], Any]"
 
 
+class NotAFuture:
+    """The base of awaitable values that are no Futures of the standard library: its functions for Futures would fail, or wait for ever."""
+
+    __slots__ = ()
+
+    @property
+    def _condition(self) -> Any:
+        name = type(self).__name__
+        raise TypeError(
+            f"concurrent.futures waits for Futures, and a {name} is none: pass Futures of an Executor, or await the {name}"
+        )
+
+
+def check_callback(fn: Callable[[Any], object]) -> None:
+    """Raise TypeError if asyncio.wait has passed this callback, because it may be called only in the thread of the event loop."""
+    if getattr(fn, "__module__", None) == "asyncio.tasks":
+        raise TypeError(
+            "asyncio.wait takes tasks and asyncio's futures: pass asyncio.ensure_future(value), or asyncio.wrap_future(future)"
+        )
+
+
 class Callbacks:
     """One callback thread, which starts when the first callback is registered."""
 

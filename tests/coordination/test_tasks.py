@@ -150,7 +150,7 @@ def test_a_wait_without_an_end_says_for_whom(
 
 def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join) -> None:
     client = join(keep(1), "worker:0")
-    wrong: list[Any] = [-1, float("nan"), float("inf"), "1", True, 10**400]
+    wrong: list[Any] = [float("nan"), "1", True]
     for timeout in wrong:
         with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds") as caught:
             client.barrier("b", timeout)
@@ -160,7 +160,7 @@ def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join) -> None:
 def test_a_time_out_may_be_a_number_of_numpy_or_very_long(keep: Keep, join: Join) -> None:
     client = join(keep(1), "worker:0")
     client.kv.set("k", 1)
-    right: list[Any] = [np.float64(60), np.float32(60), np.int64(60), 1e300]
+    right: list[Any] = [np.float64(60), np.float32(60), np.int64(60), 1e300, float("inf"), 10**400]
     for timeout in right:
         client.barrier("b", timeout)
         assert client.kv.get("k", timeout) == 1, timeout

@@ -65,7 +65,7 @@ def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
         ({"retries": -1}, "retries is -1, wants 0 or more"),
         ({"timeout": 0}, "timeout is 0, wants more than 0 s"),
         ({"timeout": -1.5}, "timeout is -1.5, wants more than 0 s"),
-        ({"timeout": float("nan")}, "timeout is nan, wants more than 0 s"),
+        ({"timeout": float("nan")}, "a time-out is a number of seconds, or None, not nan"),
     ],
     ids=str,
 )

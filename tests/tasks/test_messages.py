@@ -336,7 +336,7 @@ def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
     until(lambda: not pair[0].snapshot().mail_unconfirmed)  # the last answers are still on their way
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), -1, "3", True])
+@pytest.mark.parametrize("timeout", [float("nan"), "3", True])
 def test_a_time_out_that_is_none_is_refused(pair: list[Server], timeout: Any) -> None:
     """NaN would be for ever."""
     with pytest.raises(InvalidArgumentError, match="a time-out is a number of seconds"):

@@ -313,8 +313,8 @@ def test_a_barrier_can_be_returned_from_a_task_and_nothing_can_wait_for_it_here(
         barrier.wait()
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_barrier_takes_no_time_out_that_would_never_be_over(timeout: float) -> None:
+@pytest.mark.parametrize("timeout", ["3", float("nan")])
+def test_a_barrier_takes_no_time_out_that_is_no_number(timeout: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds"):
         run(lambda: get_barrier().wait(timeout), create_cluster_spec(num_workers=1))
 
@@ -627,11 +627,11 @@ def test_what_cannot_be_run_is_refused_at_once(fn: Any, cluster: Any, error: typ
         MultiProcessRunner(fn, cluster)
 
 
-@pytest.mark.parametrize("timeout", [1.5, "1", -1, True])
-def test_a_timeout_is_a_whole_number_of_seconds(timeout: Any) -> None:
+@pytest.mark.parametrize("timeout", [float("nan"), "1", True])
+def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with MultiProcessRunner(me, {"worker": ["localhost:1"]}) as runner:
         runner.start()
-        with pytest.raises(ValueError, match="whole number of seconds"):
+        with pytest.raises(ValueError, match="a number of seconds"):
             runner.join(timeout)
 
 

@@ -5,13 +5,12 @@ Not here: the connection and the registration (link.py), the keeper (service.py)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from math import inf, nan
-from threading import TIMEOUT_MAX
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.background import in_background
+from zmqdist.clock import deadline, left
 from zmqdist.cluster.devices import Device
 from zmqdist.coordination.link import KeeperLink, LoggedWait, OnError
 from zmqdist.coordination.machine import UP
@@ -105,10 +104,10 @@ class CoordinationClient:
         """
         identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
-        left = None if timeout is None else max(0.0, due - time.monotonic())
-        wait = LoggedWait(f"at barrier {name!r}", name) if timeout is None else None
+        left_s = _left(due)
+        wait = LoggedWait(f"at barrier {name!r}", name) if due == inf else None
         code, message, counter = self._link.request(
-            "barrier", identity, name, self._link.counter(name), left, members, due=due, wait=wait
+            "barrier", identity, name, self._link.counter(name), left_s, members, due=due, wait=wait
         )
         self._link.ended(name, counter)
         if code:
@@ -136,9 +135,9 @@ class CoordinationClient:
         """
         identity, due = self._identity(), _due(timeout)
         self._link.ready(due)
-        left = None if timeout is None else max(0.0, due - time.monotonic())
-        wait = LoggedWait("for all tasks", "zmqdist.all") if timeout is None else None
-        all_devices = self._link.request("wait_for_all", identity, list(devices), left, due=due, wait=wait)
+        left_s = _left(due)
+        wait = LoggedWait("for all tasks", "zmqdist.all") if due == inf else None
+        all_devices = self._link.request("wait_for_all", identity, list(devices), left_s, due=due, wait=wait)
         return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
@@ -303,9 +302,9 @@ class KeyValues:
         due = _due(timeout)
         if self._link.identity is not None:
             self._link.ready(due)
-        left = None if timeout is None else max(0.0, due - time.monotonic())
+        left_s = _left(due)
         return self._link.request(
-            "kv_get", key, left, due=due, wait=LoggedWait(f"for key {key!r}") if timeout is None else None
+            "kv_get", key, left_s, due=due, wait=LoggedWait(f"for key {key!r}") if due == inf else None
         )
 
     def try_get(self, key: str) -> Any:
@@ -361,19 +360,11 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
 
 
 def _due(timeout: float | None) -> float:
-    """Return the time at which a time-out is over, by the clock of `time.monotonic`; `inf` for None. Accepts NumPy's numbers."""
-    if timeout is None:
-        return inf
-    seconds = number(timeout)
-    if not 0 <= seconds < inf:
-        text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(text)
-    return time.monotonic() + min(seconds, TIMEOUT_MAX)
+    """Return the time at which a time-out is over, by the clock of `time.monotonic`; `inf` for None."""
+    until = deadline(timeout)
+    return inf if until is None else until
 
 
-def number(value: Any) -> float:
-    """Convert a number, which may be NumPy's, to a float. Return NaN for any other object, and for a number too large for a float."""
-    try:
-        return nan if isinstance(value, bool | str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return nan
+def _left(due: float) -> float | None:
+    """Return the seconds until `due`; None for `inf`."""
+    return None if due == inf else left(due)

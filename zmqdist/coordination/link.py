@@ -20,13 +20,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
+from zmqdist import clock as time
 from zmqdist.coordination.replies import task_name
 from zmqdist.coordination.service import PREFIX
 from zmqdist.coordination.snapshot import CoordinationSnapshot

@@ -23,7 +23,6 @@ import contextlib
 import copy
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -34,6 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.data.interfaces import DatasetLike, Memory, deserialize
 from zmqdist.data.options import Options

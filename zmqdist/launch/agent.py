@@ -25,11 +25,11 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from zmqdist import clock as time
 from zmqdist._version import __version__
 from zmqdist.child_command import path_variable
 from zmqdist.errors import OpError

@@ -17,11 +17,11 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from zmqdist import clock as time
 from zmqdist.child_command import child_command, path_variable
 from zmqdist.files import fill_standard_streams
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES

@@ -9,13 +9,13 @@ import math
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.events import Ticked
 from zmqdist.launch import elasticity_machine as machine

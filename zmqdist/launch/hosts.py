@@ -12,13 +12,13 @@ import dataclasses
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist._version import __version__
 from zmqdist.addresses import join_address

@@ -21,13 +21,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.addresses import advertised_address, is_loopback, is_wildcard
 from zmqdist.background import in_background

@@ -15,11 +15,11 @@ import os
 import signal
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background

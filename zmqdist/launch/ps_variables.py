@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.client import client_of, release_client

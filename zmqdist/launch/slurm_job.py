@@ -20,12 +20,12 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.cluster.config import ClusterConfig
 

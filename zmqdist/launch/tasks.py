@@ -11,10 +11,10 @@ Which tasks are restarted
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.launch.children import Children
 from zmqdist.launch.launcher_interface import Launcher, RunningRole

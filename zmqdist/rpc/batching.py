@@ -14,7 +14,6 @@ Not here: which calls are joined, and when (batching_machine.py).
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqdist import clock as time
 from zmqdist import nest
 from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnknownError
 from zmqdist.rpc.batching_machine import Batches

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from zmqdist import nest
+from zmqdist.callbacks import NotAFuture, check_callback
 from zmqdist.errors import InvalidArgumentError, OpError, from_code
 from zmqdist.rpc import payload
 from zmqdist.rpc.handler_errors import code_and_message
@@ -14,7 +15,7 @@ from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 
 
-class StatusOrResult:
+class StatusOrResult(NotAFuture):
     """The outcome of one call, which never changes. Any thread may call the methods, in any order and repeatedly.
 
     Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or the connection ends; if
@@ -77,6 +78,7 @@ class StatusOrResult:
 
         Raises RuntimeError if the process cannot start a thread for callbacks.
         """
+        check_callback(fn)
         if self._call.ended:
             fn(self)
         else:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (

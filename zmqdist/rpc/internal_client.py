@@ -8,13 +8,13 @@ deadline.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient, channel_of

@@ -5,11 +5,11 @@ Not here: how such a method is registered, and when it runs (service.py).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.messages import Reply
 from zmqdist.rpc.handler_errors import failed

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist.background import in_background
+from zmqdist.clock import duration
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
@@ -163,6 +164,7 @@ class ZmqServer(RpcServer):
         call `stop` in a handler, because `stop` would wait for that handler. In a forked child, `stop` does nothing, because the threads of
         the server are in the parent.
         """
+        grace_s = duration("grace_s", grace_s)
         loop, self._loop = self._loop, None
         self._stopped = True
         if loop is not None and os.getpid() == self._pid:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist._version import __version__
 from zmqdist.errors import InvalidArgumentError, WireError
 from zmqdist.wire.hello import PROTOCOL

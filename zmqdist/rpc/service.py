@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from time import monotonic
 from typing import Any
 
+from zmqdist.clock import monotonic
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_returned, outcome
@@ -33,6 +33,8 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
       TypeError, ValueError: `timeout_in_ms` is not a number.
     """
     try:
+        if type(timeout_in_ms) is bool:
+            raise TypeError
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import nest
+from zmqdist.clock import seconds
 from zmqdist.collectives import ReduceOp
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
@@ -31,7 +32,6 @@ from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.collective_leader import RESULT
 from zmqdist.tasks.collectives import Collectives, GroupMembers
-from zmqdist.tasks.mail import check_timeout
 from zmqdist.tasks.node import Node
 from zmqdist.wire import trusted
 
@@ -256,21 +256,21 @@ class Operations:
     def _operation(self, group: Tasks, timeout: float | None) -> Iterator[_Operation]:
         found = self.group(group)
         with self._node.own_wait, found._members.lock:
-            operation = _Operation(
-                found._members, self.collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout
-            )
+            operation = _Operation(found._members, self.collectives)
             with operation.preparing():
-                check_timeout(timeout)
+                limit_s = seconds(timeout)
+            if timeout is not None:
+                operation.timeout_s = inf if limit_s is None else limit_s
             yield operation
 
 
 class _Operation:
     """One operation of a group, at one of the group's members."""
 
-    def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
+    def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
         self._members = members
         self._collectives = collectives
-        self._timeout_s = timeout_s
+        self.timeout_s: float = COLLECTIVE_TIMEOUT_S
         self.rank = members.rank
         self.size = members.size
 
@@ -305,11 +305,11 @@ class _Operation:
           contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
           exchange: a function that makes the schedules and the arrays of the result from the details of all members by rank.
         """
-        verdict = self._collectives.agree(self._members, signature, contribution, self._timeout_s)
+        verdict = self._collectives.agree(self._members, signature, contribution, self.timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
         _, counter, name, details = verdict
-        return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self._timeout_s)
+        return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self.timeout_s)
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:
         """Return the reduction of the arrays of all members, at every member."""

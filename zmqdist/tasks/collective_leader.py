@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from zmqdist.clock import monotonic
 from zmqdist.coordination.replies import task_name
 from zmqdist.errors import (
     FailedPreconditionError,

@@ -22,11 +22,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from zmqdist.clock import monotonic
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,

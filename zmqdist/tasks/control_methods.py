@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import weakref
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist.background import logged
 from zmqdist.coordination.replies import task_name
 from zmqdist.errors import FailedPreconditionError, UnavailableError

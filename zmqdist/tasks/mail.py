@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from numbers import Real
-from time import monotonic
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.clock import deadline, monotonic
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,
@@ -137,7 +136,7 @@ class Mail:
 
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
         task, address = self._node.task(dst), _checked(tag)
-        check_timeout(timeout)
+        until = deadline(timeout)
         key = Key(self._me, self._node.incarnation, task_name(task), address)
         if task == self._node.me:
             return self._to_self(key, value)
@@ -145,7 +144,7 @@ class Mail:
         out, lock = self._out_to(task)
         with lock:
             number, low, after = out.numbers(tag)
-            due = inf if timeout is None else monotonic() + float(timeout)
+            due = inf if until is None else until
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
@@ -205,8 +204,8 @@ class Mail:
         task = self._node.task(src)
         key = Key(task_name(task), 0, self._me, _checked(tag))
         check_out(out)
-        check_timeout(timeout)
-        due = inf if timeout is None else monotonic() + float(timeout)
+        until = deadline(timeout)
+        due = inf if until is None else until
         with self._node.own_wait:
             self._watches.watch(task)
             wait = self._in.receive(key, due, partial(self._watches.gone_message, task))
@@ -277,13 +276,6 @@ def _checked(tag: str) -> str:
     if not isinstance(tag, str) or not tag or ";" in tag:
         raise InvalidArgumentError(f"a tag is a text of one character or more, without semicolons, not {tag!r}")
     return tag
-
-
-def check_timeout(timeout: Any) -> None:
-    """Check that `timeout` is None or a number of seconds, 0 or more. Raises InvalidArgumentError."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
-        text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(text)
 
 
 def check_out(out: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zmqdist import clock as time
+from zmqdist.clock import number
 from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.coordination.client import number
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     AbortedError,

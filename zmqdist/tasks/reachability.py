@@ -4,10 +4,10 @@ itself can test its connections.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from zmqdist import clock as time
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
 from zmqdist.rpc.server_info import SERVER_INFO

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist.background import in_background
+from zmqdist.clock import seconds
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
@@ -289,7 +290,7 @@ class Server:
         """
         if not self._started:
             self.stop(0.0)
-        return self._stopped.wait(timeout)
+        return self._stopped.wait(seconds(timeout))
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the server: refuse new calls, wait for the running calls and reply to them, and free the port. Idempotent.

@@ -15,16 +15,16 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 from typing import Any, Final, NoReturn
 
+from zmqdist import clock as time
+from zmqdist.clock import number
 from zmqdist.cluster.defs import ClusterDeviceFilters
 from zmqdist.cluster.devices import device_of
-from zmqdist.coordination.client import number
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,

@@ -20,7 +20,6 @@ Not here: the client's side (session.py), the variables themselves (named_variab
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of

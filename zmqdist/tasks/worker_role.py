@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from zmqdist import clock as time
 from zmqdist.coordination.replies import task_name
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from zmqdist.limits import SLOTS_MAX

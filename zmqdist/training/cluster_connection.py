@@ -19,15 +19,16 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.addresses import is_loopback
 from zmqdist.background import in_background
+from zmqdist.clock import duration
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.spec import ClusterSpec
@@ -179,7 +180,13 @@ class ClusterConnection:
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(
-                "drain", "worker", index, grace_s, not dry_run, dry_run, within_s=TASK_PROBE_S + DESCRIBED_S
+                "drain",
+                "worker",
+                index,
+                duration("grace_s", grace_s),
+                not dry_run,
+                dry_run,
+                within_s=TASK_PROBE_S + DESCRIBED_S,
             )
         except errors.NotFoundError:
             return None
@@ -327,6 +334,7 @@ def connect(
       AlreadyExistsError: a worker works for another program.
       OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port cannot be bound.
     """
+    limit_s = duration("connect_timeout_s", connect_timeout_s)
     if source is not None and isinstance(getattr(source, "target", None), str) and hasattr(source, "ps"):
         if not source.ps:
             raise ValueError(
@@ -334,7 +342,7 @@ def connect(
             )
         return _LocalCluster(source)
     if source is None or _is_launched(source):
-        return _launched(connect_timeout_s)
+        return _launched(limit_s)
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
         spec, task_type, task_id = ClusterSpec(source.cluster_spec()), source.task_type, source.task_id
     elif isinstance(source, ClusterSpec | ClusterDef | Mapping):
@@ -342,7 +350,7 @@ def connect(
     else:
         raise ValueError(f"no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
     check_cluster(spec, task_type, task_id)
-    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.from_environment())
+    return _invited(spec, limit_s, slots, credentials or Credentials.from_environment())
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:

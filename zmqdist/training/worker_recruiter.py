@@ -14,11 +14,11 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections import deque
 from math import inf
 from typing import Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.limits import INVITED_ORPHAN_LIMIT_S
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client

@@ -48,11 +48,11 @@ from _thread import LockType, allocate_lock, get_ident
 from collections.abc import Callable
 from math import inf
 from os import sched_yield
-from time import monotonic, sleep
 from typing import Final, Literal
 
 from zmqdist.background import in_background
 from zmqdist.callbacks import Callbacks
+from zmqdist.clock import monotonic, sleep
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection

@@ -20,12 +20,12 @@ import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Final
 
 import zmq
 from msgspec.structs import replace
 
+from zmqdist.clock import monotonic
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.files import fill_standard_streams
 from zmqdist.limits import HEADER_PIECE_BYTES, WAIT_LOG_S

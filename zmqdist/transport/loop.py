@@ -33,7 +33,6 @@ import logging
 import os
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -43,6 +42,7 @@ from typing import Any, Final, TypeVar
 import zmq
 from zmq.backend import zmq_poll
 
+from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 from zmqdist.files import fill_standard_streams

@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Final
 
 import zmq
 
+from zmqdist import clock as time
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.endpoint import split

@@ -39,7 +39,6 @@ import logging
 import os
 import resource
 import secrets
-import time
 import weakref
 from collections import OrderedDict, deque
 from threading import RLock
@@ -48,6 +47,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist.limits import SHM_BLOCK_BYTES_MIN, SHM_CELLS, SHM_IDLE_BYTES_MAX, SHM_SLAB_BYTES
 from zmqdist.transport import shm_mapping
 from zmqdist.transport.memory_limits import usable_bytes

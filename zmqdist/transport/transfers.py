@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.clock import monotonic
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -25,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.errors import (
     AbortedError,

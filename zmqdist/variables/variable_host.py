@@ -17,7 +17,6 @@ Not here: the effect of a change (hosted_variable.py), which update is applied (
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from zmqdist import clock as time
 from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_PROGRAM_GONE_S, PS_UPDATE_KEYS_MAX
 from zmqdist.rpc.pending_call import PendingCall

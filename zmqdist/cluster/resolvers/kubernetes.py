@@ -16,12 +16,13 @@ No method waits for pods unless `wait_timeout` is set. Each request to the API s
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from zmqdist import clock as time
 from zmqdist import limits
 from zmqdist.addresses import join_address
+from zmqdist.clock import duration
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
@@ -108,7 +109,7 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
-        until = time.monotonic() + float(self._wait_timeout)
+        until = time.monotonic() + duration("wait_timeout", self._wait_timeout)
         while True:
             try:
                 return ClusterSpec({job: self._addresses(job) for job in self._selectors})

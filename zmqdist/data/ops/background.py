@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+from zmqdist import clock as time
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements

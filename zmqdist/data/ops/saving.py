@@ -14,13 +14,13 @@ import json
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY

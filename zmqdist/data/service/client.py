@@ -12,11 +12,11 @@ import json
 import operator
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.external_state import check_external_state
 from zmqdist.data.service.dispatcher.machine.records import AT_MOST_ONCE, EXACTLY_ONCE

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from collections.abc import MutableSequence
 from math import inf
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import limits
 from zmqdist.data.service.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE

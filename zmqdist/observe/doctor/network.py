@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist._version import __version__
 from zmqdist.addresses import is_loopback, is_name

@@ -12,8 +12,6 @@ import itertools
 import logging
 import os
 import re
-import threading
-import time
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
@@ -22,7 +20,9 @@ from operator import index
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist import errors, limits, nest
+from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
@@ -34,7 +34,7 @@ from zmqdist.scheduling.coordinator.per_worker import (
     per_worker_dataset,
     per_worker_resource,
 )
-from zmqdist.scheduling.coordinator.queue_bounds import check_seconds, checked_bytes_max, checked_queue_max
+from zmqdist.scheduling.coordinator.queue_bounds import checked_bytes_max, checked_queue_max
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
@@ -98,11 +98,9 @@ class ClusterCoordinator:
         queue_max = resolved.queue_max if queue_max is None else queue_max
         queue_bytes_max = resolved.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
         cancel_grace_s = resolved.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
-        check_seconds(
-            cancel_grace_s=cancel_grace_s,
-            cluster_lost_limit_s=cluster_lost_limit_s,
-            worker_recovery_timeout_s=worker_recovery_timeout_s,
-        )
+        cancel_grace_s = duration("cancel_grace_s", cancel_grace_s)
+        cluster_lost_limit_s = duration("cluster_lost_limit_s", cluster_lost_limit_s)
+        recovery_limit_s = duration("worker_recovery_timeout_s", worker_recovery_timeout_s)
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._error_factories: list[Callable[[], BaseException]] = []
@@ -112,7 +110,7 @@ class ClusterCoordinator:
             queue_bytes_max=checked_bytes_max(queue_bytes_max),
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=cluster_lost_limit_s,
-            recovery_limit_s=worker_recovery_timeout_s,
+            recovery_limit_s=recovery_limit_s,
             rounds=self._rounds,
             width=self._width,
         )
@@ -269,10 +267,10 @@ class ClusterCoordinator:
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
           FailedPreconditionError, other OpErrors: the coordinator has been closed, or the dispatcher refuses it.
         """
-        until = None if timeout is None else time.monotonic() + float(timeout)
+        until, timeout = deadline(timeout), seconds(timeout)
         runtime = self._runtime
         schedule_lock = runtime.schedule_lock
-        if not schedule_lock.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+        if not schedule_lock.acquire(timeout=-1 if timeout is None else timeout):
             raise errors.DeadlineExceededError(f"waited {timeout:g} s for the join() or schedule() of another thread")
         try:
             with runtime.lock:
@@ -294,7 +292,7 @@ class ClusterCoordinator:
         if timeout is not None:
             with runtime.lock:
                 try:
-                    self._wait_until(self._has_ended, time.monotonic() + float(timeout), timeout)
+                    self._wait_until(self._has_ended, deadline(timeout), seconds(timeout))
                 except errors.DeadlineExceededError:
                     return False
         if runtime.failures:
@@ -327,7 +325,7 @@ class ClusterCoordinator:
         Raises:
           DeadlineExceededError: not all functions have ended `timeout` seconds after the first `next`.
         """
-        return in_order_of_completion(values, timeout)
+        return in_order_of_completion(values, seconds(timeout))
 
     def workers(self) -> list[str]:
         """Return the names of the present workers, such as "worker:1". Waits until the dispatcher has reported them for the first time.
@@ -364,7 +362,7 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
         job, _, number = worker_name(worker).rpartition(":")
-        _remove_workers(self, "drain", job, int(number), float(grace_s), force)
+        _remove_workers(self, "drain", job, int(number), duration("grace_s", grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Set how many workers `zmqdist launch` holds. Returns once the launcher has accepted `count`. `force` is as in `remove_worker`.
@@ -372,7 +370,7 @@ class ClusterCoordinator:
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
         """
-        _remove_workers(self, "scale", "worker", count, float(grace_s), force)
+        _remove_workers(self, "scale", "worker", count, duration("grace_s", grace_s), force)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -493,12 +491,12 @@ class ClusterCoordinator:
         runtime.waiting += 1
         try:
             while not ready():
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                left_s = left(until)
+                if left_s == 0:
                     unfinished = runtime.scheduled - runtime.resolved
                     problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
                     raise errors.DeadlineExceededError(problem)
-                runtime.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+                runtime.changed.wait(left_s)
         finally:
             runtime.waiting -= 1
 

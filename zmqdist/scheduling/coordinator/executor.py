@@ -20,7 +20,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,8 @@ from typing import Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.background import logged
-from zmqdist.callbacks import Callbacks
+from zmqdist.callbacks import Callbacks, check_callback
+from zmqdist.clock import deadline, left, seconds
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
@@ -141,7 +141,7 @@ class Executor(futures.Executor):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and buffersize < 1:
             raise ValueError("buffersize must be None or > 0")
-        until = None if timeout is None else time.monotonic() + timeout
+        until = deadline(timeout)
         with self._idle:
             self._check_open()
         snapshot: Callable[..., T] = fn
@@ -402,6 +402,12 @@ class _Future(futures.Future[T]):
         self.value: RemoteValue | None = None
         self._replies: list[_CancelReply] = []
 
+    def result(self, timeout: float | None = None) -> T:
+        return super().result(seconds(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(seconds(timeout))
+
     def cancel(self) -> bool:
         """Cancel the function unless a worker has begun it. Waits for the reply of the dispatcher. If a worker has the function already,
         the dispatcher first needs a reply of this worker.
@@ -420,6 +426,7 @@ class _Future(futures.Future[T]):
 
         Raises RuntimeError if the process cannot start a thread for callbacks.
         """
+        check_callback(fn)
         # The callbacks of asyncio do not wait, and an event loop in a callback waits for them.
         if not self.done() and getattr(fn, "__module__", None) != "asyncio.futures":
             self._thread.start()
@@ -511,7 +518,7 @@ def _results(
 
 def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
     """Return the result of the first Future and remove the Future from the queue, so that nothing else refers to the result."""
-    result = submitted[0].result(None if until is None else until - time.monotonic())
+    result = submitted[0].result(left(until))
     del submitted[0]
     return result
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.worker.references import MUTABLE

@@ -19,10 +19,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+
+from zmqdist import clock as time
 
 enable_metrics = False
 """Whether figures are recorded. Set it before the work that is to be measured."""

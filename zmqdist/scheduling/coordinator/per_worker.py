@@ -12,13 +12,13 @@ Not here: when workers build a resource (resources.py, scheduling/worker/resourc
 from __future__ import annotations
 
 import inspect
-import time
 from _thread import get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqdist import errors, task_context
 from zmqdist.callbacks import Callbacks
+from zmqdist.clock import deadline, left
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.worker import datasets
@@ -82,7 +82,7 @@ class ResourceValue(RemoteValue):
 
         Raises DeadlineExceededError as `get` does.
         """
-        until = None if timeout is None else time.monotonic() + float(timeout)
+        until = deadline(timeout)
         while True:
             building, lost = self._state()
             if lost is not None:
@@ -91,7 +91,7 @@ class ResourceValue(RemoteValue):
                 cancelled.__cause__ = error
                 return cancelled
             assert building is not None, "a worker that is there builds it"
-            failed = building.exception(_left(until))
+            failed = building.exception(left(until))
             if self._state() == (building, None):
                 return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
 
@@ -99,11 +99,8 @@ class ResourceValue(RemoteValue):
         """Return False, because a resource cannot be cancelled. Workers drop a resource when the program holds none of its values."""
         return False
 
-    def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the present build has ended, even with an error. If the worker is lost, call `fn(self)` at once."""
-        self._call_at_end(self._owner.callbacks, fn)
-
     def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
+        """Call `fn(self)` when the present build has ended, even with an error. If the worker is lost, call `fn(self)` at once."""
         building, lost = self._state()
         if lost is not None or building is None:
             thread.put(fn, self)
@@ -124,23 +121,19 @@ class ResourceValue(RemoteValue):
             return state.building, state.lost
 
     def _read(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
-        until = None if timeout is None else time.monotonic() + float(timeout)
+        until = deadline(timeout)
         while True:
-            error = self.exception(_left(until))
+            error = self.exception(left(until))
             if error is not None:
                 raise error
             building = self._state()[0]
             try:
-                return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
+                return self._resource.owner.run_at(self._resource, self._index, fn).get(left(until))
             except errors.CancelledError:
                 # If there is a new build, the worker was lost during the read, so read again. If the build is the same, the read itself was
                 # cancelled.
                 if self._state() == (building, None):
                     raise
-
-
-def _left(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())
 
 
 class PerWorkerValues:
@@ -198,8 +191,8 @@ class PerWorkerValues:
 
         Raises the error of the first value whose `fetch` fails, and DeadlineExceededError after `timeout` seconds in total.
         """
-        until = None if timeout is None else time.monotonic() + float(timeout)
-        return [value.fetch(_left(until)) for value in self._values]
+        until = deadline(timeout)
+        return [value.fetch(left(until)) for value in self._values]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(map(repr, self._values))}>"

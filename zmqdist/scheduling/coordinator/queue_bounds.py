@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from zmqdist import limits
-from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
@@ -38,13 +37,6 @@ def checked_queue_max(queue_max: int) -> int:
         )
         return limits.QUEUE_UNBOUNDED
     return queue_max
-
-
-def check_seconds(**durations: float) -> None:
-    """Raise InvalidArgumentError if a duration is negative or not a number."""
-    for name, seconds in durations.items():
-        if not seconds >= 0:  # also refuses NaN
-            raise InvalidArgumentError(f"{name} is {seconds}, wants 0 s or more")
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:

@@ -10,7 +10,6 @@ import enum
 import os
 import queue
 import threading
-import time
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -18,7 +17,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from zmqdist import errors, nest
-from zmqdist.callbacks import Callbacks
+from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
+from zmqdist.clock import deadline, left, seconds
 from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.coordinator_events import Event
@@ -74,7 +74,7 @@ class ValueOwner(Protocol):
     def post_event(self, event: Event) -> None: ...
 
 
-class RemoteValue:
+class RemoteValue(NotAFuture):
     """The result of a scheduled function, pending until the function has ended. Only a ClusterCoordinator makes RemoteValues.
 
     A ready value stays ready, because the result is on this host. Kept values are the exception (see below). Any thread may call any
@@ -172,6 +172,7 @@ class RemoteValue:
           Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
             traceback, and each `get` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
         """
+        timeout = seconds(timeout)
         if self._kind is None:
             self._wait(timeout)
         if self._kind != VALUE:
@@ -185,7 +186,7 @@ class RemoteValue:
         return self._value
 
     def _get_kept(self, timeout: float | None) -> Any:
-        until = None if timeout is None else time.monotonic() + float(timeout)
+        until = deadline(timeout)
         while self._value is _NOTHING:
             held = self._payload
             if not isinstance(held, Kept):
@@ -219,7 +220,7 @@ class RemoteValue:
             self._waiters = [*(self._waiters or ()), waiter]
             self._owner.lost_values[self.work] = self
         self._owner.post_event(ValueLost(self.work, lost.work))
-        if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
+        if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
             self._remove_waiter(waiter)
             problem = f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
@@ -242,7 +243,7 @@ class RemoteValue:
 
         The loss of a kept value is not noticed here: only `get` finds out whether the worker still holds the value.
         """
-        self._wait(timeout)
+        self._wait(seconds(timeout))
         return None if self._kind in (VALUE, KEPT) else self.error()
 
     def cancel(self) -> bool:
@@ -267,6 +268,7 @@ class RemoteValue:
         Raises:
           RuntimeError: the process cannot start a thread for callbacks.
         """
+        check_callback(fn)
         self._call_at_end(self._owner.callbacks, fn)
 
     def settle_at_end(self, fn: Callable[[RemoteValue], object]) -> None:
@@ -379,7 +381,7 @@ class RemoteValue:
             self._waiters.append(waiter)
         if timeout is None:
             waiter.acquire()
-        elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+        elif not waiter.acquire(True, timeout):
             self._remove_waiter(waiter)
             if not self.done():
                 raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")
@@ -443,14 +445,14 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
 
     Raises DeadlineExceededError if not all functions have ended `timeout` seconds after the first `next`.
     """
-    until = None if timeout is None else time.monotonic() + float(timeout)
+    until = deadline(timeout)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
         value.release_at_end(_CompletionWaiter(ended, value))
     for count in range(len(wanted)):
         try:
-            yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            yield ended.get(timeout=left(until))
         except queue.Empty:
             problem = f"{len(wanted) - count} of {len(wanted)} values have not ended after {timeout:g} s"
             raise errors.DeadlineExceededError(problem) from None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -170,7 +169,7 @@ class Resources:
                 runtime.watch(self._members)
             runtime.changed.wait_for(
                 lambda: self._present or (missing and self._lost) or runtime.closed or runtime.refusal is not None,
-                min(self._patience_s, threading.TIMEOUT_MAX),
+                self._patience_s,
             )
             self._check_open()
             if self._present or (missing and self._lost):

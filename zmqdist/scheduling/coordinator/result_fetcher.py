@@ -15,12 +15,12 @@ import heapq
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.scheduling.worker.fetch import STALLED_S, Fetcher

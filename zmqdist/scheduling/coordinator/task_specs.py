@@ -12,7 +12,6 @@ How an input is sent
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -20,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from zmqdist import limits
+from zmqdist.clock import deadline, seconds
 from zmqdist.messages import KEPT
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
 from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
@@ -47,9 +47,9 @@ class PlanOptions:
         """Return the checked options. Raises ValueError if an option is out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
-        if timeout is not None and not timeout > 0:  # also refuses NaN
+        if (limit_s := seconds(timeout)) == 0:
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
-        return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
+        return cls(retries, limit_s, deadline(limit_s), lineage)
 
 
 NO_OPTIONS = PlanOptions()

@@ -10,10 +10,11 @@ import logging
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
+
+from zmqdist import clock as time
 
 log = logging.getLogger("zmqdist.coordinator")
 

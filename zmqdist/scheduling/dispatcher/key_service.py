@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, Send, Ticked
 from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX

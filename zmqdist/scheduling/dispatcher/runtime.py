@@ -21,6 +21,7 @@ from typing import Any
 from zmqdist import errors
 from zmqdist.addresses import advertised_address, join_address
 from zmqdist.background import in_background
+from zmqdist.clock import seconds
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
@@ -126,7 +127,7 @@ class DispatchServer:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit."""
-        return self._runtime.stopped.wait(timeout)
+        return self._runtime.stopped.wait(seconds(timeout))
 
     @property
     def address(self) -> str:

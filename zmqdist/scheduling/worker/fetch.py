@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.rpc import internal_client

@@ -21,6 +21,7 @@ from zmqdist import errors, limits
 from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import threads_in
+from zmqdist.clock import duration, seconds
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
@@ -126,6 +127,7 @@ class WorkerServer:
         Args:
           grace_s: how long running functions may go on before they are aborted.
         """
+        grace_s = duration("grace_s", grace_s)
         with self._lock:
             if self._runtime.loop is None:
                 self._runtime.stopped.set()
@@ -134,7 +136,7 @@ class WorkerServer:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit."""
-        return self._runtime.stopped.wait(timeout)
+        return self._runtime.stopped.wait(seconds(timeout))
 
     @property
     def ended(self) -> Exit | None:

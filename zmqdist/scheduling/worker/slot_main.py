@@ -22,9 +22,9 @@ import mmap
 import os
 import sys
 import threading
-import time
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT

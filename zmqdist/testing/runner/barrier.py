@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
+from zmqdist import clock as time
 from zmqdist import errors
+from zmqdist.clock import deadline, seconds
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.testing.runner.task_pipe import TaskPipe
 
@@ -132,16 +133,14 @@ class Barrier:
           DeadlineExceededError: the time-out of this or another task has passed. All waiting tasks get this error, and so do tasks that
             arrive later.
           AbortedError: a task has ended before it arrived.
-          InvalidArgumentError: this task was added to the run later, so it does not belong to the barrier; or `timeout` is negative or NaN.
+          InvalidArgumentError: this task was added to the run later, so it does not belong to the barrier; or `timeout` is no number.
           ValueError: the caller is the parent.
         """
-        if timeout is not None and not timeout >= 0:
-            message = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-            raise errors.from_code(errors.INVALID_ARGUMENT, message)
+        limit_s = seconds(timeout)
         if self._pipe is None:
             raise ValueError(_NO_TASK)
         with self._lock:
-            due = None if timeout is None else time.monotonic() + float(timeout)
+            due = deadline(limit_s)
             self._pipe.send(("arrive", None))
             while True:
                 left = WAIT_LOG_S if due is None else min(WAIT_LOG_S, due - time.monotonic())

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from signal import SIGTERM
 from typing import Any, NoReturn
 
+from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.errors import describe_exit
 from zmqdist.testing.runner.barrier import Task, named

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zmqdist.clock import seconds
 from zmqdist.errors import describe_exit
 from zmqdist.process.pipe import BlockingPipe
 from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
@@ -263,14 +264,14 @@ class MultiProcessRunner:
             self._terminated |= self._running
             self._crew.signal(list(self._running), sig)
 
-    def join(self, timeout: int | None = JOIN_TIMEOUT_S) -> MultiProcessRunnerResult:
+    def join(self, timeout: float | None = JOIN_TIMEOUT_S) -> MultiProcessRunnerResult:
         """Wait for the end of all tasks, and return their results and output. Call this once.
 
         Args:
-          timeout: whole seconds; None means no limit.
+          timeout: seconds; None means no limit.
 
         Raises:
-          ValueError: the runner was joined already or never started, or `timeout` is not a whole number of seconds.
+          ValueError: the runner was joined already or never started, or `timeout` is no number.
           SubprocessTimeoutError: some tasks still ran after `timeout`. The runner sends them SIGTERM, on which they write their stacks, and
               then SIGKILL.
           UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
@@ -278,8 +279,7 @@ class MultiProcessRunner:
 
         All errors except ValueError have an attribute `mpr_result`: a MultiProcessRunnerResult with the results and the output until then.
         """
-        if timeout is not None and (not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0):
-            raise ValueError(f"timeout is a whole number of seconds, or None, not {timeout!r}")
+        timeout = seconds(timeout)
         with self._changed:
             if self._joined:
                 raise ValueError("this runner was joined already")
@@ -326,7 +326,7 @@ class MultiProcessRunner:
             timer.cancel()
             timer.join()
 
-    def _verdict(self, timeout: int | None, late: list[str]) -> MultiProcessRunnerResult:
+    def _verdict(self, timeout: float | None, late: list[str]) -> MultiProcessRunnerResult:
         values = [outcome.value for outcome in self._outcomes.values() if outcome.value is not None]
         result = MultiProcessRunnerResult(values, self._lines)
         for outcome in self._outcomes.values():

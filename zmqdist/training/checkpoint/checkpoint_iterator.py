@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 
+from zmqdist import clock as time
 from zmqdist.data import storage
 from zmqdist.errors import NotFoundError, OpError
 from zmqdist.limits import CHECKPOINT_POLL_S

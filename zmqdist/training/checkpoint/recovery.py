@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from types import TracebackType
 
+from zmqdist import clock as time
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import PS_VERSION_INCARNATION_SHIFT, RECOVERY_POLL_S
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints

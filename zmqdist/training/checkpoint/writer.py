@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.training.checkpoint.manifest import Entry, Manifest, Plain, StoredPiece

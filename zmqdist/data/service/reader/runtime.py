@@ -30,7 +30,6 @@ import os
 import secrets
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from typing import Any, Final
 
 import msgspec
 
+from zmqdist import clock as time
 from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers

@@ -6,6 +6,7 @@ import uuid
 from math import inf
 from typing import Any
 
+from zmqdist.clock import seconds
 from zmqdist.data import storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
@@ -78,7 +79,7 @@ class SnapshotHandle:
           NotFoundError: the dispatcher does not know the snapshot, because it was restarted without its journal.
           OpError: the error of the pipeline on a worker, or of writing the folder.
         """
-        code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=timeout)
+        code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=seconds(timeout))
         if code:
             raise from_code(code, message)
 

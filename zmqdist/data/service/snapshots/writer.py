@@ -24,13 +24,13 @@ import json
 import logging
 import re
 import threading
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zmqdist import clock as time
 from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile
 from zmqdist.data.dataset import deserialize

@@ -9,12 +9,12 @@ After `close` the thread may compute one more element.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, MutableSequence
 from itertools import chain
 from math import inf
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.reader.delivery import Wanted

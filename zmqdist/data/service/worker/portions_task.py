@@ -8,10 +8,10 @@ into the lane's buffer (portions_machine.py). The reply to a request may have el
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted

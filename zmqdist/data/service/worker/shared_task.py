@@ -16,12 +16,12 @@ The window ends with the task. A restarted worker begins a new window.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import Wanted

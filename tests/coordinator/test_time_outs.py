@@ -1,0 +1,128 @@
+"""Every wait of coordinators, executors and servers of the scheduling takes the same time-outs, and refuses the same ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.time_outs import LONG, OVER, REFUSED, check_long, check_over, check_refused
+from zmqdist import errors
+from zmqdist.clock import duration
+from zmqdist.coordinator import ClusterCoordinator
+
+
+class Gate:
+    """What the tests wait for comes when the gate is opened."""
+
+    opened = threading.Event()
+
+
+def passes_gate(_: object = None) -> int:
+    assert Gate.opened.wait(30)
+    return 1
+
+
+@dataclass
+class Pending:
+    """Work that waits at the gate."""
+
+    coordinator: ClusterCoordinator
+    executor: zd.Executor
+    value: Any
+    kept: Any
+    resource: Any
+    future: Any
+
+
+@pytest.fixture
+def pending(threads: zd.local_cluster) -> Iterator[Pending]:
+    Gate.opened.clear()
+    with ClusterCoordinator(threads) as coordinator, zd.Executor(threads) as executor:
+        coordinator.workers()
+        kept = coordinator.schedule(int, keep=True)
+        kept.exception()
+        yield Pending(
+            coordinator,
+            executor,
+            coordinator.schedule(passes_gate),
+            kept,
+            coordinator.create_per_worker_resource(passes_gate),
+            executor.submit(passes_gate),
+        )
+        Gate.opened.set()
+
+
+WAITS: dict[str, Callable[[Pending, Any], Any]] = {
+    "get": lambda pending, timeout: pending.value.get(timeout),
+    "fetch": lambda pending, timeout: pending.value.fetch(timeout),
+    "exception": lambda pending, timeout: pending.value.exception(timeout),
+    "get of a resource": lambda pending, timeout: pending.resource[0].get(timeout),
+    "fetch of a resource": lambda pending, timeout: pending.resource[0].fetch(timeout),
+    "exception of a resource": lambda pending, timeout: pending.resource[0].exception(timeout),
+    "fetch of all": lambda pending, timeout: pending.resource.fetch(timeout),
+    "join": lambda pending, timeout: pending.coordinator.join(timeout),
+    "as_completed": lambda pending, timeout: list(pending.coordinator.as_completed([pending.value], timeout)),
+    "result": lambda pending, timeout: pending.future.result(timeout),
+    "exception of a Future": lambda pending, timeout: pending.future.exception(timeout),
+    "map": lambda pending, timeout: list(pending.executor.map(passes_gate, [1], timeout=timeout)),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_every_wait_takes_the_same_time_outs(pending: Pending, wait: str) -> None:
+    def waits(timeout: Any) -> Any:
+        return WAITS[wait](pending, timeout)
+
+    for timeout in REFUSED:
+        check_refused(waits, timeout)
+    for timeout in OVER:
+        check_over(waits, timeout)
+    for timeout in LONG:
+        check_long(waits, timeout, Gate.opened.set)
+
+
+def test_done_waits_only_with_a_time_out(pending: Pending) -> None:
+    done = pending.coordinator.done
+    for timeout in REFUSED:
+        check_refused(done, timeout)
+    for timeout in [None, *OVER]:
+        assert done(timeout) is False
+    for timeout in LONG[1:]:
+        check_long(done, timeout, Gate.opened.set)
+
+
+def test_a_kept_value_takes_the_same_time_outs(pending: Pending) -> None:
+    for timeout in REFUSED:
+        check_refused(pending.kept.get, timeout)
+    for timeout in [*OVER, *LONG]:
+        assert pending.kept.get(timeout) == 0
+
+
+def test_the_time_of_a_function_is_a_number_of_seconds(in_threads: ClusterCoordinator) -> None:
+    for timeout in REFUSED:
+        check_refused(lambda timeout: in_threads.schedule(int, timeout=timeout), timeout)
+    for timeout in LONG:
+        assert in_threads.schedule(int, timeout=timeout).get(20) == 0
+
+
+@pytest.mark.parametrize("timeout", LONG)
+def test_a_server_is_joined_alike(timeout: Any) -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        for wrong in REFUSED:
+            check_refused(cluster.dispatcher.join, wrong)
+        for over in OVER:
+            check_over(cluster.dispatcher.join, over)
+        check_long(cluster.dispatcher.join, timeout, cluster.dispatcher.stop)
+
+
+@pytest.mark.parametrize("wrong", [*REFUSED, -1, None])
+def test_a_duration_is_a_number_of_seconds(threads: zd.local_cluster, wrong: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"grace_s is .*, wants 0 s or more"):
+        duration("grace_s", wrong)
+    with pytest.raises(errors.InvalidArgumentError, match=r"cluster_lost_limit_s is .*, wants 0 s or more"):
+        ClusterCoordinator(threads, cluster_lost_limit_s=wrong)
