@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from zmqdist._version import __version__
-from zmqdist.errors import ConfigError, OpError
+from zmqdist.errors import ConfigError, OpError, of_the_system
 from zmqdist.files import fill_standard_streams
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.interrupts import importing
@@ -83,12 +83,15 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (OpError, ConfigError, NotImplementedError) as error:
-            report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
-            ctx.exit(int(exit_code(error)))
         except BrokenPipeError:  # caught here, because click would exit with code 1
             discard_output()
             ctx.exit(int(ExitCode.OK))
+        except Exception as error:
+            named = error if isinstance(error, OpError | ConfigError | NotImplementedError) else of_the_system(error)
+            if named is None:
+                raise
+            report(f"{ctx.command_path} {ctx.invoked_subcommand}: {named}")
+            ctx.exit(int(exit_code(named)))
 
 
 def report(message: str) -> None:

@@ -37,8 +37,10 @@ All errors can be pickled (tests/test_errors.py).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 OK = 0
@@ -317,6 +319,38 @@ class LostStart(tuple[str, int, "int | None", str]):
     def __str__(self) -> str:
         code = "exit code unknown" if self.exit_code is None else describe_exit(self.exit_code)
         return f"{self.worker} ({code})"
+
+
+def of_the_system(error: BaseException) -> OpError | None:
+    """Return the error that says what to do about a failure of the operating system. Return None if `error` is not one."""
+    if (
+        isinstance(error, MemoryError)
+        or str(error) == "can't start new thread"
+        or "failed to map segment" in str(error)
+    ):
+        return ResourceExhaustedError(
+            "this process gets no more memory or threads: raise `ulimit -v` or `ulimit -u`, or the limit of its control group"
+        )
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhaustedError("this process may open no more files: raise `ulimit -n`")
+    text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhaustedError(f"{text}: make room on that disk, or set TMPDIR to a folder on another one")
+    return FailedPreconditionError(f"{text}: let this user write there, or set TMPDIR to another folder")
+
+
+@contextlib.contextmanager
+def naming_system_errors() -> Iterator[None]:
+    """Return a context manager that raises the error of `of_the_system` in place of a failure of the operating system."""
+    try:
+        yield
+    except Exception as error:
+        named = of_the_system(error)
+        if named is None:
+            raise
+        raise named from None
 
 
 def describe_exit(code: int) -> str:

@@ -177,3 +177,33 @@ def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytes
         pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may open only 256"),
     ):
         zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"members": [',
+        b"\xff\x00",
+        b"[]",
+        b'{"members": 5, "revoked": []}',
+        b'{"members": [["x"]], "revoked": []}',
+    ],
+    ids=["empty", "half", "binary", "list", "wrong type", "short row"],
+)
+def test_a_damaged_keyring_is_named_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    keygen(tmp_path / "keys")
+    keyring = tmp_path / "work" / "keyring.json"
+    keyring.parent.mkdir(mode=0o700)
+    keyring.write_bytes(content)
+    keyring.chmod(0o600)
+    with pytest.raises(errors.DataLossError, match=r"the keyring .*keyring\.json is damaged .*put back a copy"):
+        zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(keyring.parent)))
+    assert keyring.read_bytes() == content
+
+
+def test_a_keyring_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    keygen(tmp_path / "keys")
+    (tmp_path / "work" / "keyring.json").mkdir(parents=True, mode=0o700)
+    with pytest.raises(errors.FailedPreconditionError, match=r"cannot read the keyring .*Is a directory"):
+        zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(tmp_path / "work")))

@@ -28,6 +28,7 @@ from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
 from zmqdist.process.zygote_client import ForkedProcess
+from zmqdist.transport.memory_limits import check_descriptors_and_threads
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
@@ -46,6 +47,11 @@ def end_with_parent() -> None:
     calls this function before it executes its program. Without the signal the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def check_descriptors(purpose: str, children: int) -> None:
+    """Raise ResourceExhaustedError if this process may not open the descriptors that a dispatcher, a zygote and these children need."""
+    check_descriptors_and_threads(purpose, 40 + 5 * children)
 
 
 class Child:

@@ -37,7 +37,7 @@ from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.file_sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
-from zmqdist.launch.children import Child, Children, end_with_parent
+from zmqdist.launch.children import Child, Children, check_descriptors, end_with_parent
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
 from zmqdist.launch.elastic_workers import ElasticWorkers
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
@@ -110,6 +110,9 @@ class Launch:
         """
         self.check()
         hosts = agent_hosts(self._config)
+        if hosts is None:
+            ps = self._config.jobs.ps
+            check_descriptors("zmqdist launch", self._workers.most() + (0 if ps is None else len(ps.indices())))
         if hosts is None and self._workers.host is not None:
             # Fail now if workers cannot bind this address. Otherwise they would fail and be restarted again and again.
             bindable(self._workers.host)
@@ -574,6 +577,7 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
+@errors.naming_system_errors()
 def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:
     """Run a cluster file, and return the program's exit code. The arguments are those of `Launch`."""
     return Launch(config, arguments, say, grace_s).run()

@@ -25,7 +25,7 @@ from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.files import fill_standard_streams
-from zmqdist.launch.children import Child, Children
+from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
@@ -79,11 +79,13 @@ class local_cluster:
     Raises:
       UnavailableError: a process ended before it was ready, and the text has its exit code; or it was not ready after 30 s.
       UnknownError: the port could not be bound.
+      ResourceExhaustedError: the operating system gives this process too few descriptors, threads or bytes of disk.
       InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or `slots` or an option is invalid.
       TypeError: there is no option of this name.
       FailedPreconditionError: the cluster is used after `close`.
     """
 
+    @errors.naming_system_errors()
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
@@ -92,12 +94,16 @@ class local_cluster:
         config = DispatcherConfig(**options)
         self._slots = slots
         fill_standard_streams()
-        self._listener = _listen(config)
-        self._address = join_address(config.host, self._listener.getsockname()[1])
-        self._folder = RunFolder()
-        self.credentials = Credentials(token_file=str(self._folder.path / "token"))
-        token.create(self._folder.path / "token")
-        self._ports = [Reserved(config.host) for _ in range(ps)]
+        check_descriptors("a local_cluster", workers + ps if processes else 0)
+        with contextlib.ExitStack() as undo:
+            self._listener = undo.enter_context(_listen(config))
+            self._address = join_address(config.host, self._listener.getsockname()[1])
+            self._folder = RunFolder()
+            undo.callback(self._folder.close)
+            self.credentials = Credentials(token_file=str(self._folder.path / "token"))
+            token.create(self._folder.path / "token")
+            self._ports = [undo.enter_context(contextlib.closing(Reserved(config.host))) for _ in range(ps)]
+            undo.pop_all()
         self.ps = [port.address for port in self._ports]
         self._children: Children | None = None
         self._processes: dict[str, Child] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,6 @@ from zmqdist.errors import (
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
-    ResourceExhaustedError,
     UnavailableError,
     UnknownError,
 )
@@ -30,6 +28,7 @@ from zmqdist.tasks.definition import EVERYWHERE, address_to_bind
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.memory_limits import check_descriptors_and_threads
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.port_probe import listening
 from zmqdist.transport.router import Router
@@ -151,7 +150,7 @@ class Node:
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
-        _check_descriptors(task_name(me))
+        check_descriptors_and_threads(f"the server of {task_name(me)}", SERVER_DESCRIPTORS)
         place = address_to_bind(address, None if bind_host is None else bindable(bind_host))
         host, _ = split(place)
         try:
@@ -275,11 +274,3 @@ class Node:
             for client in clients:
                 client.close()
             self.loop.stop()
-
-
-def _check_descriptors(name: str) -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
-        text = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
-        raise ResourceExhaustedError(text)

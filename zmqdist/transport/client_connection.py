@@ -47,6 +47,7 @@ from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_rest
 from zmqdist.transport.loop import input_check
+from zmqdist.transport.memory_limits import check_descriptors_and_threads
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.transport.shm_pool import this_pool
@@ -77,6 +78,7 @@ class ProcessContext:
         with self._lock:
             if self._context is None:
                 fill_standard_streams()
+                check_descriptors_and_threads("the first client of this process")
                 self._context = zmq.Context()
                 self._context.max_sockets = SOCKETS_MAX
             return self._context

@@ -44,8 +44,9 @@ from zmq.backend import zmq_poll
 
 from zmqdist import clock as time
 from zmqdist.background import in_background
-from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
+from zmqdist.errors import DeadlineExceededError, FailedPreconditionError, naming_system_errors
 from zmqdist.files import fill_standard_streams
+from zmqdist.transport.memory_limits import check_descriptors_and_threads
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -120,6 +121,7 @@ class Loop:
 
     def __init__(self, name: str) -> None:
         fill_standard_streams()
+        check_descriptors_and_threads(f"the thread {name}")
         self.name = name
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.max_sockets = 65_536
@@ -161,7 +163,8 @@ class Loop:
             if self._started:
                 return
             self._started = True
-        self._thread.start()
+        with naming_system_errors():
+            self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, and the error for a process that needs more.
+"""How much memory and how many descriptors this process may still take, and the errors for a process that needs more.
 
 The kernel lets processes allocate more memory than the host has, and ends one of them with SIGKILL when they use more than there is. So
 this process checks before a large copy that enough memory is available; if not, the caller gets an error with the figures and the
@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from zmqdist.errors import ResourceExhaustedError
+
+LOOP_DESCRIPTORS: Final = 16
+LOOP_THREADS: Final = 3
+"""What a context of ZeroMQ with one or two sockets, and the thread that uses it, need. Without them libzmq aborts the process."""
+_STACK_BYTES: Final = 8 * 2**20
+"""The address space for the stack of a thread, if `ulimit -s` does not name another size."""
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
 """Bytes. Smaller amounts are not checked. From this size on the check costs little: writing to the fresh memory takes a hundred times as
@@ -58,6 +65,28 @@ def check_room(nbytes: int, purpose: str) -> None:
         available = available_bytes()
         if available is not None and nbytes > available:
             raise memory_exhausted(nbytes, purpose)
+
+
+def check_descriptors_and_threads(purpose: str, descriptors: int = LOOP_DESCRIPTORS) -> None:
+    """Raise ResourceExhaustedError if this process may not open so many more descriptors, or has no address space for LOOP_THREADS more
+    threads. `purpose` begins the text.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and used + descriptors > limit:
+        raise ResourceExhaustedError(
+            f"{purpose} needs {descriptors} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        needed = LOOP_THREADS * (_STACK_BYTES if stack == resource.RLIM_INFINITY else stack)
+        used = int((_PROC / "self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        if used + needed > limit:
+            raise ResourceExhaustedError(
+                f"{purpose} needs {needed >> 20} MiB of address space for its threads, and this process has {used >> 20} of"
+                f" {limit >> 20} MiB: raise `ulimit -v`"
+            )
 
 
 def memory_exhausted(nbytes: int, purpose: str) -> ResourceExhaustedError:

@@ -110,13 +110,13 @@ def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bi
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             problem = _problem(status, owners, mode_bits)
             if problem is None and not stat.S_ISREG(status.st_mode):
                 problem = "is not a plain file"
             if problem is None:
-                return file.read(1 << 20)
+                return file.read()
     except OSError as error:
         raise FailedPreconditionError(f"cannot read the {what} {path}: {error.strerror}") from None
     raise FailedPreconditionError(f"the {what} {path} {problem}")

@@ -281,7 +281,14 @@ class KeyService:
     # -- the file ---------------------------------------------------------------------------------------------------------
 
     def _restore(self, file: Path) -> None:
-        record = msgspec.json.decode(read_private(file, "keyring of the dispatcher"), type=_Record)
+        text = read_private(file, "keyring of the dispatcher")
+        try:
+            record = msgspec.json.decode(text, type=_Record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise errors.DataLossError(
+                f"the keyring {file} is damaged ({error}): put back a copy of the file. Without the file every process has to"
+                " join again, and keys that `authorized` lists are no longer revoked"
+            ) from None
         self._keyring.restore(msgspec.structs.asdict(record), time.monotonic())
 
     def _save(self) -> None:
