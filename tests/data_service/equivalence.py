@@ -70,7 +70,7 @@ class Squares:
 def draw(chance: Chance, mode: str) -> Pipeline:
     """A pipeline of up to OPERATORS_MAX operators, most often one that the mode can run."""
     portions = mode in ("exactly_once", "ordered")
-    families: list[Callable[[Chance, Pipeline], Pipeline]] = [_one_by_one] * 12 if portions else [_one_by_one] * 2
+    families: list[Callable[[Chance, Pipeline], Pipeline]] = [_one_by_one] * 30 if portions else [_one_by_one] * 2
     families += [_all, _at_random, _by_place, _of_several]
     pipeline = _source(chance)
     for _ in range(chance.randint(0, OPERATORS_MAX)):
@@ -291,39 +291,59 @@ def _check_local(case: Case, _: Services) -> None:
 
 
 def _check_mode(case: Case, services: Services) -> None:
-    """Reading at most once, without a fault: the elements of the plain run, once, or once for each worker."""
+    """Reading at most once, without a fault, by one or two readers: the plain run's elements, once or once for each worker."""
     policy = {"off": ShardingPolicy.OFF, "dynamic": ShardingPolicy.DYNAMIC, "data": ShardingPolicy.DATA}[case.mode]
     cluster = services.cluster(case.workers, fixed=case.mode == "data")
-    passes = case.chance.randint(1, 2)
+    passes, readers = case.chance.randint(1, 2), case.chance.choice((1, 1, 2))
+    name = f"job {case.chance.random()}" if readers > 1 else None
     wanted = numbers(iter(case.pipeline.make())) * passes * (case.workers if case.mode == "off" else 1)
-    found = numbers(iter(cluster.distribute(case.pipeline.make(), policy).repeat(passes)))
+    distributed = [cluster.distribute(case.pipeline.make(), policy, job_name=name) for _ in range(readers)]
+    found = []
+    for _ in range(passes):
+        for iterator in [iter(dataset) for dataset in distributed]:
+            found += numbers(iterator)
     if case.pipeline.settled and (case.pipeline.dealt or case.mode != "dynamic" or case.workers == 1):
-        _same(case, found, wanted, ordered=case.workers == 1 and case.pipeline.fixed)
+        _same(case, found, wanted, ordered=case.workers == readers == 1 and case.pipeline.fixed)
 
 
 def _check_portions(case: Case, services: Services) -> None:
     """Exactly once and in order, in several passes, from a state at any place: the elements of the plain run."""
     chance, ordered = case.chance, case.mode == "ordered"
-    options = {"ordered": True} if ordered else {"delivery": "exactly_once"}
-    name = chance.choice((None, f"job {chance.random()}"))
-    passes = chance.randint(1, 3)
-    cluster = services.cluster(case.workers)
+    passes, consumers, elsewhere = chance.randint(1, 3), chance.choice((0, 0, 2)), chance.random() < 0.2
+    name = f"job {chance.random()}" if consumers or chance.random() < 0.7 else None
+    text, behind = chance.choice(_BEHIND)
+    case = replace(
+        case, name=f"{case.name}, {passes} passes, {consumers} consumers{' elsewhere' * elsewhere}, then {text}"
+    )
 
-    def distributed() -> Dataset:
-        dataset = case.pipeline.make()
-        return cluster.distribute(dataset, ShardingPolicy.DYNAMIC, job_name=name, **options).repeat(passes)
+    def distributed(workers: int, consumer: int) -> Dataset:
+        part = {"consumer_index": consumer, "num_consumers": consumers} if consumers else {}
+        delivery = {"ordered": True} if ordered else {"delivery": "exactly_once"}
+        cluster, options = services.cluster(workers), {"job_name": name, **part, **delivery}
+        return behind(cluster.distribute(case.pipeline.make(), ShardingPolicy.DYNAMIC, **options).repeat(passes))
 
-    wanted = numbers(iter(case.pipeline.make())) * passes
-    with iter(distributed()) as first:
-        begun = numbers(islice(first, chance.randint(0, len(wanted))))
-        state = json.dumps(first.state_dict())
-        for _ in islice(first, chance.choice((0, chance.randint(0, len(wanted))))):
-            pass  # these elements were delivered after the state was saved, so the second iterator delivers them again
-    with iter(distributed()) as second:
-        second.load_state_dict(json.loads(state))
-        found = begun + numbers(second)
+    wanted = numbers(iter(behind(case.pipeline.make().repeat(passes))))
+    found = []
+    for consumer in range(max(1, consumers)):
+        with iter(distributed(case.workers, consumer)) as first:
+            found += numbers(islice(first, chance.randint(0, len(wanted))))
+            state = json.dumps(first.state_dict())
+            for _ in islice(first, chance.choice((0, chance.randint(0, len(wanted))))):
+                pass  # these elements were delivered after the state was saved, so the second iterator delivers them again
+        with iter(distributed(WORKERS_MAX + 1 - case.workers if elsewhere else case.workers, consumer)) as second:
+            second.load_state_dict(json.loads(state))
+            found += numbers(second)
     if case.pipeline.settled:
-        _same(case, found, wanted, ordered and case.pipeline.fixed)
+        _same(case, found, wanted, ordered and not consumers and case.pipeline.fixed)
+
+
+_BEHIND: Final[tuple[tuple[str, Callable[[Dataset], Dataset]], ...]] = (
+    ("nothing", lambda dataset: dataset),
+    ("batch(3)", lambda dataset: dataset.batch(3)),
+    ("shuffle(5, seed=1)", lambda dataset: dataset.shuffle(5, seed=1)),
+    ("prefetch(4)", lambda dataset: dataset.prefetch(4)),
+    ("map in threads", lambda dataset: dataset.map(lambda x: x, num_parallel_calls=2)),
+)
 
 
 def _check_per_worker(case: Case, services: Services) -> None:
