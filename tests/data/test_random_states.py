@@ -184,15 +184,31 @@ def test_without_a_seed_each_dataset_of_a_function_has_an_order_of_its_own() -> 
     assert len({tuple(order) for order in orders}) == 40
 
 
-def test_with_a_global_seed_the_elements_are_those_of_each_run() -> None:
-    def run() -> list[Any]:
-        seed.set_seed(7)
-        return [int(x) for x in Dataset.range(3).flat_map(lambda _: Dataset.range(9).shuffle(9)).repeat(2)]
+@pytest.fixture
+def _no_global_seed_remains() -> Iterator[None]:
+    yield
+    seed.set_seed(None)
 
-    try:
-        assert run() == run()
-    finally:
-        seed.set_seed(None)
+
+@pytest.mark.usefixtures("_no_global_seed_remains")
+@pytest.mark.parametrize(
+    "name", ["flat_map", "interleave", "parallel interleave", "group_by_window", "shuffle without a seed"]
+)
+def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str) -> None:
+    def run() -> Dataset:
+        seed.set_seed(7)
+        return PIPELINES[name]() if name != "parallel interleave" else parallel()
+
+    def parallel() -> Dataset:
+        return Dataset.range(4).interleave(lambda x: Dataset.range(9).shuffle(9), 2, num_parallel_calls=2).repeat(2)
+
+    whole = numbers(iter(run()))
+    assert len(set(map(str, (whole[at : at + 4] for at in range(0, len(whole), 4))))) > 1
+    for stop in range(len(whole)):
+        first = iter(run())
+        begun = numbers(islice(first, stop))
+        state = first.state_dict()
+        assert begun + resumed(run(), state) == whole
 
 
 def test_a_state_of_an_earlier_version_is_refused_by_name() -> None:

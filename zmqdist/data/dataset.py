@@ -440,7 +440,7 @@ class Dataset(DatasetConstructors, DatasetResults):
           cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If
             `num_parallel_calls` is AUTOTUNE, the cycle length is a third of the number of processors, rounded up.
           num_parallel_calls: the number of open datasets that are read at the same time. A thread reads each of them, and calls `map_func`
-            for it. With a global seed and a deterministic order, the thread that reads the result calls `map_func`.
+            for it.
           deterministic: True yields the elements in the same order as without threads. False yields the next element of any open dataset as
             soon as it is ready. With None, the options decide.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +47,7 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.limits import STATE_BYTES_MAX
+from zmqdist.random import iterator_entropy
 
 STATE_VERSION = 2
 
@@ -171,7 +171,7 @@ class Context:
         self.resumable = resumable
         self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
         self.interrupts = CloseInterrupts()
-        self.entropy = list(entropy) or [secrets.randbits(64), secrets.randbits(64)]
+        self.entropy = list(entropy) or ([0, 0] if probing else iterator_entropy())
         self.ordered = ordered
         self._splits = splits
         self._twin: Callable[[], SplitStream] | None = None

@@ -32,7 +32,7 @@ from zmqdist.data.ops.in_step import InStepOp
 from zmqdist.data.ops.opening import DeferredNode
 from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
-from zmqdist.random import is_seeded
+from zmqdist.random import in_function
 
 
 class _ZipNode(OperatorNode):
@@ -234,7 +234,6 @@ class InterleaveNode(NumberedNode):
       turn: the number of the current slot.
       taken: the number of elements of the current block that were yielded.
       threads: the number of slots that threads read.
-      last_opened: the event that is set when the newest dataset is open. If the order is kept, the next dataset is opened after it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -249,7 +248,6 @@ class InterleaveNode(NumberedNode):
             self.threads = len(self.slots) if self.op.parallel == AUTOTUNE else threads_for(self.op.parallel, context)
             context.interrupts.close_blocks = True
         self.ordered = in_order(self.op.deterministic, context)
-        self.last_opened: threading.Event | None = None
         self.changed = None if self.ordered else threading.Condition()
         self.abandoned = threading.Event()
 
@@ -345,14 +343,7 @@ class InterleaveNode(NumberedNode):
         return node
 
     def _open_ahead(self, number: int, x: Any, context: Context, state: Any) -> Any:
-        make_dataset = partial(self.op.dataset_of, read_only(x))
-        # With a global seed, operators get their seeds in the order in which they are created. Therefore call the function here, in order,
-        # and not in a thread.
-        if self.ordered and is_seeded():
-            dataset = make_dataset()
-            make_dataset = partial(_itself, dataset)
-        opening = DeferredNode(make_dataset, context, self.last_opened if self.ordered else None)
-        self.last_opened = opening.opened
+        opening = DeferredNode(partial(self.op.dataset_of, read_only(x)), context)
         node: Any = opening
         if number < self.threads:
             node = ReadAhead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
@@ -398,7 +389,6 @@ class InterleaveNode(NumberedNode):
     def load(self, state: dict[str, Any]) -> None:
         self._close_slots()
         self.slots[:] = [None] * len(self.slots)
-        self.last_opened = None
         self.turn, self.taken, self.ended, self.opened = state["turn"], state["taken"], state["ended"], state["opened"]
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
@@ -408,10 +398,6 @@ class InterleaveNode(NumberedNode):
                 (x,) = load_elements(elements)
                 node = None if type(x) is BufferedError else self._open_inner(number, x, opened, inner_state)
                 self.slots[number] = (x, node, opened)
-
-
-def _itself(dataset: DatasetLike) -> DatasetLike:
-    return dataset
 
 
 def default_cycle_length(parallel: int | None) -> int:
@@ -455,7 +441,8 @@ class Interleave(Op):
     def dataset_of(self, x: Any) -> DatasetLike:
         """Return the dataset that the function returns for an element. Raises TypeError if the function returns no dataset."""
         fn = self.function.value
-        return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
+        with in_function():
+            return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
 
 
 # -- one of several at a time ---------------------------------------------------------------------------------------

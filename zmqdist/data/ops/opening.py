@@ -2,9 +2,8 @@
 open other datasets.
 
 Rules
-    The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs. The reason is that
-    the iterators over a dataset object are numbered as they are opened, and that each shuffles by its number (seeds.py), so the numbers
-    must not depend on which thread is the fastest.
+    The user functions run concurrently, and in any order: the random numbers of a dataset depend on the number of its input element
+    (`NumberedNode.inner_context`), and not on which thread is the fastest.
 
     A dataset that cannot be opened raises its error once, and then ends.
 """
@@ -21,31 +20,22 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at the first read.
+    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at the first read."""
 
-    Attributes:
-      opened: an event that is set when the node has been opened, or when it is certain that the node will never be opened.
-    """
-
-    def __init__(
-        self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
-    ) -> None:
+    def __init__(self, make_dataset: Callable[[], DatasetLike], context: Context) -> None:
         """Prepare to open a node. `make_dataset` is not called yet.
 
         Args:
           make_dataset: a function that returns the dataset.
           context: the context for this dataset alone.
-          previous: the event `opened` of the node that has to be opened before this node. None means that the order does not matter.
         """
         self._make_dataset = make_dataset
         self._context = context
-        self._previous = previous
         self._lock = threading.Lock()
         self._node: OperatorNode | None = None
         self._saved: dict[str, Any] | None = None
         self._failed = False
         self._abandoned = False
-        self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
         """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the dataset."""
@@ -66,9 +56,6 @@ class DeferredNode:
             except BaseException:
                 self._failed = True
                 raise
-            finally:
-                self._previous = None
-                self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
             if abandoned:  # abandon the new node too, because `abandon` was called before it was created
@@ -77,8 +64,6 @@ class DeferredNode:
 
     def _open(self) -> OperatorNode:
         dataset = self._make_dataset()
-        if self._previous is not None:
-            self._previous.wait()
         if self._abandoned:
             raise CancelledError("the iterator was closed")
         node = self._context.open(dataset)
@@ -92,13 +77,10 @@ class DeferredNode:
             self._node.restart()
 
     def abandon(self) -> None:
-        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does. Nodes that have to be opened after this node no longer
-        wait.
-        """
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does."""
         with self._lock:
             self._abandoned = True
             node = self._node
-        self.opened.set()
         if node is not None:
             node.abandon()
 
@@ -114,7 +96,5 @@ class DeferredNode:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned. Opens the node, unless the state says that opening it has failed."""
         self._failed, self._saved = state["over"], state["node"]
-        if self._failed:
-            self.opened.set()
-        else:
+        if not self._failed:
             self.open()

@@ -19,6 +19,7 @@ from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checked_int, invalid, spec_of
+from zmqdist.random import in_function
 
 
 def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
@@ -238,4 +239,5 @@ class GroupByWindow(Op):
         operator. Raises TypeError if the function returns no dataset.
         """
         window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
-        return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")
+        with in_function():
+            return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")
