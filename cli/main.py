@@ -95,8 +95,8 @@ class Commands(click.Group):
 
 
 def report(message: str) -> None:
-    """Print a message to stderr as one line, even if the message has line breaks."""
-    click.echo(" ".join(message.split()), err=True)
+    """Print a message to stderr as one line of printable characters, because it may quote another process."""
+    click.echo("".join(char if char.isprintable() else "?" for char in " ".join(message.split())), err=True)
 
 
 def discard_output() -> None:

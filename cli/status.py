@@ -26,6 +26,6 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:
     """Print a status record as text or as JSON."""
-    from zmqdist.observe.status import lines
+    from zmqdist.observe.status import checked, lines
 
-    click.echo(json.dumps(record, indent=2) if as_json else "\n".join(lines(record)))
+    click.echo(json.dumps(record, indent=2) if as_json else "\n".join(lines(checked(record))))

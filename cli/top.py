@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -54,12 +54,13 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
     from rich.live import Live
 
     from zmqdist.errors import OpError
+    from zmqdist.observe.status import checked
 
     with Live(auto_refresh=False, screen=True) as live:
         due = time.monotonic()
         while True:
             try:
-                live.update(_page(dispatcher.call("status")), refresh=True)
+                live.update(_page(checked(dispatcher.call("status"))), refresh=True)
             except OpError as error:  # the dispatcher may be restarted, so the command continues
                 live.update(_problem(f"{error}\ntrying again; press q to end this command"), refresh=True)
             due = max(due + interval_s, time.monotonic())
@@ -67,7 +68,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
                 return
 
 
-def _page(record: dict[str, Any]) -> Any:
+def _page(record: Mapping[str, Any]) -> Any:
     """Return a status record as text and tables of rich. The tables have the rows that `zmqdist status` prints."""
     from rich import box
     from rich.console import Group

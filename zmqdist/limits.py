@@ -215,6 +215,18 @@ LOG_TAIL_BYTES: Final = 4096
 SLOTS_MAX: Final = 4096
 """The largest number of slots of one worker."""
 
+WORKER_INDEX_MAX: Final = 10**9 - 1
+"""The largest index of a worker. Indices may have gaps, so it is larger than the number of workers."""
+
+WORKER_TAGS_MAX: Final = 64
+"""The largest number of tags of one worker."""
+
+NAME_CHARS_MAX: Final = 255
+"""Characters of a name, host, address or tag that a process gives itself. A host name in DNS has at most 253."""
+
+NUMBER_MAX: Final = 2**64 - 1
+"""The largest number that a process draws for itself, such as its incarnation: 64 bits."""
+
 WORKERS_MAX: Final = 10_000
 """The largest number of workers of one dispatcher."""
 

@@ -63,6 +63,9 @@ ALL_NUMBERS = -1
 """In a Forget to all workers this number means every number of the coordinator."""
 
 
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]  # NaN is refused, too
+
+
 class Message(msgspec.Struct, array_like=True, gc=False):
     """The base class of all messages. A message is an array in MessagePack that starts with the tag. It is immutable by convention:
     only transport/transfers.py sets a field, which is the field `parts` of a Call or Reply before it is sent.
@@ -253,7 +256,7 @@ class CancelWork(Message, tag=25):
 
     SENT = "coordinator -> dispatcher"
     works: list[int]
-    grace_s: float
+    grace_s: _Seconds
     unless_begun: bool = False
 
 
@@ -262,7 +265,7 @@ class EndRound(Message, tag=26):
 
     SENT = "coordinator -> dispatcher"
     round: int
-    grace_s: float
+    grace_s: _Seconds
 
 
 class ResultReceived(Message, tag=27):
@@ -400,7 +403,7 @@ class Registered(Message, tag=41):
     index: int
     beat_s: float
     lease_s: float
-    grace_s: float
+    grace_s: _Seconds
     serial: int = 0
 
 
@@ -438,7 +441,7 @@ class AbortLeases(Message, tag=45):
 
     SENT = "dispatcher -> worker"
     leases: list[int]
-    grace_s: float
+    grace_s: _Seconds
 
 
 class FreeResult(Message, tag=46):
@@ -454,7 +457,7 @@ class Leave(Message, tag=47):
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
-    grace_s: float
+    grace_s: _Seconds
 
 
 class Done(Message, tag=48):
@@ -467,8 +470,8 @@ class Done(Message, tag=48):
     SENT = "worker -> dispatcher"
     outcomes: list[Outcome]
     started: list[int]
-    busy_us: int = 0
-    trip_us: int = 0
+    busy_us: Annotated[int, msgspec.Meta(ge=0)] = 0
+    trip_us: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class LeasesReturned(Message, tag=49):

@@ -57,6 +57,7 @@ BESIDE_MACHINES = {
         "membership_and_leases",
         "placement",
         "records",
+        "registrations",
         "broker_settings",
         "stagger",
         "stalls",

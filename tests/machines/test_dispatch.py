@@ -11,7 +11,7 @@ import pytest
 from tests.machines.dispatched import SEEN, WELCOME, begin, coordinator, done, given, hear, leases_of, submit, worker
 from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.limits import BATCH_ITEMS_MAX, INLINE_BYTES_MAX
+from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     BULK,
     ERROR,
@@ -129,7 +129,7 @@ def test_p8_a_forgotten_function_is_forgotten_by_the_workers_that_have_it(broker
 
 @pytest.mark.parametrize(
     ("count", "payload_bytes", "parts"),
-    [(2 * BATCH_ITEMS_MAX + 1, 1, [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]), (100, INLINE_BYTES_MAX, [64, 36])],
+    [(2 * BATCH_ITEMS_MAX + 1, 1, [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]), (100, 1024, [64, 36])],
     ids=["by count", "by bytes"],
 )
 def test_much_work_for_one_worker_is_split_and_the_functions_are_in_the_first_message(

@@ -125,8 +125,8 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
 @pytest.mark.parametrize(
     ("register", "code", "problem"),
     [
-        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, and needs at least 1"),
-        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, and needs at least 1"),
+        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "slots is 0, wants 1 to 4096"),
+        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "slots is -3, wants 1 to 4096"),
         (asks(2, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=0, job="other"), errors.FAILED_PRECONDITION, "registered as another worker"),
@@ -146,7 +146,7 @@ def test_an_invalid_registration_is_refused_and_changes_nothing(
 def test_a_full_dispatcher_refuses_newcomers_and_takes_back_its_own(membership: Membership) -> None:
     for index in range(WORKERS_MAX):
         membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
-    code, text = refused(membership.handle(Heard("late", asks(-1, index=WORKERS_MAX)), 0.0))
+    code, text = refused(membership.handle(Heard("late", asks(WORKERS_MAX, index=WORKERS_MAX)), 0.0))
     assert code == errors.RESOURCE_EXHAUSTED
     assert str(WORKERS_MAX) in text
     assert isinstance(membership.handle(Heard("again", asks(7, index=7)), 0.0)[1], MemberBack)
@@ -293,11 +293,11 @@ def test_a_goodbye_is_no_loss(membership: Membership) -> None:
 
 
 def test_the_last_losses_are_kept_and_all_are_counted(membership: Membership) -> None:
-    for life in range(LOSSES_KEPT + 5):
+    for life in range(1, LOSSES_KEPT + 6):
         join(membership, "a", asks(life, pid=life), now=life)
         membership.handle(ProcessExited(life, life, peer="a"), life)
     assert membership.losses_count == LOSSES_KEPT + 5
-    assert [loss.exit_code for loss in membership.losses] == list(range(5, LOSSES_KEPT + 5))
+    assert [loss.exit_code for loss in membership.losses] == list(range(6, LOSSES_KEPT + 6))
 
 
 # -- leaving, and messages that the membership ignores ---------------------------------------------------------------------

@@ -115,9 +115,8 @@ def test_a_server_that_is_well_says_who_it_is(serve: Callable[..., ZmqServer]) -
     assert network.examine_server(serve().address, NONE, PATIENCE_S).info != found.info
 
 
-def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
-    last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
-    record = {"losses_count": 1, "workers": [], "slot_deaths": 2, "last_slot_death": last, "relayed": 3}
+def status_gives(record: Any) -> list[Finding]:
+    """Look at a dispatcher that gives this record as its status."""
     service = RpcService("dispatcher")
     service.register("status", lambda: record, inline=True)
     loop = Loop("zmqdist-test-dispatcher")
@@ -126,10 +125,29 @@ def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
     service.attach(router, loop, 5)
     loop.start()
     try:
-        well, *rest = look(address)
+        return look(address)
     finally:
         service.close()
         loop.stop()
+
+
+@pytest.mark.parametrize(
+    "record", [5, {}, {"workers": [{}]}, {"workers": [{"address": "a:1"}]}, {"workers": 1}], ids=str
+)
+def test_a_status_that_is_none_is_a_finding(record: Any) -> None:
+    assert all(finding.line() for finding in status_gives(record))
+
+
+@pytest.mark.parametrize("address", ["nowhere", "a\x1b[31m:5", "a:99999", "\x00:1"], ids=ascii)
+def test_an_address_of_a_worker_that_is_none_is_a_problem(address: str) -> None:
+    *_, found = status_gives({"workers": [{"name": "worker:0", "address": address}]})
+    assert found.line().startswith(f"problem  data port of worker:0: {address!r} is not an address: ")
+
+
+def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
+    last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
+    record = {"losses_count": 1, "workers": [], "slot_deaths": 2, "last_slot_death": last, "relayed": 3}
+    well, *rest = status_gives(record)
     assert well.level == "ok"
     assert [found.level for found in rest] == ["warning"] * 3
     assert [found.message.partition(":")[0] for found in rest] == [

@@ -97,6 +97,23 @@ def test_another_layer_than_zmq_is_refused(create: Any) -> None:
         create("grpc", "127.0.0.1:0")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (5, "name is a int, wants a str"),
+        (b"x", "name is a bytes, wants a str"),
+        ("x" * 5000, f"name wants at most 255 printable characters: {'x' * 40!r}"),
+        ("two\nlines", r"name wants at most 255 printable characters: 'two\nlines'"),
+        ("\udc80", r"name wants at most 255 printable characters: '\udc80'"),
+    ],
+    ids=["int", "bytes", "long", "lines", "surrogate"],
+)
+def test_a_name_that_no_server_would_accept_is_refused_before_anything_is_sent(name: Any, text: str) -> None:
+    with pytest.raises((TypeError, errors.InvalidArgumentError)) as caught:
+        Client.create("zmq", "127.0.0.1:9", name)
+    assert str(caught.value) == text
+
+
 def test_rpc_ops_wrapper(serve: Serve, connect: Connect) -> None:
     server = serve(multiply=multiply, add=(lambda a, b: np.add(a, b), [INT, INT]))
     plain = connect(server.address, listing=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import struct
@@ -18,11 +19,13 @@ import msgspec
 import pytest
 import zmq
 
+import zmqdist as zd
 from tests.launch.launched import stop
 from tests.transport.wired import Dialled, Served, until
 from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
@@ -54,6 +57,27 @@ Connect = Callable[..., "Raw"]
 
 PREFIX = MAGIC + bytes(PROTOCOL)
 HELLO = encode_hello(our_hello("client", 3, "raw"))
+
+FIELDS = msgspec.msgpack.decode(HELLO[len(PREFIX) :])
+WRONG_FIELDS = [
+    [*FIELDS[:at], value, *FIELDS[at + 1 :]]
+    for at, values in enumerate(
+        [
+            (5, None, b"\xff", []),
+            (0, -1, "1", 1.5, None, []),
+            (5, None, b"\xff"),
+            (5, None),
+            (5, [3], [3, "x"], None),
+            (5, [5], "x"),
+            (5, [2], ["2", 0]),
+            (5, [1, 2], ["a", 1, 2]),
+            ("x", None, 1.5),
+            (5, None),
+        ]
+    )
+    for value in values
+]
+"""Hellos with one field of a wrong type, shape or value."""
 
 DIALLING = """
 import sys
@@ -219,6 +243,14 @@ def test_a_server_of_another_major_version_is_refused_with_both_versions(dial: D
     assert (error.ours, error.theirs) == (PROTOCOL, (9, 1))
 
 
+@pytest.mark.parametrize("damage", [{"name": 5}, {"name": "x" * 5000}, {"incarnation": 0}], ids=["type", "length", "0"])
+def test_a_client_that_cannot_read_the_servers_hello_says_so(dial: Dial, serve: Serve, damage: dict[str, Any]) -> None:
+    served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), **damage))
+    assert isinstance(dial(served.address).expect("refused")[1], InvalidArgumentError)
+    with pytest.raises(InvalidArgumentError, match=r"damaged hello|hello of \d+ bytes"):
+        zd.rpc.Client.create("zmq", served.address, timeout_in_ms=20_000)
+
+
 def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
     raw.send(HELLO)
     assert decode_hello(raw.receive(), "server").name == "served"
@@ -234,10 +266,12 @@ def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
         [PREFIX],
         [PREFIX + b"\x91" * 200],
         [PREFIX + msgspec.msgpack.encode(["client", "not a number"])],
+        [PREFIX + msgspec.msgpack.encode({"kind": "client"})],
         [HELLO + bytes(5000)],
+        *([PREFIX + msgspec.msgpack.encode(fields)] for fields in WRONG_FIELDS),
     ],
 )
-def test_a_damaged_hello_is_dropped_and_its_sender_is_not_served(
+def test_a_damaged_hello_is_answered_and_its_sender_is_not_served(
     serve: Serve, dial: Dial, connect: Connect, frames: list[bytes]
 ) -> None:
     served = serve()
@@ -246,6 +280,10 @@ def test_a_damaged_hello_is_dropped_and_its_sender_is_not_served(
     raw = connect(served)
     raw.send(*frames)
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    answer = decode(raw.receive(), "server")
+    assert isinstance(answer, Refused)
+    assert answer.code == INVALID_ARGUMENT
+    assert re.match("damaged hello: |hello of [0-9]+ bytes, at most 4096|its first message is not", answer.message)
     until(lambda: served.router.dropped == {"not a message": 1, "refused peer": 1})
     raw.close()
     assert other.ask(1).id == 1
@@ -267,6 +305,8 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
     raw.send(encode(Call(1, "echo", 0, 0, b"")), *frames)
     raw.send(encode(Call(2, "echo", 0, 0, b"")), *frames[1:])
     raw.receive()
+    text = "a message has too many frames or bytes"
+    assert decode(raw.receive(), "server") == Refused(RESOURCE_EXHAUSTED, text)
     answer = decode(raw.receive(), "server")
     assert isinstance(answer, Reply)
     assert answer.id == 2
@@ -286,6 +326,9 @@ def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
     raw.send(encode(Call(1, "echo", 0, 0, b"")), *[b""] * FRAMES_MAX)
     raw.send(encode(Call(2, "echo", 0, 0, b"")), *[b""] * (FRAMES_MAX - 1))
     raw.receive()
+    refusals = [decode(raw.receive(), "server") for _ in range(6)]
+    assert [refusal.code for refusal in refusals] == [INVALID_ARGUMENT] * 5 + [RESOURCE_EXHAUSTED]
+    assert "secret" not in str(refusals)
     answer = decode(raw.receive(), "server")
     assert isinstance(answer, Reply)
     assert answer.id == 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from zmqdist.data.service.dispatcher.machine.records import MODES
-from zmqdist.errors import describe_exit
+from zmqdist.errors import UnknownError, describe_exit
 
 TEXT_CHARS_MAX: Final = 100
 """The most characters that one cell of a table shows of another process's text."""
@@ -75,6 +75,16 @@ class Totals:
     losses: int
 
 
+def checked(status: Any) -> Status:
+    """Return a record that every function of this module accepts. Raises UnknownError if it is none, for example of another version."""
+    try:
+        lines(status)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"the dispatcher's status cannot be read ({error!r}): install the same zmqdist on both ends"
+        raise UnknownError(text) from None
+    return status  # type: ignore[no-any-return]
+
+
 def totals(status: Status) -> Totals:
     """Return the Totals of a record."""
     workers, coordinators = status["workers"], status["coordinators"]
@@ -118,7 +128,7 @@ def size(status: Status) -> list[str]:
         parts.append(f"min {scaling['min']}, max {scaling['max']}, idle after {duration(scaling['idle_s'])}")
     for state in ("starting", "leaving", "failed"):
         if scaling[state]:
-            parts.append(f"{state}: {', '.join(scaling[state][:LOSSES_SHOWN_MAX])}")
+            parts.append(f"{state}: {', '.join(map(printable, scaling[state][:LOSSES_SHOWN_MAX]))}")
     return [f"workers: {'; '.join(parts)}"]
 
 

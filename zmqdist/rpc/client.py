@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError, UnavailableError
+from zmqdist.limits import NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.method_list import MethodInfo, decode_methods
@@ -140,6 +141,10 @@ class ZmqClient(RpcClient):
         """
         due_after(timeout_in_ms, 0)
         self.address = strip_scheme(address)
+        if not isinstance(name, str):
+            raise TypeError(f"name is a {type(name).__name__}, wants a str")
+        if len(name) > NAME_CHARS_MAX or not name.isprintable():
+            raise InvalidArgumentError(f"name wants at most {NAME_CHARS_MAX} printable characters: {name[:40]!a}")
         self.name = name
         self._timeout_in_ms = timeout_in_ms
         if security is None:

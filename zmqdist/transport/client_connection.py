@@ -403,9 +403,7 @@ class ClientConnection:
     def _handle_hello(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
-        except WireError:
-            raise
-        except OpError as error:  # the server speaks another major version of the protocol
+        except OpError as error:  # the server speaks another major version of the protocol, or its hello is damaged
             self._note_refusal(error)
             return
         nonce = self.bulk.open_offered_memory(hello)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_code
+from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Message, Ping, Refused
 from zmqdist.transport.connector import Connector
@@ -232,7 +232,7 @@ class DealerConnection:
             return
         try:
             hello = decode_hello(header, self.address)
-        except FailedPreconditionError as error:  # the error is a ProtocolMismatchError, whose text names both versions
+        except OpError as error:  # another version, whose text names both versions, or a damaged hello
             self._refuse(error)
             return
         self.up = True

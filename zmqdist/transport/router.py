@@ -50,6 +50,7 @@ from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
     UNAUTHENTICATED,
@@ -414,6 +415,7 @@ class Router:
                 self._handle_frames(peer, header, frames)
             except WireError as error:
                 self._count("not a message")
+                self._refuse(peer, INVALID_ARGUMENT, error.problem)
                 if not peer.fault_logged:
                     peer.fault_logged = True
                     log.warning("%s (further wrong messages of this peer are only counted)", error)
@@ -449,6 +451,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
+            self._refuse(peer, RESOURCE_EXHAUSTED, "a message has too many frames or bytes")
             # The C library keeps the message's freed memory, perhaps a gigabyte. A timer returns it to the system once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 
@@ -37,7 +38,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """
 
     kind: str
-    incarnation: int
+    incarnation: Annotated[int, msgspec.Meta(ge=1)]
     name: str = ""
     host: str = ""
     python: tuple[int, int] = (0, 0)

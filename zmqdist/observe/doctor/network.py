@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -141,7 +142,11 @@ def _identify(subject: str, address: str, seen: ProbeResult, credentials: Creden
                 continue
             more = _large_messages(subject, client, timeout_s)
             if info.kind == "dispatcher":
-                more += _of_dispatcher(subject, client, timeout_s)
+                try:
+                    more += _of_dispatcher(subject, client, timeout_s)
+                except (AttributeError, LookupError, TypeError, ValueError) as error:
+                    text = f"its status cannot be read ({error!r})"
+                    more.append(warning(subject, text, "install the same zmqdist on both ends"))
         return Address([*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info)
     assert failed is not None
     return Address([_refused(subject, failed, owner, timeout_s)])
@@ -188,12 +193,20 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
     return found + _data_ports(record["workers"], client.address, timeout_s)
 
 
-def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
+def _data_ports(workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
     """Check the ports of the workers, from which other processes read large results. Return a finding for each port that cannot be reached,
     or one finding if all ports can be reached.
     """
     own = is_loopback(split(dispatcher)[0])
-    addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
+    found, addresses = list[Finding](), dict[str, str]()
+    for row in workers:
+        if not row.get("address"):
+            continue
+        try:
+            split(row["address"])
+            addresses[row["name"]] = row["address"]
+        except errors.InvalidArgumentError as error:
+            found.append(problem(f"data port of {row['name']}", error.message, "restart this worker with --advertise"))
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
         seen = dict(
             zip(
@@ -202,7 +215,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
                 strict=True,
             )
         )
-    found, reached = [], 0
+    reached = 0
     for name, address in addresses.items():
         subject, failed = f"data port of {printable(name)} {printable(address)}", seen[name].failure
         if not own and is_loopback(seen[name].ip_address):

@@ -18,6 +18,7 @@ from zmqdist import errors, limits
 from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.dispatcher.registrations import job_problem, text_problem
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
 
@@ -217,8 +218,10 @@ class WorkerConfig:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
         if self.threads_per_slot is not None and self.threads_per_slot < 1:
             raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
-        if self.index is not None and self.index < 0:
-            raise _invalid(f"index is {self.index}, wants 0 or more, or None")
+        if self.index is not None and not 0 <= self.index <= limits.WORKER_INDEX_MAX:
+            raise _invalid(f"index is {self.index}, wants 0 to {limits.WORKER_INDEX_MAX}, or None")
+        if problem := job_problem(self.job):
+            raise _invalid(problem)
         _check_more_than_0(orphan_limit_s=self.orphan_limit_s)
         _check_port(self.port)
         _check_protocol(self.protocol)
@@ -238,6 +241,8 @@ class WorkerConfig:
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
+        if problem := "".join(text_problem("a tag", tag) for tag in self.worker_tags):
+            raise _invalid(problem)
 
     def _check_data_transfer(self) -> None:
         _check_port(self.data_transfer_port, "data_transfer_port")

@@ -82,6 +82,7 @@ from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
+from zmqdist.scheduling.dispatcher.registrations import coordinator_problem
 from zmqdist.scheduling.dispatcher.stalls import StallWatch
 
 SLOTS_END_S = 0.1
@@ -148,6 +149,8 @@ class Dispatch:
     # -- coordinators -------------------------------------------------------------------------------------------
 
     def register_coordinator(self, peer: Peer, message: RegisterCoordinator, now: float) -> list[Send]:
+        if problem := coordinator_problem(message):
+            return [Send(peer, Refused(errors.INVALID_ARGUMENT, problem, final=True))]
         earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [

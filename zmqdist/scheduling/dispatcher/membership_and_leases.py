@@ -31,6 +31,7 @@ from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
+from zmqdist.scheduling.dispatcher.registrations import worker_problem
 
 SAID_GOODBYE = "said goodbye"
 """The reason in the MemberLost of a worker that stopped in good order. Such a loss is not recorded in the history."""
@@ -249,8 +250,8 @@ class Membership:
         return [*changes, Send(peer, self._registered(member, register)), MemberJoined(member, register)]
 
     def _refusal(self, peer: Peer, register: Register) -> Refused | None:
-        if register.slots < 1:
-            return Refused(errors.INVALID_ARGUMENT, f"a worker offers {register.slots} slots, and needs at least 1")
+        if problem := worker_problem(register):
+            return Refused(errors.INVALID_ARGUMENT, problem, final=True)
         old = self._find(register)
         if peer in self.by_peer and (self.by_peer[peer] is not old or old.incarnation != register.incarnation):
             return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")

@@ -1,0 +1,70 @@
+"""The checks of what a worker or a coordinator tells the dispatcher about itself. No I/O.
+
+Everything here is shown to people, counted, or used as a process id, so a value that no correct process sends is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from zmqdist.addresses import split_address
+from zmqdist.limits import NAME_CHARS_MAX, NUMBER_MAX, QUEUE_UNBOUNDED, SLOTS_MAX, WORKER_INDEX_MAX, WORKER_TAGS_MAX
+from zmqdist.messages import Register, RegisterCoordinator
+
+_JOB: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_PID_MAX: Final = 2**22
+"""The largest process id that Linux gives."""
+
+
+def job_problem(job: str) -> str:
+    """Return why a job cannot have this name, or "" if it can."""
+    if isinstance(job, str) and _JOB.fullmatch(job) and len(job) <= NAME_CHARS_MAX:
+        return ""
+    return f"job is {ascii(job)[:NAME_CHARS_MAX]}, wants at most {NAME_CHARS_MAX} of A-Z a-z 0-9 _ . -, a letter or _ first"
+
+
+def text_problem(name: str, text: str) -> str:
+    """Return why a name, host, address or tag cannot be this text, or "" if it can."""
+    if isinstance(text, str) and len(text) <= NAME_CHARS_MAX and text.isprintable():
+        return ""
+    return f"{name} is {ascii(text)[:NAME_CHARS_MAX]}, wants at most {NAME_CHARS_MAX} printable characters"
+
+
+def worker_problem(register: Register) -> str:
+    """Return why no worker can register with these fields, or "" if one can."""
+    bounds = (
+        ("slots", register.slots, 1, SLOTS_MAX),
+        ("index", register.index, -1, WORKER_INDEX_MAX),
+        ("pid", register.pid, 1, _PID_MAX),
+        ("incarnation", register.incarnation, 0, NUMBER_MAX),
+        ("serial", register.serial, 0, NUMBER_MAX),
+        ("threads_per_slot", register.threads_per_slot, 0, SLOTS_MAX),
+        ("the number of tags", len(register.tags), 0, WORKER_TAGS_MAX),
+    )
+    if problem := _out_of_bounds(bounds) or job_problem(register.job):
+        return problem
+    for name, text in (("host", register.host), ("address", register.address), *(("a tag", t) for t in register.tags)):
+        if problem := text_problem(name, text):
+            return problem
+    try:
+        if register.address and not split_address(register.address)[0]:
+            return f"{register.address!r} is not an address: no host before the colon"
+    except ValueError as error:
+        return f"{register.address!r} is not an address: {error}"
+    return ""
+
+
+def coordinator_problem(register: RegisterCoordinator) -> str:
+    """Return why no coordinator can register with these fields, or "" if one can."""
+    return _out_of_bounds(
+        (
+            ("coordinator", register.coordinator, 0, NUMBER_MAX),
+            ("queue_max", register.queue_max, 1, QUEUE_UNBOUNDED),
+            ("round", register.round, 0, QUEUE_UNBOUNDED),
+        )
+    )
+
+
+def _out_of_bounds(bounds: tuple[tuple[str, int, int, int], ...]) -> str:
+    return next((f"{name} is {n}, wants {low} to {high}" for name, n, low, high in bounds if not low <= n <= high), "")
