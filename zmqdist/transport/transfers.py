@@ -320,10 +320,14 @@ class BulkChannel:
         return sending or receiving or transfer.held
 
     def connection_lost(self) -> None:
-        """End all transfers, because the connection is lost."""
+        """End all transfers, because the connection is lost, and close the peer's shared memory.
+
+        This channel and its owner refer to each other, so without the second step only the garbage collector would close it.
+        """
         self.shares_memory = False
         for id in list(self.tracked):
             self._forget_call(id)
+        self._peer_pool = None
 
     def finalize(self) -> None:
         """End all transfers from a finalizer. The next use of the shared-memory pool takes the handles back. The channel is not used
@@ -334,6 +338,7 @@ class BulkChannel:
                 assert self._pool is not None
                 self._pool.take_back_soon(handle)
         self.tracked.clear()
+        self._peer_pool = None
         self._held_count = 0
         self._outbound, self._inbound = OutboundTransfers(), InboundTransfers()
 

@@ -1,0 +1,84 @@
+"""What is opened and closed again leaves no descriptor and no memory file, also while the garbage collector is off."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import zmqdist as zd
+from tests.transport.wired import until
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.data import Dataset, service
+
+TIMES = 20
+
+
+def client(cluster: zd.DispatchServer) -> None:
+    with contextlib.closing(zd.rpc.Client.create("zmq", cluster.address)) as made:
+        made.call("zmqdist.no_such_method").get_error()
+
+
+def server(cluster: zd.DispatchServer) -> None:
+    made = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+    made.register("length", lambda *leaves: len(leaves))
+    made.start()
+    with contextlib.closing(zd.rpc.Client.create("zmq", made.address)) as asking:
+        assert asking.call("length", [1, 2]).get_value() == [2]
+    made.stop()
+
+
+def coordinator(cluster: zd.DispatchServer) -> None:
+    with ClusterCoordinator(cluster) as made:
+        assert made.schedule(len, ("three",)).get(60) == 5
+
+
+def executor(cluster: zd.DispatchServer) -> None:
+    with zd.Executor(cluster) as pool:
+        assert pool.submit(len, "three").result(60) == 5
+
+
+def iterator(cluster: zd.DispatchServer) -> None:
+    reading = service.distribute("distributed_epoch", cluster.target)
+    assert sorted(Dataset.range(5).apply(reading)) == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.DispatchServer]:
+    with (
+        zd.DispatchServer() as dispatcher,
+        zd.WorkerServer(service.WorkerConfig(dispatcher.address, processes=True)),
+    ):
+        yield dispatcher
+
+
+def descriptors() -> Counter[str]:
+    """Return how many descriptors of each kind this process has."""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the folder itself
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            kinds["memory file" if "memfd" in name else name.partition(":")[0]] += 1
+    return kinds
+
+
+@pytest.mark.shares_cluster
+@pytest.mark.parametrize("use", [client, server, coordinator, executor, iterator])
+def test_nothing_is_left(cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]) -> None:
+    use(cluster)
+    use(cluster)
+    gc.collect()
+    gc.disable()
+    try:
+        before = descriptors()
+        for _ in range(TIMES):
+            use(cluster)
+        with contextlib.suppress(AssertionError):  # the assertion below says what is left
+            until(lambda: not descriptors() - before)
+        assert not descriptors() - before
+    finally:
+        gc.enable()
