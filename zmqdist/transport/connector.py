@@ -30,6 +30,7 @@ from zmqdist.addresses import is_name
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
+from zmqdist.transport import forks
 from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.listener import limit_unsent, shut_down
 from zmqdist.transport.monitor import (
@@ -133,7 +134,7 @@ class Connector:
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
             if event == CONNECTED:
-                limit_unsent(value)
+                forks.connections[value] = limit_unsent(value)
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)

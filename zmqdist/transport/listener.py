@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import socket as sockets
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import UnknownError
 from zmqdist.limits import UNSENT_BYTES_MAX
+from zmqdist.transport import forks
 from zmqdist.transport.own_address import bind_free, bindable
 
 BACKLOG: Final = 1024
@@ -42,6 +43,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
         else:
             bind_free(made, number)
         made.listen(BACKLOG)
+        forks.reserved.add(made)
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
@@ -69,10 +71,15 @@ def shut_down(fd: int) -> None:
         own.shutdown(sockets.SHUT_RDWR)
 
 
-def limit_unsent(fd: int) -> None:
-    """Keep the bytes that wait in the kernel below UNSENT_BYTES_MAX, so that heartbeats do not wait behind megabytes on a slow link."""
+def limit_unsent(fd: int) -> Any:
+    """Keep the bytes that wait in the kernel below UNSENT_BYTES_MAX, so that heartbeats do not wait behind megabytes on a slow link.
+
+    Return the local address of this connection; None if it has just ended.
+    """
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
         own.setsockopt(sockets.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        return own.getsockname()
+    return None
 
 
 def bind_problem(error: zmq.ZMQError) -> str:

@@ -71,6 +71,7 @@ from zmqdist.limits import (
     PEERS_MAX,
 )
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
+from zmqdist.transport import forks
 from zmqdist.transport.dealer import Buffer, receive_rest
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
@@ -162,6 +163,7 @@ class Router:
         self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
         self._closed = False
+        self._port = 0
         self._turn_budget = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
         self.on(
@@ -204,6 +206,7 @@ class Router:
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
             socket.close()
+        forks.ports[self._port] -= 1
 
     # -- addresses ----------------------------------------------------------------------------------------------------
 
@@ -272,7 +275,9 @@ class Router:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        return split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
+        self._port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
+        forks.ports[self._port] += 1
+        return self._port
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
