@@ -19,6 +19,7 @@ from __future__ import annotations
 import copyreg
 import dis
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -30,9 +31,11 @@ from zmqdist.limits import FUNCTIONS_KEPT_MAX
 from zmqdist.specs import Function
 from zmqdist.wire.trusted import (
     ATOMS,
+    GENERATES,
     UNSET,
     Packed,
     cell_content,
+    describe,
     global_names,
     goes_by_name,
     is_importable_module,
@@ -91,6 +94,13 @@ class FunctionCache:
         return blob
 
     def _counted(self, pack: Callable[[Callable[..., Any]], P], fn: Callable[..., Any]) -> P:
+        runs = fn
+        while isinstance(runs, functools.partial):
+            runs = runs.func
+        if not (inspect.isroutine(runs) or isinstance(runs, type)):
+            runs = type(runs).__call__
+        if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
+            raise TypeError(f"{describe(fn)} {GENERATES}")
         packed = pack(fn)
         self.pickles += 1
         return packed

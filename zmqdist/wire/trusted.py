@@ -64,6 +64,9 @@ class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
+GENERATES = "is a generator function, whose items would stay with the worker: have it return a list, or read a Dataset"
+"""The end of the error text for a function that cannot be scheduled."""
+
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 """The pickle of a call without arguments. It and `_NONE` are made once, because many calls have no arguments and most results are None."""
@@ -302,9 +305,12 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
                 break
         else:
             break
-    raise NotPicklableError(
-        f"{path}, a {type_name(smallest)}, cannot be pickled: {type(error).__name__}: {error}"
-    ) from error
+    reason = "pass its result" if _is_future(smallest) else f"{type(error).__name__}: {error}"
+    raise NotPicklableError(f"{path}, a {type_name(smallest)}, cannot be pickled: {reason}") from error
+
+
+def _is_future(value: Any) -> bool:
+    return hasattr(type(value), "add_done_callback")
 
 
 def _pickling_error(value: Any) -> Exception | None:
@@ -318,6 +324,8 @@ def _pickling_error(value: Any) -> Exception | None:
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each part of an object with its place, as Python code that follows the name of the object."""
     match value:
+        case _ if _is_future(value):
+            return
         case Mapping():
             yield from ((f"[{key!r}]", item) for key, item in list(value.items()))
         case list() | tuple() | set() | frozenset():

@@ -241,10 +241,13 @@ class ClusterCoordinator:
         """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
-    def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
-        """Schedule `fn(item)` for each item, and return the RemoteValues in order. `fn` and its captured objects are pickled once, now."""
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> list[RemoteValue]:
+        """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return the RemoteValues in order. `fn` and its
+        captured objects are pickled once, now. `float` and `numpy.asarray` convert RemoteValues; a library that needs other results of a
+        `map` takes that of an Executor.
+        """
         snapshot = self._snapshot_of(fn)
-        return [self.schedule(snapshot, (item,)) for item in iterable]
+        return [self.schedule(snapshot, items) for items in zip(*iterables, strict=False)]
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""

@@ -159,6 +159,11 @@ class Executor(futures.Executor):
 
         return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
+    @property
+    def _max_workers(self) -> int:
+        """The number of functions that run at a time, or of workers. Libraries such as dask read this attribute of an Executor."""
+        return self._coordinator.width or len(self._coordinator.workers())
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
 
@@ -334,12 +339,13 @@ class _Coordinator(ClusterCoordinator):
       ready: the initializer as a per-worker resource; None without an initializer. The resource is among the arguments of each function,
         so that a process calls the initializer before its first function.
       preparing: held while `ready` is created.
+      width: the `max_workers` of the executor.
     """
 
     _rounds = False
 
     def __init__(self, target: Any, *, width: int | None, **options: Any) -> None:
-        self._width = width
+        self._width = self.width = width
         self.ready: PerWorkerValues | None = None
         self.preparing = threading.Lock()
         super().__init__(target, **options)

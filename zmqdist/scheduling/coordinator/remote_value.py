@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import errors, nest
 from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
@@ -308,6 +309,13 @@ class RemoteValue(NotAFuture):
         if self._kind == KEPT and self._value is _NOTHING:
             return (yield from loop.run_in_executor(None, self.get))
         return self.get()
+
+    def __float__(self) -> float:
+        """Wait for the result, and convert it. With `__array__`, functions that call a `map` for numbers accept ClusterCoordinator.map."""
+        return float(self.get())
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.get(), dtype)
 
     def release_at_end(self, waiter: Any) -> None:
         """Call `waiter.release()` when the function has ended, or at once if it has ended already.

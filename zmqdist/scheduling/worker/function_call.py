@@ -12,7 +12,7 @@ from typing import Any
 
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
-from zmqdist.scheduling.worker import remote_results
+from zmqdist.scheduling.worker import remote_results, resources
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
 from zmqdist.scheduling.worker.resources import SlotResources
 from zmqdist.wire import results, trusted
@@ -89,7 +89,10 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
         else:
             args, kwargs = trusted.unpack(payload)
         began = True
-        packed = pack(function(*args, **kwargs))
+        value = function(*args, **kwargs)
+        if type(value) in resources.LAZY:
+            value = resources.run_to_end(function, value)
+        packed = pack(value)
     except remote_results.InputLost as lost:
         return INPUT_LOST, remote_results.encode_loss(lost)
     except Exception as error:

@@ -14,7 +14,8 @@ Not here: when a resource is no longer needed (its coordinator sends a Forget), 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from zmqdist import errors, nest, task_context
@@ -107,6 +108,19 @@ class _Resource:
         self.value: Any = None
 
 
+LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+"""The types of values that a function returns before its code has run."""
+
+
+def run_to_end(fn: Callable[..., Any], value: Any) -> Any:
+    """Run the coroutine that `fn` has returned, in an event loop of its own, and return its value. Raises TypeError for a generator."""
+    if type(value) is not CoroutineType:
+        raise TypeError(f"{trusted.describe(fn)} {trusted.GENERATES}")
+    import asyncio  # imported here, because asyncio is slow to import, and few functions are async
+
+    return asyncio.run(value)
+
+
 class SlotResources:
     """The resources of one slot process, or of a worker whose slots are threads. Any thread may call the methods."""
 
@@ -157,6 +171,8 @@ class SlotResources:
             with task_context.under_construction(DATASET if kind == ITERATOR else kind):
                 (fn, *args), kwargs = trusted.unpack_parts(parts)
                 value = fn(*args, **kwargs)
+                if type(value) is CoroutineType:
+                    value = run_to_end(fn, value)
                 if kind != RESOURCE:
                     from zmqdist.scheduling.worker import datasets  # imported here, because it loads zmqdist.data
 
