@@ -10,11 +10,14 @@ import re
 
 PORT_MAX = 65535
 
+_NUMBERS = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*\.?", re.IGNORECASE)
+"""A host that the system takes for an IPv4 address, if it has fewer numbers or other digits than an address has, too."""
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|\*|")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host may be empty, the port may be 0.
+    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host is in the form of `one_spelling`, or empty. The
+    port may be 0.
 
     Raises:
       ValueError: `address` is not `host:port`. The text says what is wrong, and does not repeat the address.
@@ -25,7 +28,8 @@ def split_address(address: str) -> tuple[str, int]:
         host, closed, rest = address[1:].partition("]")
         if not closed:
             raise ValueError("the bracket is not closed")
-        _check_ipv6(host)
+        if ":" not in host:
+            raise ValueError(f"{host!r} is not an IPv6 address")
     else:
         host, colon, rest = address.partition(":")
         rest = colon + rest
@@ -33,9 +37,31 @@ def split_address(address: str) -> tuple[str, int]:
             raise ValueError("an IPv6 host needs brackets, like [::1]:5050")
         if not _HOST.fullmatch(host):
             raise ValueError(f"{host!r} is not a host name")
+    host = one_spelling(host)
     if not rest.startswith(":"):
         raise ValueError("no port; write host:port")
     return host, _port(rest[1:])
+
+
+def one_spelling(host: str) -> str:
+    """Return the host as all other code compares it: an address in its shortest form without brackets, an IPv4 address if the host is an
+    IPv6 address that contains one (`::ffff:127.0.0.1`), and "localhost" in lower case without a dot at its end.
+
+    Raises:
+      ValueError: the host looks like an IP address and is not one, such as `127.1`, which some systems read as 127.0.0.1.
+    """
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if host.lower().removesuffix(".") == "localhost":
+        return "localhost"
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        if ":" in host:
+            raise ValueError(f"{host!r} is not an IPv6 address") from None
+        if _NUMBERS.fullmatch(host):
+            raise ValueError(f"{host!r} is not an IP address: write four decimal numbers, like 127.0.0.1") from None
+        return host
+    return str(getattr(number, "ipv4_mapped", None) or number)
 
 
 def join_address(host: str, port: int) -> str:
@@ -67,10 +93,9 @@ def is_loopback(host: str) -> bool:
 
     A name other than localhost is not looked up, and counts as an address that other hosts can reach.
     """
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        host = one_spelling(host)
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -100,10 +125,3 @@ def _port(text: str) -> int:
     if len(text) > 5 or int(text) > PORT_MAX:
         raise ValueError(f"port {text} is above {PORT_MAX}")
     return int(text)
-
-
-def _check_ipv6(host: str) -> None:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        raise ValueError(f"{host!r} is not an IPv6 address") from None

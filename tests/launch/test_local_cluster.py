@@ -34,6 +34,14 @@ def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
     return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
 
 
+@pytest.mark.parametrize("host", ["LOCALHOST.", "[::1]", "::1", "0:0:0:0:0:0:0:1", "[::ffff:127.0.0.1]", "lo"])
+def test_the_host_of_a_cluster_may_have_any_spelling(host: str) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this host has no IPv6")
+    with zd.local_cluster(workers=1, ps=1, processes=False, host=host) as cluster, ClusterCoordinator(cluster) as c:
+        assert c.schedule(sum, ([1, 2],)).get() == 3
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_cluster_that_nothing_refers_to_any_more_is_closed(processes: bool) -> None:
     """This happens when a cell of a notebook that makes a cluster is run again."""

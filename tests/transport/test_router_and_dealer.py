@@ -680,6 +680,8 @@ def test_a_port_that_a_dropped_server_frees_between_the_attempt_and_the_wait_is_
         ("127.0.0.1:65536", InvalidArgumentError, "port 65536 is above 65535"),
         ("::1:5050", InvalidArgumentError, "an IPv6 host needs brackets"),
         (":5050", InvalidArgumentError, "no host before the colon"),
+        ("127.1:0", InvalidArgumentError, "'127.1' is not an IP address: write four decimal numbers"),
+        ("[::ffff:0.0.0.0]:0", FailedPreconditionError, "zmqdist keygen"),
         ("0.0.0.0:0", FailedPreconditionError, "zmqdist keygen"),
         ("*:0", FailedPreconditionError, "zmqdist keygen"),
         ("[::]:0", FailedPreconditionError, "zmqdist keygen"),
@@ -698,7 +700,9 @@ def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplo
         serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
 
 
-@pytest.mark.parametrize("address", ["[::1]:0", "localhost:0"])
+@pytest.mark.parametrize(
+    "address", ["[::1]:0", "localhost:0", "LOCALHOST:0", "localhost.:0", "[0:0:0:0:0:0:0:1]:0", "[::ffff:127.0.0.1]:0"]
+)
 def test_other_ways_to_name_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
     if "[" in address and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")

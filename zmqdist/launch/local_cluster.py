@@ -33,7 +33,7 @@ from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.own_address import bind_free
+from zmqdist.transport.own_address import bind_free, bindable
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -92,6 +92,7 @@ class local_cluster:
                 raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
         # The config is made before a process is started, because its constructor raises if an option is wrong.
         config = DispatcherConfig(**options)
+        config = dataclasses.replace(config, host=bindable(config.host))
         self._slots = slots
         fill_standard_streams()
         check_descriptors("a local_cluster", workers + ps if processes else 0)

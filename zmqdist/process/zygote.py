@@ -153,7 +153,7 @@ class Zygote:
         """
         self._watch_s: float | None = None
         self._silent_at = 0.0
-        python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
+        python_path = list(map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
         self._fresh_path = [folder for folder in child_command.fresh_path if folder not in python_path]
         self._imported_from = {*sys.path, *child_command.fresh_path}
         # The zygote ignores these signals, which may go to its whole process group, because the starting process ends its children itself.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from zmqdist.addresses import is_name, is_wildcard
+from zmqdist.addresses import is_name, is_wildcard, one_spelling
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.random import chance
@@ -47,13 +47,18 @@ def own_host(peer: str) -> str:
 
 
 def bindable(host: str) -> str:
-    """Return the address of the interface called `host`, an IPv4 address if it has one. Return `host` itself if it is an address or the
-    name of a host.
+    """Return the address of the interface called `host`, an IPv4 address if it has one. Return the one spelling of `host` if it is an
+    address or the name of a host.
 
     Raises:
+      InvalidArgumentError: `host` looks like an IP address and is not one.
       UnknownError: the interface has no address, or `host` is neither an interface nor a name that can be looked up.
     """
     interfaces = [name for _, name in socket.if_nameindex()]
+    try:
+        host = one_spelling(host)
+    except ValueError as error:
+        raise InvalidArgumentError(f"no host to bind: {error}") from None
     if host not in interfaces:
         if is_name(host) and not is_wildcard(host):
             try:
