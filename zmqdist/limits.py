@@ -525,6 +525,9 @@ PS_PATIENCE_S: Final = 10.0
 exist.
 """
 
+PS_GONE_POLL_S: Final = 1.0
+"""Seconds between the questions to the dispatcher whether a lost ps is started again."""
+
 PS_LOSSES_MAX: Final = 8
 """How many connections may be lost during one request to a ps before the request fails. More losses do not come from the network."""
 

@@ -297,7 +297,7 @@ class Broken(Elasticity):
 
 def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     with DispatchServer() as server:
-        tasks = Tasks(lambda *_: None, lambda _: None)
+        tasks = Tasks(lambda *_: None, lambda *_: None, lambda _: None)
         workers = ElasticWorkers(Broken(SizeBounds(), []), server, tasks, lambda _: None, str)
         try:
             for _ in range(2):

@@ -143,7 +143,8 @@ class Launch:
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
             if self._config.ports is not None:
                 self._variables[PORTS_ENV] = self._config.ports
-            tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials, folder))
+            launcher = self._launcher(cluster, credentials, folder)
+            tasks = Tasks(self._worker_exited, self._dispatcher.report_gone, self._say, launcher)
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
                 Elasticity(

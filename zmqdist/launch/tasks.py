@@ -24,6 +24,7 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 Say = Callable[[str], object]
 ExitHandler = Callable[[RunningRole], object]
 WorkerExitHandler = Callable[[int, RunningRole | None, bool], object]
+PsGoneHandler = Callable[[str, str], object]
 """A function that is called with the index of a worker, the process of the worker that has ended, and whether the worker is restarted. The
 process is None if it could not be started.
 """
@@ -88,8 +89,11 @@ class Tasks:
       launcher: the function that makes the launcher of the tasks. By default the tasks are child processes of this process.
     """
 
-    def __init__(self, on_worker_exit: WorkerExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
+    def __init__(
+        self, on_worker_exit: WorkerExitHandler, on_ps_gone: PsGoneHandler, say: Say, launcher: MakeLauncher = Children
+    ) -> None:
         self._on_worker_exit = on_worker_exit
+        self._on_ps_gone = on_ps_gone
         self._say = say
         self._lock = threading.Lock()
         self._tasks: dict[str, _Task] = {}
@@ -177,6 +181,8 @@ class Tasks:
             self._say(f"[{_label(role)}] has left; {self._workers_left(job)}")
             return
         how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)
+        if job == "ps" and not restart:
+            self._on_ps_gone(role.name, f"it ended ({how}), and `zmqdist launch` does not start it again")
         lost = "its variables are lost; " if job == "ps" else ""
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 

@@ -130,6 +130,14 @@ class ClusterConnection:
             states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not available: {why}"))
         return states
 
+    def why_gone(self, ps: int) -> str:
+        """Return why a parameter server does not start again, or "" if it may start, or if the dispatcher does not answer. Blocks up to
+        TASK_PROBE_S.
+        """
+        with contextlib.suppress(errors.OpError):
+            return str(self._call_dispatcher("gone").get(f"ps:{ps}", ""))
+        return ""
+
     # -- members ------------------------------------------------------------------------------------------------------------------
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
@@ -529,10 +537,15 @@ def _launched(timeout_s: float) -> ClusterConnection:
     until = time.monotonic() + timeout_s
     pause = threading.Event()
     while troubles := [state for state in connection.task_states() if state is not None]:
-        if time.monotonic() >= until:
+        gone = [
+            f"{_task_name('ps', index)}: {why}"
+            for index in range(len(connection.ps))
+            if (why := connection.why_gone(index))
+        ]
+        if gone or time.monotonic() >= until:
             connection.close()
             text = f"not all tasks of the cluster answered within {timeout_s:g} s: "
-            raise errors.UnavailableError(text + "; ".join(state.message for state in troubles))
+            raise errors.UnavailableError("; ".join(gone) or text + "; ".join(state.message for state in troubles))
         pause.wait(0.05)
     return connection
 

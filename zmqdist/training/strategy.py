@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.training import context, distributed_dataset, per_replica, per_worker_variable, replicas
 from zmqdist.training.batches import apply_all, read_all
-from zmqdist.training.cluster_connection import connect
+from zmqdist.training.cluster_connection import ClusterConnection, connect
 from zmqdist.training.partition import Initial, offsets_of, shards_of
 from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
@@ -269,6 +270,8 @@ class ParameterServerStrategy(OnWorkers):
                     workers,
                 )
             self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, float(recovery_s))
+            for ps, each in enumerate(self.ps_session.clients):
+                each.ask_when_lost(partial(_why_gone, weakref.ref(self.cluster), ps))
         except BaseException:
             self.cluster.close()
             raise
@@ -479,3 +482,8 @@ def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> St
     """Return this process's stub of the strategy with this session number. Make the stub if the process does not have it."""
     stub = StrategyStub(session, replicas_in_sync, workers, servers)
     return _stubs.setdefault(session, stub)
+
+
+def _why_gone(cluster: weakref.ref[ClusterConnection], ps: int) -> str:
+    alive = cluster()  # the clients of parameter servers, which outlive a strategy, must not keep its cluster open
+    return "" if alive is None else alive.why_gone(ps)

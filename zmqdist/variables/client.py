@@ -36,7 +36,7 @@ from zmqdist.errors import (
     UnavailableError,
 )
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
+from zmqdist.limits import PS_FUNCTIONS_MAX, PS_GONE_POLL_S, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
 from zmqdist.plain_arrays import plain_array
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
@@ -239,7 +239,7 @@ class PsCall:
         while True:
             if self._unreachable is not None:
                 recovery = self._recover(recovery, self._unreachable)
-                self._connect()
+                self._connect(PS_GONE_POLL_S)
                 continue
             assert self._call is not None
             try:
@@ -261,10 +261,10 @@ class PsCall:
                 else:
                     self._unreachable = UnavailableError(f"{self._request.subject}: {error.message}")
 
-    def _connect(self) -> None:
+    def _connect(self, patience_s: float = PS_PATIENCE_S) -> None:
         """Connect and send the request. If that fails, set `_unreachable`."""
         try:
-            self._client.reach(min(self._request.due, time.monotonic() + PS_PATIENCE_S))
+            self._client.reach(min(self._request.due, time.monotonic() + patience_s))
             self._call = self._client.call(self._request)
             self._unreachable = None
         except (UnavailableError, CancelledError) as error:
@@ -280,6 +280,8 @@ class PsCall:
         until = min(until, now + self._request.recovery_s)
         if now >= until:
             raise PSUnavailableError(lost, self._client.address)
+        if why := self._client.gone():
+            raise PSUnavailableError(UnavailableError(f"{lost.message}: {why}"), self._client.address)
         time.sleep(min(AGAIN_S, until - now))
         return until
 
@@ -320,6 +322,7 @@ class PsClient:
         self.address = address
         self.credentials = credentials
         self.reached = False
+        self.ask_when_lost(lambda: "")
         self._rpc = ZmqClient(address, security=credentials.client(address, role))
         self._ids = UpdateIds()
         self._reaching = threading.Lock()
@@ -518,6 +521,20 @@ class PsClient:
                 raise UnavailableError(text) from None
             self._sent.clear()
             self.reached = True
+
+    def ask_when_lost(self, why_gone: Callable[[], str]) -> None:
+        """Set the function that returns why the ps does not start again, or "" if it may. Requests that wait for a lost ps call it."""
+        self._why_gone = why_gone
+        self._gone = ""
+        self._asked_at = -inf
+
+    def gone(self) -> str:
+        """Return why the ps does not start again, or "" if it may. Asks at most once in PS_GONE_POLL_S."""
+        now = time.monotonic()
+        if not self._gone and now >= self._asked_at + PS_GONE_POLL_S:
+            self._asked_at = now
+            self._gone = self._why_gone()
+        return self._gone
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
         """Record that the ps may have dropped these functions, so that they are sent again before their next use."""

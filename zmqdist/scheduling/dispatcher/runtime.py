@@ -266,6 +266,10 @@ class DispatchServer:
             with contextlib.suppress(errors.FailedPreconditionError):
                 self._runtime.loop.call_soon(self._runtime.handle, event)
 
+    def report_gone(self, name: str, reason: str) -> None:
+        """Report that a task such as "ps:1" has ended for good, so that programs do not wait for its restart."""
+        self._runtime.gone[name] = reason
+
     def data_snapshot(self) -> DataSnapshot:
         """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal."""
         assert self._runtime.loop is not None
@@ -325,6 +329,8 @@ class _Runtime:
         # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two dispatchers must differ.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.scaler: Scaler | None = None
+        self.gone: dict[str, str] = {}
+        """Why tasks other than workers do not start again, by their names."""
         self.undelivered = 0
         self._heap_trimmer = HeapTrimmer()
         self.watchers: list[Callable[[], None]] = []
@@ -490,6 +496,7 @@ class _Runtime:
         service.register("scale", self._scale, roles=frozenset({"submit"}))
         service.register_later("drain", self._drain_reported, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
+        service.register("gone", lambda: dict(self.gone), inline=True, roles=frozenset({"submit"}))
         return service
 
     def _status(self) -> dict[str, Any]:

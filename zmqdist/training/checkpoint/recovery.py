@@ -163,6 +163,9 @@ class Recovery:
                 if not away:
                     log.warning("ps:%d is lost; its variables are restored when it has been restarted: %s", ps, error)
                 away = True
+                if why := self._session.clients[ps].gone():
+                    log.error("the variables of ps:%d are not restored: %s", ps, why)
+                    return
             except FailedPreconditionError:  # the strategy was closed, so no variable is needed any more
                 return
             except BaseException as error:

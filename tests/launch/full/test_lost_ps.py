@@ -1,0 +1,64 @@
+"""A ps that the launcher does not start again: the program learns it, and does not wait for the ps."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.launch.agents import ON_PIPES, agent_of
+from tests.launch.launched import LAUNCH, WITH_PS, Launched
+
+PROGRAM = """
+    import numpy as np
+    import zmqdist as zd
+
+    strategy = zd.ParameterServerStrategy(zd.resolvers.TFConfigClusterResolver(), recovery_s=1000)
+    with strategy.scope():
+        variables = [zd.Variable(np.zeros(3)) for _ in range(2)]
+    print("it runs", flush=True)
+    try:
+        while True:
+            for variable in variables:
+                variable.assign_add(np.ones(3))
+    except zd.errors.PSUnavailableError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "file", "reason"),
+    [
+        (ON_PIPES, WITH_PS, "its address is on "),
+        (LAUNCH, WITH_PS.replace("{count: 2}", "{count: 2, restarts: 0}"), "killed by SIGKILL"),
+    ],
+    ids=["its host is lost", "it has no restarts left"],
+)
+def test_the_program_does_not_wait_for_a_ps_that_is_not_started_again(
+    launch: Callable[..., Launched], run: str, file: str, reason: str
+) -> None:
+    job = launch(PROGRAM, run=run, file=file)
+    job.saw("it runs")
+    ps = job.task("ps", 0)
+    os.kill(agent_of(ps) if run == ON_PIPES else ps, signal.SIGKILL)
+    told = job.saw("and `zmqdist launch` does not start it again")
+    assert f"it ended ({reason}" in told
+    assert job.ends() == 0, job.text
+
+
+STARTING = """
+    import zmqdist as zd
+    try:
+        zd.ParameterServerStrategy(zd.resolvers.TFConfigClusterResolver(), connect_timeout_s=1000)
+    except zd.errors.UnavailableError as error:
+        print(error)
+"""
+
+
+def test_a_strategy_does_not_wait_for_a_ps_that_has_failed_for_good_before(launch: Callable[..., Launched]) -> None:
+    job = launch(STARTING, file=WITH_PS.replace("{count: 2}", "{count: 2, restarts: 0, env: {PYTHONHOME: /nowhere}}"))
+    told = job.saw("does not start it again")
+    assert told.startswith("/job:ps/replica:0/task:")
+    assert job.ends() == 0, job.text
