@@ -29,6 +29,7 @@ from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
+from zmqdist.native_threads import check_threads
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
@@ -96,6 +97,7 @@ class local_cluster:
         self._slots = slots
         fill_standard_streams()
         check_descriptors("a local_cluster", workers + ps if processes else 0)
+        check_threads()
         with contextlib.ExitStack() as undo:
             self._listener = undo.enter_context(_listen(config))
             self._address = join_address(config.host, self._listener.getsockname()[1])

@@ -25,6 +25,7 @@ from typing import IO
 
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.errors import describe_exit
+from zmqdist.native_threads import check_threads
 from zmqdist.process.zygote import BORN, CONTROL_RECORD, SPAWN, Order
 from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 
@@ -218,6 +219,7 @@ def close() -> None:
 
 
 def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
+    check_threads()
     facts = _inherited_state(environment)
     with _lock:
         if facts not in _zygotes:

@@ -54,6 +54,7 @@ from zmqdist.background import in_background
 from zmqdist.callbacks import Callbacks
 from zmqdist.clock import monotonic, sleep
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
+from zmqdist.native_threads import check_threads
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.connection_snapshots import ClientSnapshot
@@ -114,6 +115,7 @@ class Channel:
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
         """Begin to connect, without waiting for the server. Raises InvalidArgumentError for a wrong address."""
+        check_threads()
         self.address = address
         self.stalls = 0
         self.callbacks = Callbacks()

@@ -46,6 +46,7 @@ from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError, naming_system_errors
 from zmqdist.files import fill_standard_streams
+from zmqdist.native_threads import check_threads
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
 
 log = logging.getLogger("zmqdist.transport")
@@ -122,6 +123,7 @@ class Loop:
     def __init__(self, name: str) -> None:
         fill_standard_streams()
         check_descriptors_and_threads(f"the thread {name}")
+        check_threads()
         self.name = name
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.max_sockets = 65_536
