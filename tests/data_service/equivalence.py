@@ -134,7 +134,15 @@ def _all(chance: Chance, pipeline: Pipeline) -> Pipeline:
             f"interleave({size})",
             lambda dataset: dataset.interleave(lambda x: Dataset.range(x, x + 2), cycle_length=size),
         ),
+        (
+            f"interleave({size}) in threads",
+            lambda dataset: dataset.interleave(
+                lambda x: Dataset.range(x, x + 2), cycle_length=size, num_parallel_calls=2
+            ),
+        ),
         (f"batch({size}).unbatch", lambda dataset: dataset.batch(size).unbatch()),
+        (f"batch({size}).rebatch(3).unbatch", lambda dataset: dataset.batch(size).rebatch(3).unbatch()),
+        (f"padded_batch({size}).unbatch", lambda dataset: dataset.padded_batch(size).unbatch()),
         ("cache", lambda dataset: dataset.cache()),
         (
             f"group_by_window({size})",
@@ -147,12 +155,26 @@ def _all(chance: Chance, pipeline: Pipeline) -> Pipeline:
 def _at_random(chance: Chance, pipeline: Pipeline) -> Pipeline:
     size, seed = chance.randint(1, 30), chance.choice((None, None, 3, 8))
     again = chance.random() < 0.7
-    return _then(
-        pipeline,
-        f"shuffle({size}, {seed}, {again})",
-        lambda dataset: dataset.shuffle(size, seed, again),
-        fixed=pipeline.fixed and seed is not None,
-    )
+
+    def shuffled(dataset: Dataset) -> Dataset:
+        return dataset.shuffle(size, seed, again)
+
+    def cut(x: Any) -> Dataset:
+        return shuffled(Dataset.range(x, x + 4))
+
+    steps: list[tuple[str, Callable[[Dataset], Dataset]]] = [
+        ("", shuffled),
+        ("", shuffled),
+        ("flat_map of ", lambda dataset: dataset.flat_map(cut)),
+        ("interleave of ", lambda dataset: dataset.interleave(cut, cycle_length=3, num_parallel_calls=2)),
+        (
+            "group_by_window of ",
+            lambda dataset: dataset.group_by_window(lambda x: x % 2, lambda _, window: shuffled(window), window_size=3),
+        ),
+    ]
+    where, step = chance.choice(steps)
+    text = f"{where}shuffle({size}, {seed}, {again})"
+    return _then(pipeline, text, step, fixed=pipeline.fixed and seed is not None)
 
 
 def _by_place(chance: Chance, pipeline: Pipeline) -> Pipeline:
@@ -165,6 +187,12 @@ def _by_place(chance: Chance, pipeline: Pipeline) -> Pipeline:
         (f"batch({size}, drop)", lambda dataset: dataset.batch(size, drop_remainder=True).unbatch()),
         ("scan", lambda dataset: dataset.scan(np.int64(0), lambda total, x: (total + x, total + x))),
         ("take_while", lambda dataset: dataset.take_while(lambda x: x < 60)),
+        ("unique", lambda dataset: dataset.unique()),
+        ("shard(3, 1)", lambda dataset: dataset.shard(3, 1)),
+        (
+            "rejection_resample",
+            lambda dataset: dataset.rejection_resample(lambda x: x % 2, [0.3, 0.7], seed=size).map(lambda _, x: x),
+        ),
     ]
     settled = pipeline.fixed and pipeline.settled
     if chance.random() < 0.2:

@@ -41,7 +41,7 @@ def portions() -> Runner:
     left = [[(0, 0, 0, 9, 0)]]
     return PortionsRunner(
         "5",
-        lambda start, length: iter(Dataset.range(start, start + length)),
+        lambda _, start, length: iter(Dataset.range(start, start + length)),
         DESCRIBE,
         lambda client, count: left.pop() if left else [],
     )

@@ -174,6 +174,29 @@ def test_a_state_gives_a_reader_no_elements_of_others(cluster: TestCluster) -> N
     assert sorted(begun + first + rest) == sorted(2 * list(range(COUNT)))
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_function_that_shuffles_shuffles_alike_on_every_worker_of_every_dispatcher(
+    cluster: TestCluster, passes: int
+) -> None:
+    def shuffled(x: Any) -> Dataset:
+        return Dataset.range(4 * x, 4 * x + 4).shuffle(4)
+
+    with TestCluster(1, fault_tolerant_mode=False) as other:
+        whole, again = (
+            each.distribute(Dataset.range(3000).flat_map(shuffled), **ORDERED).repeat(passes)
+            for each in (cluster, other)
+        )
+        first = iter(whole)
+        read = take(first, 12_000 * (passes - 1) + 1001)
+        state = through_json(first.state_dict())
+        rest = [int(x) for x in first]
+        second = iter(again)
+        second.load_state_dict(state)
+        assert [int(x) for x in second] == rest
+        assert sorted(read + rest) == sorted(passes * list(range(12_000)))
+        assert passes == 1 or read[:1000] != read[12_000:13_000]
+
+
 def test_an_error_behind_it_costs_one_element(cluster: TestCluster) -> None:
     def checked(x: Any) -> Any:
         if x == 5:

@@ -70,7 +70,7 @@ class FakeChild:
 
 def task_of(number: int, *, ordered: bool = False) -> WorkerTask:
     terms = ("1000", DYNAMIC, 0, "AUTO", False, "at_most_once", ordered)
-    return WorkerTask([number, 2000, "1000", "fingerprint", terms, 1, 0, 0, -1, "job"])
+    return WorkerTask([number, 2000, "1000", "fingerprint", terms, 1, 0, 0, -1, "job", 0])
 
 
 class FakeProcesses:

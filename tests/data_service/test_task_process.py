@@ -113,7 +113,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
     tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
     tasks.address = "127.0.0.1:2"
     loop.start()
-    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job"]
+    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job", 0]
     loop.run(lambda: tasks.begin(WorkerTask(told)))
     host, port = tasks.location(4000).split(":")
     assert not spawned

@@ -26,7 +26,7 @@ MANY = 1 << 20
 
 
 def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once") -> list[Any]:
-    return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job"]
+    return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job", 0]
 
 
 def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, RequestWork]:

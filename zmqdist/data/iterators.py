@@ -163,7 +163,7 @@ class Context:
           splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the first
             `taken` of them. None means that each source reads all of its positions.
           entropy: see the attribute. By default, new random numbers.
-          inner: whether the context is for a dataset that a user function returns.
+          inner: whether the passes of each dataset are counted from 0, as for a dataset that a user function returns.
           ordered: see the attribute.
         """
         self.options = options

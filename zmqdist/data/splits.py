@@ -152,7 +152,8 @@ def open_split(
         # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
-    context = Context(dataset.options(), splits=positions, entropy=entropy, ordered=ordered)
+    # Count the passes from 0, because a process may open the dataset several times, for example for each of its portions.
+    context = Context(dataset.options(), splits=positions, entropy=entropy, inner=True, ordered=ordered)
     return DatasetIterator(dataset, context)
 
 

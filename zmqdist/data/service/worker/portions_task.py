@@ -31,14 +31,14 @@ class PortionsRunner:
     def __init__(
         self,
         name: str,
-        open: Callable[[int, int], DatasetIterator],
+        open: Callable[[int, int, int], DatasetIterator],
         describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
         """Create the runner. The thread of a lane starts with the first request of its reader.
 
         Args:
-          open: `open(start, length)` opens the pipeline over these positions. A lane's thread calls it.
+          open: `open(number, start, length)` opens the pipeline over the positions of this portion. A lane's thread calls it.
           describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           more: `more(client, count)` returns the next portions for a client. It blocks until the dispatcher has a portion, and returns an
             empty list when no more portions will come. A lane's thread calls it.
@@ -89,7 +89,7 @@ class _Lane:
         self,
         name: str,
         client: int,
-        open: Callable[[int, int], DatasetIterator],
+        open: Callable[[int, int, int], DatasetIterator],
         describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
@@ -141,7 +141,7 @@ class _Lane:
                 return
             segment = machine.begin(number, skip)
         elements = segment.elements
-        with self._open(start, length) as iterator:
+        with self._open(number, start, length) as iterator:
             _leave_out(iterator, skip)
             while not machine.closed:
                 try:

@@ -533,15 +533,21 @@ class TaskThreads:
             task.failed,
         )
 
-    def _open_portion(self, task: WorkerTask, split_client: SplitClient, start: int, length: int) -> DatasetIterator:
-        """Open the pipeline of a task over the positions of one portion. Called in a thread of the task."""
+    def _open_portion(
+        self, task: WorkerTask, split_client: SplitClient, number: int, start: int, length: int
+    ) -> DatasetIterator:
+        """Open the pipeline of a task over the positions of one portion. Called in a thread of the task.
+
+        The random numbers depend on the portion and on the pass alone, so that another worker, also one of another dispatcher, can
+        continue the portion.
+        """
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(
             task.pipeline,
             lambda source, repetition: next(positions, None),
-            entropy=(self.state, task.iteration),
+            entropy=(number, task.repetition),
         )
 
     def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:

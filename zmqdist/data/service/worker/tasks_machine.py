@@ -44,7 +44,7 @@ class WorkerTask:
         self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *rest = (
             definition
         )
-        self.num_workers, self.index, self.job = rest
+        self.num_workers, self.index, self.job, self.repetition = rest
         self.terms = Terms(*terms)
         self.progress = [0] * PROGRESS if progress is None else progress
         self.failed: Any = None

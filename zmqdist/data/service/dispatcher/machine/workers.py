@@ -258,7 +258,8 @@ class WorkerTable:
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
         """Return a task in the form that is sent to its worker: (task, iteration, dataset id, fingerprint of the dataset, terms as a tuple,
-        number of sources, starting round, number of workers in the fixed list, index of this worker in the list, the job's name).
+        number of sources, starting round, number of workers in the fixed list, index of this worker in the list, the job's name,
+        repetition of the iteration).
         """
         iteration = self._tables.state.iterations[task.iteration]
         job = self._tables.state.jobs[iteration.job]
@@ -276,6 +277,7 @@ class WorkerTable:
             len(self._tables.worker_list.entries),
             self._tables.state.workers[task.worker].index,
             job.name,
+            iteration.repetition,
         )
 
     def caller_gone(self, token: ev.Token) -> None:
