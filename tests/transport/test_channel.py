@@ -407,7 +407,7 @@ def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Op
     answer = served.answer
 
     def confuse(peer: Any, call: Call, frames: Any) -> None:
-        for header in (b"", b"\xff", b"\x93\x01\x02", b"ZMQD"):
+        for header in (b"", b"\xff", b"\x93\x01\x02"):
             served.router._send_raw(peer, header)  # reach: no server has a way to send these
         served.router.send(peer, Refused(3, "just so"))
         served.router.send(peer, Reply(999, 0, "", b""))
@@ -416,7 +416,7 @@ def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Op
     served.answer = confuse  # type: ignore[method-assign]
     channel = open_channel(served.address)
     assert ask(channel, b"value").body == b"value"
-    assert channel.snapshot().strays == 5
+    assert channel.snapshot().strays == 4
 
 
 def test_a_long_wait_logs_which_server_it_waits_for(

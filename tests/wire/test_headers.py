@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -18,9 +18,14 @@ from zmqdist.wire.hello import is_hello
 
 
 def fits(message: messages.Message) -> bool:
-    """Return whether all ints fit into 64 bits, as a header requires."""
+    """Return whether all ints fit into 64 bits, as a header requires, and no time is negative or NaN."""
+    bounded = [
+        getattr(message, name)
+        for name, hint in get_type_hints(type(message), include_extras=True).items()
+        if hasattr(hint, "__metadata__")
+    ]
     try:
-        return bool(headers.encode(message))
+        return bool(headers.encode(message)) and all(number >= 0 for number in bounded)
     except OverflowError:
         return False
 
