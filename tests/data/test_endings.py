@@ -141,3 +141,46 @@ def test_a_range_up_to_the_largest_number_gives_each() -> None:
 def test_a_range_beyond_its_dtype_is_refused(numbers: tuple[int, ...], dtype: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="holds"):
         Dataset.range(*numbers, output_type=dtype)
+
+
+def stopping(x: Any, *more: Any) -> Any:
+    if x == 2:
+        raise StopIteration
+    return x
+
+
+FOUR = Dataset.range(4)
+STOPPING: list[tuple[Callable[[], Any], str]] = [
+    (lambda: FOUR.map(stopping), "map"),
+    (lambda: FOUR.map(stopping, num_parallel_calls=2), "map"),
+    (lambda: FOUR.map(stopping).batch(2).prefetch(1), "map"),
+    (lambda: FOUR.filter(lambda x: stopping(x) >= 0), "filter"),
+    (lambda: FOUR.take_while(lambda x: stopping(x) >= 0), "take_while"),
+    (lambda: FOUR.scan(0, lambda state, x: (state, stopping(x))), "scan"),
+    (lambda: FOUR.interleave(lambda x: Dataset.range(stopping(x)), 2), "interleave"),
+    (lambda: FOUR.interleave(lambda x: Dataset.range(stopping(x)), 2, num_parallel_calls=2), "interleave"),
+    (lambda: FOUR.group_by_window(stopping, lambda key, rows: rows, 2), "group_by_window"),
+    (lambda: FOUR.group_by_window(lambda x: x, lambda key, rows: stopping(2), 2), "group_by_window"),
+    (lambda: Dataset.from_generator(stopping, args=(2,)), "from_generator"),
+    (lambda: Dataset.zip(FOUR, FOUR.map(stopping)), "map"),
+]
+
+
+@pytest.mark.parametrize(("build", "operator"), STOPPING)
+def test_stop_iteration_of_a_function_is_an_error_that_names_the_operator(
+    build: Callable[[], Dataset], operator: str
+) -> None:
+    with pytest.raises(RuntimeError, match=rf"a function of {operator}\(.*raised StopIteration"):
+        list(build())
+
+
+@pytest.mark.parametrize(
+    ("run", "method"),
+    [
+        (lambda folder: FOUR.reduce(0, lambda state, x: stopping(x)), "reduce"),
+        (lambda folder: FOUR.save(folder, shard_func=stopping), "save"),
+    ],
+)
+def test_stop_iteration_does_not_leave_a_method_that_reads_all(run: Any, method: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"a function of {method} raised StopIteration"):
+        run(str(tmp_path / "saved"))

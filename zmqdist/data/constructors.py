@@ -27,7 +27,7 @@ def user_function(value: Any, method: str) -> PickledFunction:
 
 def _plain(number: Any) -> int | float:
     """Return a number as a JSON type. Raises TypeError for other values."""
-    value = np.asarray(number).item()
+    value = np.asarray(number).item() if np.ndim(number) == 0 else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"expected a number, not {number!r}")
     return value
@@ -96,11 +96,13 @@ class DatasetConstructors(Tree):
         result of `generator` can save its position, the state contains that position instead, as for `from_source`.
 
         Raises:
-          TypeError: `generator` is not callable.
+          TypeError: `generator` is not callable, or both `output_signature` and `output_types` were passed.
           InvalidArgumentError: while iterating, an item does not fit the signature.
         """
         spec = without_attrs(output_signature)
-        if spec is None and output_types is not None:
+        if spec is not None and output_types is not None:
+            raise TypeError("from_generator takes output_signature or output_types, not both")
+        if output_types is not None:
             spec = sources.spec_from(output_types, output_shapes)
         return cls(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
 

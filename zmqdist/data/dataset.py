@@ -214,14 +214,26 @@ class Dataset(DatasetConstructors, DatasetResults):
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Split each element along axis 0. Raises ValueError if the spec shows that an element cannot be split."""
-        spec = self.known_spec
-        return self._then(batching.Unbatch(None if spec is UNKNOWN_SPEC else batching.rows_in(spec)))
+        known, declared = self.known_spec, self.declared_spec
+        if known is not UNKNOWN_SPEC:
+            batching.rows_in(known)
+        return self._then(batching.Unbatch(None if declared is UNKNOWN_SPEC else batching.rows_in(declared)))
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
-        """Split batches, and stack the rows to batches of another size. If `batch_size` is a list, its sizes are used in turn."""
+        """Split batches, and stack the rows to batches of another size. If `batch_size` is a list, its sizes are used in turn. A batch of
+        size 0 has no rows.
+
+        Raises:
+          InvalidArgumentError: a size is negative, no size is positive, or the sizes are no list.
+          ValueError: the spec shows that an element cannot be split.
+        """
+        if np.ndim(batch_size) > 1:
+            raise invalid(f"batch_size must be a number or a list of numbers, not {batch_size}")
         sizes = tuple(checked_int(size, "batch_size") for size in np.ravel(batch_size))
-        if not sizes or min(sizes) < 1:
+        if min(sizes, default=0) < 0 or not any(sizes):
             raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
+        if self.known_spec is not UNKNOWN_SPEC:
+            batching.rows_in(self.known_spec)
         return self._then(batching.Rebatch(sizes, bool(drop_remainder)))
 
     def shuffle(
@@ -260,7 +272,8 @@ class Dataset(DatasetConstructors, DatasetResults):
           InvalidArgumentError: while iterating, elements of a batch differ in structure, dtype or rank, or in rank from `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
-        op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
+        declared = padding.declared_shapes(self.declared_spec, padded_shapes)
+        op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values, declared)
         op.check(self.known_spec)
         return self._then(op)
 

@@ -35,6 +35,7 @@ import numpy as np
 from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.data.interfaces import DatasetLike, Memory, deserialize
+from zmqdist.data.operator_traceback import failing_operator, stopped_error
 from zmqdist.data.options import Options
 from zmqdist.data.structure import from_json, invalid, is_dataset, map_items, to_json
 from zmqdist.errors import (
@@ -519,6 +520,8 @@ class _IteratorCore:
                 return  # end without an error, because another thread closed the iterator
             self._needs_generator = True
             self.node.restart()
+            if isinstance(cause := error.__cause__, StopIteration):
+                raise stopped_error(failing_operator(cause) or failing_operator(error)) from cause
             raise
 
     def load(self, state: dict[str, Any]) -> None:

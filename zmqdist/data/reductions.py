@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from zmqdist.data.operator_traceback import stopped_error
 from zmqdist.data.ops import elementwise, readers, saving
 from zmqdist.data.structure import element, invalid, spec_of
 from zmqdist.data.tree import Tree
@@ -25,7 +26,10 @@ class DatasetResults(Tree):
         state = element(initial_state)
         spec = spec_of(state)
         for x in self:
-            state = element(reduce_func(state, x))
+            try:
+                state = element(reduce_func(state, x))
+            except StopIteration as error:
+                raise stopped_error("reduce") from error
             elementwise.check_state(state, spec, "reduce")
         return state
 

@@ -473,7 +473,9 @@ def length_of(value: Any) -> int:
 
 
 def rows_of(value: Any) -> Any:
-    """Return an iterator over the rows of an element, which are the slices of all its leaves along axis 0."""
+    """Return an iterator over the rows of an element, which are the slices of all its leaves along axis 0. The leaves have one length, as
+    `length_of` checks.
+    """
     if type(value) is np.ndarray:
         dtype = value.dtype
         if value.ndim > 1 or (dtype.type in READY and dtype.isnative):
@@ -482,10 +484,12 @@ def rows_of(value: Any) -> Any:
         return iter(value.tolist()) if dtype.kind in "SU" else (value[row, ...] for row in range(len(value)))
     if type(value) in COMPOSITES:
         return value.rows()
+    if isinstance(value, (dict, tuple)) and not value:
+        return repeat(value)  # it has as many rows as the leaves beside it
     if isinstance(value, dict):
         keys = list(value)
-        return (dict(zip(keys, row, strict=True)) for row in zip(*(rows_of(value[key]) for key in keys), strict=True))
+        return (dict(zip(keys, row, strict=True)) for row in zip(*(rows_of(value[key]) for key in keys), strict=False))
     if isinstance(value, tuple):
-        rows = zip(*map(rows_of, value), strict=True)
+        rows = zip(*map(rows_of, value), strict=False)
         return (type(value)(*row) for row in rows) if hasattr(value, "_fields") else rows
     return repeat(value, 0)

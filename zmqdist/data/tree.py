@@ -99,6 +99,19 @@ class Tree:
         inputs = tuple(each.known_spec for each in self.inputs)
         return UNKNOWN_SPEC if any(one is UNKNOWN_SPEC for one in inputs) else self.op.element_spec(inputs)
 
+    @property
+    def declared_spec(self) -> Any:
+        """The `element_spec` without what a first element has shown: UNKNOWN_SPEC if an element would
+        have to be computed, or was computed, to learn it. The shapes of later elements may differ from
+        those of the first one, but not from declared ones.
+        """
+
+        def declared(dataset: Tree, specs: tuple[Any, ...]) -> Any:
+            unknown = dataset.op.name == "elements" or any(one is UNKNOWN_SPEC for one in specs)
+            return UNKNOWN_SPEC if unknown else dataset.op.element_spec(specs)
+
+        return _fold(self, declared)
+
     def _infer(self) -> Any:
         spec = self.op.infer(self)
         if spec is UNKNOWN_SPEC:

@@ -8,6 +8,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
@@ -21,6 +23,7 @@ from zmqdist.data.structure import (
     invalid,
     leaves_of,
     length_of,
+    map_specs,
     rows_of,
     stack,
     unbatched,
@@ -221,10 +224,20 @@ class _RebatchNode(_UnbatchNode):
             if len(held) < size:
                 break
             self.held, self.turn = [], self.turn + 1
-            yield stack(held)
+            yield stack(held) if held else self._no_rows()
         if held and not self.op.drop_remainder:
             self.held = []
             yield stack(held)
+
+    def _no_rows(self) -> Any:
+        """Return a batch of size 0. Axes of unknown size are empty, too."""
+
+        def empty(one: Any) -> Any:
+            if not isinstance(one, TensorSpec) or one.shape is None:
+                raise invalid(f"a batch of size 0 needs arrays whose rank is known, not {one}")
+            return np.empty((0, *(size or 0 for size in one.shape[1:])), one.dtype)
+
+        return map_specs(empty, self.dataset.inputs[0].element_spec)
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"held": save_elements(self.held), "turn": self.turn}
@@ -246,5 +259,6 @@ class Rebatch(Op):
         return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        fixed = self.drop_remainder and len(set(self.sizes)) == 1
-        return batched(unbatched(inputs[0]), self.sizes[0] if fixed else None)
+        rows, size = rows_in(inputs[0]), self.sizes[0]
+        fixed = len(set(self.sizes)) == 1 and (self.drop_remainder or (rows is not None and rows % size == 0))
+        return batched(unbatched(inputs[0]), size if fixed else None)

@@ -121,9 +121,29 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
     return found
 
 
+def declared_shapes(spec: Any, shapes: Any) -> Any:
+    """Return the padded shapes that the declared spec of the input tells if `shapes` is None. Raises
+    ValueError for `shapes` that no element can have.
+    """
+    leaves = list(leaves_of(spec))
+    if spec is UNKNOWN_SPEC or not all(isinstance(leaf, TensorSpec) and leaf.shape is not None for leaf in leaves):
+        return None
+    if shapes is None:
+        return map_specs(lambda leaf: list(leaf.shape), spec)
+    for shape, leaf in zip(_shapes(shapes, spec), nest.flatten(spec), strict=True):
+        too_small = any(None not in (size, most) and size < most for size, most in zip(shape, leaf.shape, strict=False))
+        if len(shape) != len(leaf.shape) or too_small:
+            raise ValueError(f"the padded shape {shape} does not fit elements of the shape {leaf.shape}")
+    return None
+
+
 def _shape(shape: Any) -> Any:
     sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
     counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
+    if any(count is not None and count < -1 for count in counts):
+        raise ValueError(
+            f"a size in padded_shapes is positive or 0, or None or -1 for the largest, not {min(filter(None, counts))}"
+        )
     return tuple(None if count is None or count < 0 else count for count in counts)
 
 
@@ -138,6 +158,8 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
         if value is None:
             continue
         array, dtype = np.asarray(value), leaf.dtype
+        if array.shape:
+            raise ValueError(f"a padding value is a scalar, not of shape {array.shape}")
         weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
         fits = array.dtype.kind == dtype.kind or (weak and array.dtype.kind == "i" and dtype.kind in "uf")
         if not fits or (not weak and plain_dtype(array.dtype) != plain_dtype(dtype)):
@@ -155,6 +177,8 @@ class PaddedBatch(Gathering):
 
     shapes: Any = None
     values: Any = None
+    declared: Any = None
+    """The padded shapes that the spec of the elements has if `shapes` is None; None if nothing is known."""
 
     def check(self, spec: Any) -> None:
         """Check the arguments against the spec of the input. Raises the errors of `_check_arrays`, `_shapes` and `_values`."""
@@ -166,7 +190,7 @@ class PaddedBatch(Gathering):
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         _check_arrays(inputs[0])
         size = self.size if self.drop_remainder else None
-        shapes = _shapes(self.shapes, inputs[0])
+        shapes = _shapes(self.declared if self.shapes is None else self.shapes, inputs[0])
         specs = [
             TensorSpec((size, *shape), leaf.dtype) for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
         ]

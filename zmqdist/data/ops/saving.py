@@ -26,6 +26,7 @@ from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, NumberedNode
+from zmqdist.data.operator_traceback import stopped_error
 from zmqdist.data.ops import snapshots
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.snapshots import OpenFile, SavedFiles
@@ -99,7 +100,10 @@ class RunWriter:
         """Append an element to the file that `shard_func` selects. Raises ValueError if `shard_func` does not return an integer."""
         shard = 0
         if self._shard_func is not None:
-            shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
+            try:
+                shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
+            except StopIteration as error:
+                raise stopped_error("save") from error
         if shard not in self._files:
             self._shards.add(shard)
             self._files[shard] = ElementsFile(self._file(shard), self._compression, append=True)

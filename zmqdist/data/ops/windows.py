@@ -5,7 +5,7 @@ A window is a dataset of elements that were collected before, so that reading th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,18 +22,21 @@ from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checke
 from zmqdist.random import in_function
 
 
-def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
+def dataset_of_elements(elements: Sequence[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
     """Return a dataset of these elements. Its spec is `spec` or, without `spec`, the spec of the first element."""
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
 
-def _columns(elements: list[Any]) -> Any:
-    """Return the elements of a window as `window` yields them: one dataset, or a structure with a dataset for each leaf."""
+def _columns(elements: list[Any], spec: Any) -> Any:
+    """Return the elements of a window, which have this spec, as `window` yields them: one dataset, or a structure with a dataset for each
+    leaf.
+    """
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
-        return dataset_of_elements(elements)
-    columns = zip(*map(nest.flatten, elements), strict=True)
-    return nest.pack_sequence_as(first, [dataset_of_elements(list(column)) for column in columns])
+        return dataset_of_elements(elements, spec)
+    columns = list(zip(*map(nest.flatten, elements), strict=True))
+    specs = [UNKNOWN_SPEC] * len(columns) if spec is UNKNOWN_SPEC else nest.flatten(spec)
+    return nest.pack_sequence_as(first, list(map(dataset_of_elements, columns, specs)))
 
 
 class _WindowNode(OperatorNode):
@@ -46,6 +49,7 @@ class _WindowNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
+        self.spec = dataset.inputs[0].declared_spec
         self.held: list[Any] = []
         self.gap = 0
 
@@ -70,7 +74,7 @@ class _WindowNode(OperatorNode):
         window = self.held[: (op.size - 1) * op.stride + 1 : op.stride]
         self.gap = max(0, op.shift - len(self.held))
         self.held = self.held[op.shift :]
-        return _columns(window)
+        return _columns(window, self.spec)
 
     def state(self) -> dict[str, Any]:
         return {"held": save_elements(self.held), "gap": self.gap}
@@ -238,6 +242,6 @@ class GroupByWindow(Op):
         """Return the dataset that `reduce_function` returns for a window of `elements` with this key. `dataset` is the dataset of this
         operator. Raises TypeError if the function returns no dataset.
         """
-        window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
+        window = dataset_of_elements(elements, dataset.inputs[0].declared_spec)
         with in_function():
             return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")
