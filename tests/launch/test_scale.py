@@ -27,6 +27,7 @@ from zmqdist.launch.elasticity_machine import (
     SizeRequested,
 )
 from zmqdist.launch.tasks import Tasks
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
 
 Launcher = Callable[..., Launched]
@@ -307,6 +308,24 @@ def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(caplog: pyte
             workers.stop()
             tasks.close(1.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+def test_a_role_that_cannot_be_started_any_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    exits: list[tuple[Any, ...]] = []
+    tasks = Tasks(lambda *exit: exits.append(exit), lambda *_: None, said.append)
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        tasks.start(WorkerConfig("127.0.0.1:1", index=3), {}, 0)
+    finally:
+        tasks.close(0.0)
+    assert exits == [(3, None, False)]
+    assert [line.partition(" was removed")[0] for line in said] == [
+        "[worker-3] cannot be started: the working directory of this process"
+    ]
 
 
 def test_without_a_launcher_the_size_is_refused_with_the_remedy() -> None:

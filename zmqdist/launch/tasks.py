@@ -149,7 +149,7 @@ class Tasks:
                     task.config, task.environment, lambda line: self._line(task, line)
                 )
                 return
-            except OSError as error:
+            except (OSError, errors.OpError) as error:  # an OpError if the working directory was removed meanwhile
                 self._say(f"[{name.replace(':', '-')}] cannot be started: {error}")
         if task.config.job == "worker":
             self._on_worker_exit(task.config.index or 0, None, False)
