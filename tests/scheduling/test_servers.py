@@ -435,7 +435,7 @@ CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
     (WorkerConfig, {"dispatcher_address": ""}, "Must specify a `dispatcher_address`"),
     (WorkerConfig, {"slots": 0}, "slots is 0, wants 1 to 4096"),
     (WorkerConfig, {"slots": limits.SLOTS_MAX + 1}, "slots is 4097, wants 1 to 4096"),
-    (WorkerConfig, {"index": -1}, "index is -1, wants 0 or more, or None"),
+    (WorkerConfig, {"index": -1}, "index is -1, wants 0 to 999999999, or None"),
     (WorkerConfig, {"port": 70000}, "port is 70000, wants 0 to 65535"),
     (WorkerConfig, {"orphan_limit_s": 0}, "orphan_limit_s is 0, wants more than 0 s"),
 ]
