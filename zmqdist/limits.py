@@ -192,9 +192,7 @@ WORKER_WINDOW_MAX: Final = 4096
 """
 
 ERROR_BYTES_MAX: Final = 2**20
-"""Bytes of an exception that is sent to another process. A larger exception is replaced by an UnknownError with shortened text and
-traceback.
-"""
+"""Bytes of an exception that is sent to another process. A larger exception keeps its class, and its large parts become short texts."""
 
 ERROR_CHARS_MAX: Final = 2**18
 """Characters of the error that ends a call, because one message may carry many errors. The middle of a longer text is replaced by a

@@ -238,7 +238,7 @@ def returns_a_lock() -> Any:
 
 
 ENDS: list[tuple[Any, type[BaseException], str]] = [
-    (unpicklable, errors.UnknownError, "RuntimeError: the reason"),
+    (unpicklable, RuntimeError, "the reason"),
     (leaks_stop, errors.OutOfRangeError, "StopIteration"),
     (leaves, errors.UnknownError, r"SystemExit\(3\)"),
     (interrupts, errors.UnknownError, "KeyboardInterrupt"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +289,37 @@ def test_a_coordinator_that_is_not_taken_is_told_so_when_it_asks_for_workers(
         for ask in (coordinator.workers, lambda: coordinator.create_per_worker_resource(int)):
             with pytest.raises(errors.ResourceExhaustedError, match="has 0 coordinators"):
                 ask()
+
+
+class Refuses:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("stays here")
+
+
+@pytest.mark.parametrize(
+    ("call", "told", "frame"),
+    [
+        (
+            lambda c: c.schedule(int, ([{"x": LOCK}],)),
+            r"args[0][0]['x'], a _thread.lock, cannot be pickled: TypeError: ",
+            "",
+        ),
+        (lambda c: c.schedule(int, None, {"x": Refuses()}), "kwargs['x'], a ", "in __reduce__"),
+        (lambda c: c.schedule(lambda: LOCK), "which captures 'LOCK', a _thread.lock, cannot be pickled", ""),
+        (lambda c: c.map(lambda _: LOCK, [1]), "which captures 'LOCK', a _thread.lock, cannot be pickled", ""),
+        (lambda c: c.schedule(threading.Lock).get(20), "value, a _thread.lock, cannot be pickled", ""),
+        (lambda c: c.schedule(Refuses).get(20), "value, a ", ""),
+    ],
+)
+def test_an_error_of_pickling_shows_the_program_and_no_pickler(
+    in_threads: ClusterCoordinator, call: Any, told: str, frame: str
+) -> None:
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        call(in_threads)
+    text = "".join(traceback.format_exception(caught.value))
+    assert told in str(caught.value)
+    assert frame in text
+    assert "pickle.py" not in text
+    assert "trusted.py" not in text
+    with contextlib.suppress(errors.InvalidArgumentError):
+        in_threads.join()

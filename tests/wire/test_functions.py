@@ -48,6 +48,8 @@ STABLE = {
     "a mutable global with an attribute's name": "data = [1]\ndef f(x): return x.data",
     "specs": "from zmqdist.specs import *\n@function(input_signature=[{'a': TensorSpec(())}])\ndef f(x): return x",
     "a method of a str": "f = 'x'.join",
+    "a cached function": "import functools\n@functools.cache\ndef f(x): return x and f(x - 1)",
+    "another cached function": "import functools\n@functools.lru_cache(3)\ndef g(x): return x\ndef f(x): return g(x)",
 }
 
 MUTABLE = {
@@ -68,6 +70,7 @@ MUTABLE = {
     "a mutable attribute": "def f(x): return x\nf.seen = []",
     "a module made by hand": "import types\nm = types.ModuleType('m')\ndef f(x): return m",
     "a list in a wrapped function": "import functools\nN = [1]\ndef g(x): return N\n@functools.wraps(g)\ndef f(x): return g(x)",
+    "a list in a cached function": "import functools\nN = [1]\n@functools.cache\ndef f(x): return N",
     "a list behind specs": "from zmqdist.specs import *\nN = [1]\n@function\ndef f(x): return N",
 }
 

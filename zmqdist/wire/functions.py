@@ -21,7 +21,7 @@ import dis
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -29,8 +29,10 @@ import numpy as np
 
 from zmqdist.limits import FUNCTIONS_KEPT_MAX
 from zmqdist.specs import Function
+from zmqdist.wire.source_lines import nested_code
 from zmqdist.wire.trusted import (
     ATOMS,
+    CACHED_FUNCTION,
     GENERATES,
     UNSET,
     Packed,
@@ -110,10 +112,19 @@ class _Mark:
     """A separator between the parts of a cache key, so that two different functions cannot have the same key."""
 
 
-_NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(5))
+_NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS, _CACHED = (_Mark() for _ in range(6))
 
 _OWN_ATTRIBUTES = frozenset(
-    ("__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "input_signature", "output_signature")
+    (
+        "__wrapped__",
+        "__module__",
+        "__name__",
+        "__qualname__",
+        "__doc__",
+        "input_signature",
+        "output_signature",
+        "cache_parameters",
+    )
 ) | set(functools.WRAPPER_ASSIGNMENTS)
 
 
@@ -159,6 +170,9 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
         captured += (_PARTIAL, len(value.args), *value.keywords, _NEXT)
         parts = (value.func, *value.args, *value.keywords.values())
         return not value.__dict__ and all(_collect(part, captured, seen) for part in parts)
+    if cls is CACHED_FUNCTION and not goes_by_name(value):
+        captured += (_CACHED, *value.cache_parameters().values())
+        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(value.__wrapped__, captured, seen)
     captured.append(value)
     return goes_by_name(value) and _reduces_to_name(value)
 
@@ -188,20 +202,13 @@ def _rebinds(code: CodeType) -> bool:
 _rebinding: dict[int, tuple[CodeType, bool]] = {}
 
 
-def _nested_code(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested_code(constant)
-
-
 def _binds_globals(code: CodeType) -> bool:
-    ops = (i.opname for each in _nested_code(code) for i in dis.get_instructions(each))
+    ops = (i.opname for each in nested_code(code) for i in dis.get_instructions(each))
     return any(op in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in ops)
 
 
 def _bound_cells(code: CodeType) -> set[str]:
-    ops = ((i, each) for each in _nested_code(code) for i in dis.get_instructions(each))
+    ops = ((i, each) for each in nested_code(code) for i in dis.get_instructions(each))
     return {i.argval for i, each in ops if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars}
 
 

@@ -16,19 +16,19 @@ Not here: which functions must be pickled again (functions.py), and the transpor
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import dis
 import functools
 import io
-import os
 import pickle
-import platform
 import sys
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final, NoReturn, TypeAlias
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 import numpy as np
@@ -53,6 +53,8 @@ from zmqdist.wire.arrays import (
     rebuild,
     writable_alias,
 )
+from zmqdist.wire.classes import here, reduced_class
+from zmqdist.wire.source_lines import nested_code, remember, source_of
 
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers that begins with the pickle. `unpack` takes a blob, `unpack_parts` a list."""
@@ -81,7 +83,8 @@ def pack(value: Any) -> Packed:
     The buffers show the memory of large arrays, so copy or send the buffers before the arrays change.
 
     Raises:
-      InvalidArgumentError: part of the value cannot be pickled; the message names the part and its place. The cause is the original error.
+      InvalidArgumentError: part of the value cannot be pickled; the message names the part and its place. The cause is
+        the original error if code of the program has raised it.
       ResourceExhaustedError: there is no memory for the pickle.
     """
     if value is None:
@@ -157,6 +160,7 @@ class _Dump:
 
     def __init__(self, parts: list[Any] | None) -> None:
         self._parts = parts
+        self._inner_code: set[int] = set()
         self.file = io.BytesIO()
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
@@ -176,6 +180,13 @@ class _Dump:
             _buffer(writable_alias(data) if data.readonly and data else data),
         )
 
+    def reduce_code(self, code: CodeType) -> tuple[Any, ...]:
+        """Some versions of cloudpickle leave out the name of the file, and none sends the lines."""
+        _, fields = cloudpickle.Pickler.dispatch_table[CodeType](code)
+        source = "" if id(code) in self._inner_code else source_of(code)
+        self._inner_code.update(map(id, nested_code(code)))
+        return _code, (fields, code.co_filename, source)
+
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether this buffer stays in the pickle. If it does not, add it to the parts."""
         raw = buffer.raw()
@@ -193,8 +204,45 @@ def _buffer(data: Any) -> pickle.PickleBuffer:
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, dump: _Dump, callback: Callable[[pickle.PickleBuffer], bool] | None) -> None:
-        self.dispatch_table = ChainMap(_rules({np.ndarray: dump.reduce_array}), cloudpickle.Pickler.dispatch_table)
+        by_dump: dict[type, Callable[[Any], Any]] = {np.ndarray: dump.reduce_array, CodeType: dump.reduce_code}
+        self.dispatch_table = ChainMap(_rules({**_RULES_BY_VALUE, **by_dump}), cloudpickle.Pickler.dispatch_table)
         super().__init__(dump.file, protocol=5, buffer_callback=callback)
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        return (
+            reduced_class(value, *reduced)
+            if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) == 6
+            else reduced
+        )
+
+
+CACHED_FUNCTION: Final = type(functools.cache(len))
+"""The type of functions with a cache, `functools.lru_cache`."""
+
+
+def _reduce_cached(fn: Any) -> Any:
+    if goes_by_name(fn):
+        return fn.__reduce__()
+    own = {name: value for name, value in vars(fn).items() if name not in ("__wrapped__", "cache_parameters")}
+    return _cached, (fn.__wrapped__, *fn.cache_parameters().values()), own
+
+
+def _cached(fn: Any, maxsize: int | None, typed: bool) -> Any:
+    """Rebuild a function with a cache, which is empty. Pickles refer to this function by its name, so the name is part of the protocol."""
+    return functools.lru_cache(maxsize, typed)(fn)
+
+
+def _reduce_cached_property(value: Any) -> tuple[Any, ...]:
+    # Before Python 3.12 the object has a lock.
+    return type(value), (value.func,), {name: item for name, item in vars(value).items() if name != "lock"}
+
+
+_RULES_BY_VALUE: Final[dict[type, Callable[[Any], Any]]] = {
+    CACHED_FUNCTION: _reduce_cached,
+    functools.cached_property: _reduce_cached_property,
+    WeakKeyDictionary: lambda value: (WeakKeyDictionary, (dict(value),)),  # `functools.singledispatch` captures one
+}
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
@@ -254,6 +302,14 @@ def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -
     return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
+def _code(fields: tuple[Any, ...], filename: str, source: str) -> CodeType:
+    """Rebuild the code of a function. Pickles refer to this function by its name, so the name is part of the protocol."""
+    code = CodeType(*fields).replace(co_filename=filename)
+    if source:
+        remember(filename, code.co_firstlineno, source)
+    return code
+
+
 def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
     """Rebuild a frozen array. Pickles refer to this function by its name, so the name is part of the protocol."""
     return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
@@ -264,20 +320,21 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
         return pickle.loads(blob, buffers=buffers)
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
-            f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules are pickled by "
+            f"module {error.name!r} is not importable in {here()}: functions and classes of importable modules are pickled by "
             "name; put it on the workers' PYTHONPATH, or send the module by value (zmqdist.coordinator.send_by_value)",
         ) from error
     except AttributeError as error:
         if not str(error).startswith("Can't get attribute"):
             raise
+        if "module '__main__'" in str(error):
+            raise FailedPreconditionError(
+                f"{error} in {here()}: an object of the program's script that is pickled by its name, and not by value, because its class "
+                "has a rule of its own for pickling; define it in a module that workers can import"
+            ) from error
         raise FailedPreconditionError(
-            f"{error} in {_here()}: functions and classes of importable modules are pickled by name; put the sender's version "
+            f"{error} in {here()}: functions and classes of importable modules are pickled by name; put the sender's version "
             "of the module on the workers' PYTHONPATH",
         ) from error
-
-
-def _here() -> str:
-    return f"process {os.getpid()} on {platform.node()}"
 
 
 # -- what cannot be pickled -----------------------------------------------------------------------------------------
@@ -305,8 +362,17 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
                 break
         else:
             break
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _PICKLERS:
+        frames = frames.tb_next
+    # An error of the pickler itself says no more than the text. Code of the program has frames that are of use.
+    cause = error.with_traceback(frames) if frames is not None or isinstance(error, ValueError) else None
+    error.__suppress_context__ = True  # the context is the same error in a larger part
     reason = "pass its result" if _is_future(smallest) else f"{type(error).__name__}: {error}"
-    raise NotPicklableError(f"{path}, a {type_name(smallest)}, cannot be pickled: {reason}") from error
+    raise NotPicklableError(f"{path}, a {type_name(smallest)}, cannot be pickled: {reason}") from cause
+
+
+_PICKLERS: Final = frozenset({"zmqdist", "cloudpickle", "pickle", "copyreg"})
 
 
 def _is_future(value: Any) -> bool:
@@ -518,9 +584,10 @@ class RemoteTraceback(Exception):
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most. This never raises.
 
-    The exception keeps its class and attributes if it can be pickled *and* rebuilt, which this function tries. If not, it arrives as an
-    UnknownError whose text has the class name and the text of the exception. A StopIteration would end loops of the receiver, so it becomes
-    an OutOfRangeError. `unpickling` means that the exception was raised before the function began; the RemoteTraceback then says so.
+    The exception keeps its class if that can be pickled *and* rebuilt, which this function tries; parts that are large or cannot be pickled
+    become texts. If the class cannot be rebuilt, an UnknownError arrives whose text has the class name and the text of the exception. A
+    StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. `unpickling` means that the exception was raised before
+    the function began; the RemoteTraceback then says so.
     """
     lines = traceback.format_exception(error)
     text = _cut("".join(lines))
@@ -561,6 +628,9 @@ def as_ordinary_error(error: BaseException) -> BaseException:
 
 _PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
+ERRORS_MAX: Final = 64
+"""How many members of a large ExceptionGroup are sent. A part of a large exception may have this fraction of its bytes."""
+
 _RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
 """Exceptions to expect from methods of a user's exception. KeyboardInterrupt is left out, because it may be the user's Ctrl-C."""
 
@@ -570,34 +640,85 @@ class _Bare:
     from the constructor's arguments.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, error: BaseException, args: tuple[Any, ...], state: dict[str, Any]) -> None:
+        self.error, self.args, self.state = error, args, state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_bare, (type(self.error), self.error.args, self.error.__dict__)
+        return _rebuild_bare, (type(self.error), self.args, self.state)
 
 
 def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = cls.__new__(cls, *args)
+    base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    error: BaseException = base.__new__(cls, *args)
+    with contextlib.suppress(Exception):
+        base.__init__(error, *args)  # sets what is not in `__dict__`, such as the parts of a UnicodeDecodeError
     error.args = args
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 
-def _pickled_error(error: BaseException) -> bytes:
-    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class, or the pickle is too large.
+class _Pickled:
+    """A value that is pickled already."""
 
-    The first attempt calls the class to make a copy. A copy with another text is rejected, because the class has got wrong arguments. The
-    second attempt makes the copy through `_Bare`.
+    def __init__(self, blob: bytes) -> None:
+        self.blob = blob
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loads, (self.blob, ())
+
+
+def _forms(error: BaseException) -> Iterator[Any]:
+    """Yield the forms in which to pickle an exception. Each loses more than the one before it: the rule of the class, parts that are large
+    or cannot be pickled, and in the end everything but the class and the text.
     """
-    for form, is_last in ((error, False), (_Bare(error), True)):
+    state = dict(attributes_of(error))
+    yield error
+    yield _Bare(error, error.args, state)
+    args = tuple(map(_portable, error.args)) if len(error.args) <= ERRORS_MAX else (text_of(error),)
+    if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
+        first, end = max(0, error.start - 16), min(error.end, error.start + 64)
+        place = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
+        args = (error.encoding, error.object[first : end + 16], error.start - first, end - first, place)
+    yield _Bare(error, args, {name: _portable(item) for name, item in state.items()})
+    yield _Bare(error, (text_of(error),), {})
+
+
+def _portable(part: Any) -> Any:
+    """Return a part of an exception in a form that can be pickled and rebuilt, as a text if nothing else can be."""
+    if isinstance(part, BaseException):
+        return _Pickled(_pickled_error(part) or pickle.dumps(UnknownError(f"{type_name(part)}: {text_of(part)}"), 5))
+    if isinstance(part, (list, tuple)) and part and isinstance(part[0], BaseException):
+        left_out = len(part) - ERRORS_MAX
+        rest = [UnknownError(f"{left_out} more errors were left out")] if left_out > 0 else []
+        return [*map(_portable, part[:ERRORS_MAX]), *rest]
+    if isinstance(part, str):
+        return _cut(part)
+    try:
+        blob = _dumps(part, None)
+        if len(blob) <= ERROR_BYTES_MAX // ERRORS_MAX:
+            pickle.loads(blob)
+            return _Pickled(blob)
+        problem = f"of {len(blob)} bytes"
+    except _RAISED_BY_METHODS:
+        problem = "that cannot be pickled"
+    return f"(a {type_name(part)} {problem} was left out)"
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class.
+
+    The first form, in which the class makes the copy, must give the same text and attributes. Otherwise the class has got wrong arguments.
+    """
+    for number, form in enumerate(_forms(error)):
         try:
             blob = _dumps(form, None)
-            copy = pickle.loads(blob)
+            copy = pickle.loads(blob) if len(blob) <= ERROR_BYTES_MAX else None
+            complete = dict(attributes_of(error)).keys() <= dict(attributes_of(copy)).keys()
+            if type(copy) is type(error) and (number > 0 or (complete and text_of(copy) == text_of(error))):
+                return blob
         except _RAISED_BY_METHODS:
             continue
-        if type(copy) is type(error) and (is_last or text_of(copy) == text_of(error)):
-            return blob if len(blob) <= ERROR_BYTES_MAX else b""
     return b""
 
 

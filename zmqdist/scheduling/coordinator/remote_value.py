@@ -439,13 +439,14 @@ class RemoteValueNotAllowed(ValueError):
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """Return `error`, or a ValueError in its place if a RemoteValueNotAllowed is among the causes of `error`."""
+    """Return `error` without its internal frames, or a ValueError in its place if a RemoteValueNotAllowed is among its causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RemoteValueNotAllowed):
+            error.__cause__ = None
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
-    return error
+    return error.with_traceback(None)
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:

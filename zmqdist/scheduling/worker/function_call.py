@@ -96,6 +96,9 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     except remote_results.InputLost as lost:
         return INPUT_LOST, remote_results.encode_loss(lost)
     except Exception as error:
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        if frames is not None and frames.tb_frame.f_code is pack.__code__:
+            error = error.with_traceback(None)  # no frame of it is the function's
         return ERROR, pack_error(error, unpickling=not began)
     except BaseException as error:
         return ERROR, pack_error(trusted.as_ordinary_error(error), unpickling=not began)
