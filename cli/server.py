@@ -130,10 +130,12 @@ def _of_text(text: str) -> ClusterSpec:
 
 
 def _of_environment(job: str | None, index: int | None) -> tuple[ClusterSpec, Any, Any]:
+    from zmqdist.cluster.resolvers.base import check_rpc_layer
     from zmqdist.resolvers import TFConfigClusterResolver
 
     try:
         found = TFConfigClusterResolver(job, index)
+        check_rpc_layer(found)
         cluster = found.cluster_spec()
         job, index = found.task_type, found.task_id
     except (ValueError, TypeError) as error:

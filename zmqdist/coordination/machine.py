@@ -43,6 +43,7 @@ from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
+from zmqdist.field_types import check_fields
 
 MISSING: Final = "missing"  # the task has not registered yet
 JOINING: Final = "joining"  # the task has registered, and waits until the other tasks have registered
@@ -79,6 +80,9 @@ class CoordinationConfig:
     new_incarnation_may_return: bool = False
     register_together: bool = False
     register_timeout_s: float = limits.CLUSTER_LOST_LIMIT_S
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class TaskError(NamedTuple):

@@ -37,10 +37,13 @@ from zmqdist.wire.hello import our_hello
 LAYER: Final = "zmq"
 
 
-def check_layer(rpc_layer: str) -> None:
-    """Raise ValueError unless `rpc_layer` is "zmq"."""
+def check_layer(rpc_layer: str, kind: str, address: str) -> None:
+    """Raise ValueError unless `rpc_layer` is "zmq". `kind` is "Server" or "Client"."""
     if rpc_layer != LAYER:
-        raise ValueError(f'Only the "{LAYER}" backend is supported at the moment, given {rpc_layer!r}')
+        raise ValueError(
+            f'Only the "{LAYER}" backend is supported at the moment, given {rpc_layer!r}: write '
+            f'{kind}.create("{LAYER}", {address!r})'
+        )
 
 
 def new_incarnation() -> int:
@@ -103,7 +106,7 @@ class RpcClient:
           FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security; or the address needs
             keys that are missing, or the secrets cannot be read.
         """
-        check_layer(rpc_layer)
+        check_layer(rpc_layer, "Client", address)
         return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
 
     def call(

@@ -54,10 +54,10 @@ class RpcServer:
           TypeError: `threads_max` is not an int.
           InvalidArgumentError: `address` is not a valid address.
         """
-        check_layer(rpc_layer)
+        check_layer(rpc_layer, "Server", address)
         return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
-    def register(self, name: str, fn: Callable[..., Any]) -> None:
+    def register(self, method_name: str, func: Callable[..., Any]) -> None:
         """Register a function as a method (`ZmqServer.register`)."""
         raise NotImplementedError("call this method on the server that Server.create returns")
 
@@ -102,8 +102,8 @@ class ZmqServer(RpcServer):
 
     def register(
         self,
-        name: str,
-        fn: Callable[..., Any],
+        method_name: str,
+        func: Callable[..., Any],
         input_signature: Any = None,
         output_signature: Any = None,
         *,
@@ -112,14 +112,16 @@ class ZmqServer(RpcServer):
         max_batch: int = 64,
         max_delay_ms: float = 1,
     ) -> None:
-        """Register `fn` as a method that every authenticated client may call. Use this before `start`.
+        """Register `func` as a method that every authenticated client may call. Use this before `start`.
 
-        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at the same time
-        unless `inline` or `batch` is set. All its runs share the state that `fn` captures, so guard that state with a lock.
+        The arguments and errors are those of `RpcService.register`, where `method_name` is `name` and
+        `func` is `fn`. The function runs in this process, in several threads at the same time unless
+        `inline` or `batch` is set. All its runs share the state that `func` captures, so guard that
+        state with a lock.
         """
         self._service.register(
-            name,
-            fn,
+            method_name,
+            func,
             input_signature,
             output_signature,
             inline=inline,

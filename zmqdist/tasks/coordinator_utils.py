@@ -22,7 +22,7 @@ def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None)
     The program's signal handlers stay in place: Ctrl-C stops the server, and this function raises KeyboardInterrupt.
 
     Args:
-      protocol: as for `zmqdist.Server`.
+      protocol: as for `zmqdist.Server`; by default the resolver's `rpc_layer`.
 
     Raises:
       ValueError: the task is neither a worker nor a ps.
@@ -33,6 +33,6 @@ def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None)
     job, index = cluster_resolver.task_type, cluster_resolver.task_id
     if job not in ("worker", "ps"):
         raise ValueError(f"Unexpected task_type to start a server: {job}; workers and ps have servers")
-    with Server(cluster_resolver.cluster_spec(), job, index, protocol) as server:
+    with Server(cluster_resolver.cluster_spec(), job, index, protocol or cluster_resolver.rpc_layer) as server:
         log.info("%s at %s", server.task, server.target)
         server.join()

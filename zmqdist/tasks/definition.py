@@ -50,7 +50,10 @@ def effective(
         definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
     definition.protocol = definition.protocol or PROTOCOLS[0]
     if definition.protocol not in PROTOCOLS:
-        raise NotFoundError(f"no protocol {definition.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+        raise NotFoundError(
+            f'no protocol {definition.protocol!r}; there is: {", ".join(PROTOCOLS)}. Write protocol="zmq" (in a resolver '
+            'rpc_layer="zmq"), or leave it out'
+        )
     if not isinstance(config or {}, Mapping):
         raise TypeError(f"the config of a server is a dict of options, not {config!r}")
     definition.default_session_config = merged(definition.default_session_config, config or {})

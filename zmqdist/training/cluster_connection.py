@@ -349,6 +349,9 @@ def connect(
                 "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
             )
         return _LocalCluster(source)
+    from zmqdist.cluster.resolvers.base import check_rpc_layer
+
+    check_rpc_layer(source)
     if source is None or _is_launched(source):
         return _launched(limit_s)
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):

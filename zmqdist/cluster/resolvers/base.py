@@ -30,6 +30,16 @@ def master_url(address: str, rpc_layer: str | None) -> str:
     return f"{rpc_layer}://{address}" if address and rpc_layer and "://" not in address else address
 
 
+def check_rpc_layer(resolver: Any) -> None:
+    """Raise ValueError if the program asks, by the `rpc_layer` of its resolver, for a protocol that zmqdist does not speak."""
+    layer = getattr(resolver, "rpc_layer", None)
+    if layer not in (None, "", "zmq"):
+        raise ValueError(
+            f'the resolver\'s rpc_layer is {layer!r}, and zmqdist speaks only zmq: write rpc_layer="zmq", or leave it out '
+            "of the resolver and of TF_CONFIG"
+        )
+
+
 class ClusterResolver(abc.ABC):
     """The base class of all resolvers."""
 

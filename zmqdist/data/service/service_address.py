@@ -68,8 +68,8 @@ def _address(service: Any) -> str:
         raise ValueError(f"Malformed `service` string has multiple '://': {service}.")
     if protocol not in ("", *PROTOCOLS):
         known = " ".join(PROTOCOLS)
-        text = (
-            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]"
+        raise NotFoundError(
+            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]; "
+            f'write "zmq://{address}"'
         )
-        raise NotFoundError(text)
     return address

@@ -12,15 +12,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from zmqdist import errors, limits
 from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
+from zmqdist.field_types import check_fields
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.registrations import job_problem, text_problem
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
+
+C = TypeVar("C", "DispatcherConfig", "WorkerConfig")
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """The two names of the only protocol, ZeroMQ over TCP."""
@@ -73,7 +76,7 @@ class DispatcherConfig(BrokerSettings):
     job_gc_check_interval_ms: int | None = None
     job_gc_timeout_ms: int | None = None
     worker_timeout_ms: int | None = None
-    worker_max_concurrent_snapshots: int = 0
+    worker_max_concurrent_snapshots: int | None = 0
     client_timeout_ms: int | None = None
     gc_dynamic_sharding_jobs: bool = False
     deployment_mode: str | None = None
@@ -84,18 +87,17 @@ class DispatcherConfig(BrokerSettings):
     insecure: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_more_than_0(lease_s=self.lease_s, reconnect_grace_s=self.reconnect_grace_s)
         if not self.cancel_grace_s >= 0:
             raise _invalid(f"cancel_grace_s is {self.cancel_grace_s}, wants 0 s or more")
         if self.attempts_max < 1:
             raise _invalid(f"attempts_max is {self.attempts_max}, wants 1 or more")
         _check_port(self.port)
-        _check_protocol(self.protocol)
+        _check_protocol(self)
         if self.fault_tolerant_mode and not self.work_dir:
             raise _invalid("Cannot enable fault tolerant mode without configuring a work dir")
         _check_advertised("advertise", self.advertise)
-        if isinstance(self.worker_addresses, str):
-            raise _invalid(f"worker_addresses is {self.worker_addresses!r}, wants a list of addresses")
         _check_not_negative(
             job_gc_check_interval_ms=self.job_gc_check_interval_ms,
             job_gc_timeout_ms=None if self.job_gc_timeout_ms == NEVER else self.job_gc_timeout_ms,
@@ -182,7 +184,7 @@ class WorkerConfig:
       NotFoundError: `data_transfer_protocol` is not known.
     """
 
-    dispatcher_address: str
+    dispatcher_address: str = ""
     worker_address: str | None = None
     port: int = 0
     protocol: str | None = None
@@ -190,11 +192,11 @@ class WorkerConfig:
     dispatcher_timeout_ms: int | None = None
     data_transfer_protocol: str | None = None
     data_transfer_address: str | None = None
-    worker_tags: Sequence[str] = ()
+    worker_tags: Sequence[str] | None = ()
     data_transfer_port: int = 0
-    cross_trainer_cache_size_bytes: int = 0
-    snapshot_max_chunk_size_bytes: int = 0
-    shutdown_quiet_period_ms: int = 0
+    cross_trainer_cache_size_bytes: int | None = 0
+    snapshot_max_chunk_size_bytes: int | None = 0
+    shutdown_quiet_period_ms: int | None = 0
     host: str | None = None
     job: str = "worker"
     index: int | None = None
@@ -214,6 +216,7 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
             raise _invalid("Must specify a `dispatcher_address`")
+        check_fields(self)
         if not 1 <= self.slots <= limits.SLOTS_MAX:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
         if self.threads_per_slot is not None and self.threads_per_slot < 1:
@@ -224,7 +227,7 @@ class WorkerConfig:
             raise _invalid(problem)
         _check_more_than_0(orphan_limit_s=self.orphan_limit_s)
         _check_port(self.port)
-        _check_protocol(self.protocol)
+        _check_protocol(self)
         self._check_data_transfer()
         _check_not_negative(
             heartbeat_interval_ms=self.heartbeat_interval_ms,
@@ -235,8 +238,6 @@ class WorkerConfig:
             schedule_start_delay_s=self.schedule_start_delay_s,
             schedule_start_delay_max_s=self.schedule_start_delay_max_s,
         )
-        if isinstance(self.worker_tags, str):
-            raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
         # In a config from JSON the tags are a list, so convert them to a tuple.
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
         if "" in (self.worker_tags or ()):
@@ -252,7 +253,9 @@ class WorkerConfig:
                     raise _invalid(f"{name} configures the second port: set data_transfer_protocol='zmq' as well")
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
-            raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
+            raise errors.NotFoundError(
+                f'{text} The available types are: [ {" ".join(PROTOCOLS)} ]; write data_transfer_protocol="zmq"'
+            )
         _check_advertised("worker_address", self.worker_address, BOUND_PORT)
         _check_advertised("data_transfer_address", self.data_transfer_address, DTS_PORT)
         if self.processes and self.data_transfer_port:
@@ -295,7 +298,7 @@ class WorkerConfig:
 
     @property
     def quiet_s(self) -> float:
-        return self.shutdown_quiet_period_ms / 1000
+        return (self.shutdown_quiet_period_ms or 0) / 1000
 
     def elements_at(self, bound: str) -> str:
         """Return the address at which readers reach the second port, which is bound at `bound` ("host:port")."""
@@ -357,9 +360,24 @@ def _check_port(port: int, name: str = "port") -> None:
         raise _invalid(f"{name} is {port}, wants 0 to 65535")
 
 
-def _check_protocol(protocol: str | None) -> None:
-    if protocol is not None and protocol not in PROTOCOLS:
+def _check_protocol(config: DispatcherConfig | WorkerConfig) -> None:
+    if config.protocol is not None and config.protocol not in PROTOCOLS:
         raise errors.FailedPreconditionError(
-            f"No credentials factory has been registered for protocol {protocol}. The available types are: "
-            f"[ {' '.join(PROTOCOLS)} ]",
+            f"No credentials factory has been registered for protocol {config.protocol}. The available types are: "
+            f"[ {' '.join(PROTOCOLS)} ]; write {type(config).__name__}(protocol='zmq'), or leave protocol out",
         )
+
+
+def config_of(kind: type[C], config: C | None, fields: dict[str, Any]) -> C:
+    """Return the config of a server that was made with a config, or with fields of it as keywords, as in TensorFlow 2.3.
+
+    Raises:
+      InvalidArgumentError: `config` is no config of this kind, or there are fields beside it.
+      TypeError: `kind` has no such field.
+    """
+    if config is None:
+        return kind(**fields)
+    if not isinstance(config, kind) or fields:
+        keywords = "port=0" if kind is DispatcherConfig else "port=0, dispatcher_address='host:port'"
+        raise _invalid(f"config is {config!r}, wants a {kind.__name__}, or no config and keywords such as {keywords}")
+    return config

@@ -51,7 +51,7 @@ from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, config_of
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
@@ -88,9 +88,10 @@ class DispatchServer:
     refers stops in the background. In a script `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
     Args:
-      config: a DispatcherConfig. None means the default config: a free port on loopback.
+      config: a DispatcherConfig. None means the config with `fields`, by default a free port on loopback.
       start: whether the constructor starts the server. If False, call `start()` later.
       listener: the descriptor of a listening TCP socket, which the server then owns and uses in place of the config's address.
+      fields: fields of the config, as in TensorFlow 2.3: `DispatchServer(port=0)`.
 
     Raises (from `start`):
       UnknownError: the server could not bind the port, because it is in use or the address does not belong to this host.
@@ -99,9 +100,9 @@ class DispatchServer:
     """
 
     def __init__(
-        self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None
+        self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None, **fields: Any
     ) -> None:
-        self._runtime = _Runtime(config or DispatcherConfig(), listener)
+        self._runtime = _Runtime(config_of(DispatcherConfig, config, fields), listener)
         self._lock = threading.Lock()
         if start:
             self.start()

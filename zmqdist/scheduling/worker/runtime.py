@@ -30,7 +30,7 @@ from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.dispatcher.config import WorkerConfig, config_of
 from zmqdist.scheduling.worker import children
 from zmqdist.scheduling.worker.fetch import Fetcher
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
@@ -82,9 +82,10 @@ class WorkerServer:
     aborts its running functions.
 
     Args:
-      config: a WorkerConfig.
+      config: a WorkerConfig. None means the config with `fields`.
       start: whether the constructor starts the worker. If False, call `start()` later.
       zygote: the process from which slot processes are forked. With None, the worker starts a zygote if it needs one.
+      fields: fields of the config, as in TensorFlow 2.3: `WorkerServer(port=0, dispatcher_address="host:port")`.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
@@ -96,8 +97,15 @@ class WorkerServer:
       ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
 
-    def __init__(self, config: WorkerConfig, start: bool = True, *, zygote: ZygoteProcess | None = None) -> None:
-        self._runtime = _Runtime(config, zygote)
+    def __init__(
+        self,
+        config: WorkerConfig | None = None,
+        start: bool = True,
+        *,
+        zygote: ZygoteProcess | None = None,
+        **fields: Any,
+    ) -> None:
+        self._runtime = _Runtime(config_of(WorkerConfig, config, fields), zygote)
         self._lock = threading.Lock()
         if start:
             self.start()

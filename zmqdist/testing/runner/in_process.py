@@ -60,7 +60,7 @@ def create_in_process_cluster(
       OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
     """
     if rpc_layer != "zmq":
-        raise ValueError(f"rpc_layer must be 'zmq', not {rpc_layer!r}")
+        raise ValueError(f"rpc_layer must be 'zmq', not {rpc_layer!r}: write rpc_layer=\"zmq\", or leave it out")
     from zmqdist.tasks.server import Server
 
     cluster = InProcessCluster(
