@@ -106,8 +106,8 @@ class Function:
 
     def __init__(self, func: Callable[..., Any], input_signature: Any, output_signature: Any) -> None:
         functools.update_wrapper(self, func)
-        self.input_signature = _signature("input_signature", input_signature)
-        self.output_signature = _signature("output_signature", output_signature)
+        self.input_signature = checked_signature("input_signature", input_signature)
+        self.output_signature = checked_signature("output_signature", output_signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
@@ -159,7 +159,8 @@ def function(
     return Function(func, input_signature, output_signature)
 
 
-def _signature(name: str, signature: Any) -> Any:
+def checked_signature(name: str, signature: Any) -> Any:
+    """Return a copy of a signature, or None. Raises TypeError, which names the argument, if a leaf is no TensorSpec."""
     if signature is None:
         return None
     for spec in nest.flatten(signature):

@@ -310,3 +310,10 @@ def test_the_module_and_the_installed_command_are_the_same() -> None:
         [Path(sys.executable).parent / "zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.stdout == run("--version").out
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, run("--version").out)

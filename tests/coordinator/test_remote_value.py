@@ -424,3 +424,9 @@ def test_callbacks_learn_of_errors_and_of_the_coordinators_end(threads: zd.local
         coordinator.schedule(waits, (tmp_path,)).add_done_callback(lambda value: called.append(type(value.exception())))
     until(lambda: called == [Broke, errors.CancelledError])
     go(tmp_path)
+
+
+@pytest.mark.parametrize("values", [[1], 1, "x", None, [[]]])
+def test_as_completed_takes_remote_values(in_threads: ClusterCoordinator, values: Any) -> None:
+    with pytest.raises(TypeError, match="as_completed wants RemoteValues, which schedule returns, not"):
+        in_threads.as_completed(values)

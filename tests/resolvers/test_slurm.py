@@ -328,3 +328,19 @@ def test_jobs_that_do_not_fill_the_tasks_are_a_runtime_error(slurm: Slurm) -> No
     three_nodes(slurm)
     with pytest.raises(RuntimeError, match=r"the jobs \(ps: 1, worker: 2\) have 3 tasks together, but Slurm gives 6"):
         SlurmClusterResolver(jobs=PS_AND_WORKERS, tasks_per_node=2)
+
+
+@pytest.mark.parametrize(
+    ("port_base", "text"),
+    [
+        (68887, "port_base is 68887, and the tasks of a host have the ports up to 68888: wants 1 to 65535"),
+        (65535, "up to 65536"),
+        (0, "port_base is 0"),
+        ("8888", "port_base is '8888', wants int"),
+        (True, "port_base is True, wants int"),
+    ],
+)
+def test_ports_that_do_not_exist_are_refused(slurm: Slurm, port_base: Any, text: str) -> None:
+    three_nodes(slurm)
+    with pytest.raises(ValueError, match=text):
+        SlurmClusterResolver(jobs={"worker": 6}, port_base=port_base, tasks_per_node=2)

@@ -323,3 +323,9 @@ def test_an_async_function_is_refused(kind: str) -> None:
 def test_a_generator_function_cannot_be_inline() -> None:
     with pytest.raises(ValueError, match="m: a generator function has a thread of its own"):
         ZmqServer("127.0.0.1:0").register("m", numbers, inline=True)
+
+
+def test_output_specs_that_are_no_specs_are_refused(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(three=three).address)
+    with pytest.raises(TypeError, match="output_specs holds TensorSpecs only, not 5"):
+        client.call("three", [1], output_specs=5)

@@ -228,13 +228,14 @@ def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(connect: Co
         assert client.snapshot().messages_sent == before + 1
 
 
-def test_a_forked_child_does_not_close_the_streams_of_its_parent(child: Child) -> None:
+def test_a_forked_child_neither_reads_nor_closes_the_streams_of_its_parent(child: Child) -> None:
     assert child(FORKED).communicate(timeout=30)[0] == "0 1 2 3 4\n"
 
 
 FORKED = """
 import os
 import warnings
+from zmqdist.errors import FailedPreconditionError
 from zmqdist.rpc import Client, Server
 def upto(count):
     yield from range(count)
@@ -247,8 +248,12 @@ got = [next(stream)]
 warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # Python 3.12: such a fork may deadlock
 pid = os.fork()
 if not pid:
-    stream.close()
-    os._exit(0)
+    try:
+        next(stream)
+    except FailedPreconditionError:  # the items that have arrived are the parent's
+        stream.close()
+        os._exit(0)
+    os._exit(1)
 assert os.waitpid(pid, 0)[1] == 0
 print(*got, *stream, flush=True)
 client.close()
@@ -653,3 +658,21 @@ def test_what_decoding_of_items_raises_is_no_end_of_the_stream(
     monkeypatch.setattr(streams, "decode_items", decode)
     with pytest.raises(MemoryError, match="no memory for items"):
         list(client.stream("count"))
+
+
+def test_a_stream_that_another_thread_reads_says_so(serve: Serve, connect: Connect) -> None:
+    goes_on = threading.Event()
+
+    def slow() -> Iterator[int]:
+        goes_on.wait(30)
+        yield 1
+
+    client = connect(serve(slow=slow).address)
+    with client.stream("slow") as stream:
+        reader = threading.Thread(target=next, args=(stream,))
+        reader.start()
+        until(lambda: client.snapshot().threads_waiting)
+        with pytest.raises(errors.FailedPreconditionError, match="another thread or task reads this stream of 'slow'"):
+            next(stream)
+        goes_on.set()
+        reader.join()

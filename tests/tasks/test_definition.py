@@ -59,6 +59,8 @@ def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any,
         ({"worker": "a:1"}, None, None, TypeError, "'worker'"),
         ({"worker": [7]}, None, None, TypeError, "'worker'"),
         (ServerDef(ClusterDef(), "worker", 0), None, None, InvalidArgumentError, "not defined in cluster"),
+        (TWO_JOBS, "worker", True, InvalidArgumentError, "task_index is True, wants int"),
+        (TWO_JOBS, "worker", "0", InvalidArgumentError, "task_index is '0', wants int"),
     ],
 )
 def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: type[Exception], expected: str) -> None:

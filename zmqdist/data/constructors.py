@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqdist.data.ops import sources
 from zmqdist.data.ops.base import PickledFunction
-from zmqdist.data.structure import without_attrs
+from zmqdist.data.structure import declared_spec
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 
@@ -99,7 +99,7 @@ class DatasetConstructors(Tree):
           TypeError: `generator` is not callable, or both `output_signature` and `output_types` were passed.
           InvalidArgumentError: while iterating, an item does not fit the signature.
         """
-        spec = without_attrs(output_signature)
+        spec = declared_spec("output_signature", output_signature)
         if spec is not None and output_types is not None:
             raise TypeError("from_generator takes output_signature or output_types, not both")
         if output_types is not None:
@@ -122,7 +122,7 @@ class DatasetConstructors(Tree):
         Raises:
           TypeError: `source` is an iterator, which can be read only once, or a mapping, or is neither iterable nor readable by position.
         """
-        spec = without_attrs(output_signature)
+        spec = declared_spec("output_signature", output_signature)
         if isinstance(source, Mapping):
             raise TypeError(
                 "the items of a mapping have no order: pass a list, or call from_tensor_slices() for a dict of arrays"

@@ -44,7 +44,16 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.reductions import DatasetResults
-from zmqdist.data.structure import UNKNOWN_SPEC, checked_int, common_spec, element, invalid, is_dataset, without_attrs
+from zmqdist.data.structure import (
+    UNKNOWN_SPEC,
+    checked_int,
+    common_spec,
+    declared_spec,
+    element,
+    invalid,
+    is_dataset,
+    without_attrs,
+)
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
@@ -121,7 +130,9 @@ class Dataset(DatasetConstructors, DatasetResults):
           DataLossError: `save` used another compression, or the file that describes the saved dataset is damaged.
           OpError: while iterating, a `distributed_save` that was still running has failed with this error.
         """
-        made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
+        made: Dataset = saving.load(
+            os.fspath(path), declared_spec("element_spec", element_spec), compression, reader_func, wait
+        )
         return made
 
     # -- element by element --
@@ -148,7 +159,9 @@ class Dataset(DatasetConstructors, DatasetResults):
             computes the first element to learn the spec.
         """
         function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
-        return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic))
+        return self._then(
+            elementwise.Map(function, declared_spec("output_signature", output_signature), calls, deterministic)
+        )
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """Map with a state. `scan_func(state, element)` returns (next state, output element), and `initial_state` is the first state."""

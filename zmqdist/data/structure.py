@@ -138,6 +138,19 @@ def without_attrs(structure: Any) -> Any:
     return map_items(without_attrs, structure)
 
 
+def declared_spec(argument: str, spec: Any) -> Any:
+    """Return the spec that a user passed as an argument, with namedtuples for objects of attrs classes. Raises TypeError, which names the
+    argument, if a leaf is no spec.
+    """
+
+    def check(part: Any) -> Any:
+        if not isinstance(part, (tuple, dict, TensorSpec, DatasetSpec, _Unknown)):
+            raise TypeError(f"{argument} holds TensorSpecs in tuples and dicts, not {part!r}")
+        return map_items(check, part)
+
+    return None if spec is None else check(without_attrs(spec))
+
+
 def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
     """Return a tuple, namedtuple or dict with `change` applied to each item. Return any other value unchanged."""
     if isinstance(structure, tuple):

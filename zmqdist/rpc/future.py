@@ -10,7 +10,7 @@ from zmqdist.callbacks import NotAFuture, check_callback
 from zmqdist.errors import InvalidArgumentError, OpError, from_code
 from zmqdist.rpc import payload
 from zmqdist.rpc.handler_errors import code_and_message
-from zmqdist.specs import convert
+from zmqdist.specs import checked_signature, convert
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 
@@ -175,7 +175,7 @@ def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
 
 def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
     """Return a function that reads the leaves of a reply and returns them as arrays, in the structure of `specs`."""
-    wanted = nest.flatten(specs)
+    wanted = nest.flatten(checked_signature("output_specs", specs))
 
     def read(call: ClientCall, address: str) -> Any:
         leaves = as_leaves(call, address) or []

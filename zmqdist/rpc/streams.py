@@ -13,6 +13,7 @@ Not here: the generator (generators.py).
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Sequence
 from math import inf
@@ -56,6 +57,7 @@ class Stream:
         self._number = next(_numbers)
         self._ready: deque[tuple[bytes, Sequence[Any]]] = deque()
         self._failure: Exception | None = None
+        self._turn = threading.Lock()
         self._call: ClientCall | None = None
         body, parts = payload.pack((self._number, method, arguments))
         call = ClientCall(OPEN, body, snapshot(parts, lends=channel.shares_memory, still=False) if parts else (), due)
@@ -67,26 +69,43 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
-        while not self._ready and self._call is not None:
-            self._channel.wait(self._call)
-            self._take()
-        return self._first()
+        self._enter_turn()
+        try:
+            while not self._ready and self._call is not None:
+                self._channel.wait(self._call)
+                self._take()
+            return self._first()
+        finally:
+            self._turn.release()
+
+    def _enter_turn(self) -> None:
+        """Take the lock of the reading thread. Raises FailedPreconditionError after a fork, or while another
+        thread or task reads the stream.
+        """
+        self._channel.check_process()
+        if not self._turn.acquire(blocking=False):
+            raise FailedPreconditionError(
+                f"another thread or task reads this stream of {self._method!r}: only one may read it at a time"
+            )
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Any:
-        while not self._ready and self._call is not None:
-            try:
-                await ended(self._channel, self._call)
-            except BaseException:  # the asyncio task was cancelled, and `ended` has cancelled the call in flight
-                self.close()
-                raise
-            self._take()
+        self._enter_turn()
         try:
+            while not self._ready and self._call is not None:
+                try:
+                    await ended(self._channel, self._call)
+                except BaseException:  # the asyncio task was cancelled, and `ended` has cancelled the call in flight
+                    self.close()
+                    raise
+                self._take()
             return self._first()
         except StopIteration:
             raise StopAsyncIteration from None
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """End the stream at this client and at the server. Items that the caller has not taken are lost. Idempotent."""

@@ -380,8 +380,9 @@ def _array(leaf: Any) -> Array:
     """Return a leaf as an array in C order, the order in which arrays travel. Raises TypeError if the leaf is no array of plain values."""
     array = np.asarray(plain_array(leaf, "a collective"), order="C")
     if array.dtype.hasobject:
+        given = f"one of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise TypeError(
-            f"wanted an array, not {type(leaf).__name__}; send objects by broadcast_object and all_gather_object"
+            f"wanted an array of numbers, not {given}; send objects by broadcast_object and all_gather_object"
         )
     return array
 

@@ -14,6 +14,7 @@ from zmqdist.addresses import join_address
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import InvalidArgumentError, NotFoundError
+from zmqdist.field_types import check_type
 from zmqdist.transport.endpoint import split
 
 PROTOCOLS: Final = ("zmq",)
@@ -48,6 +49,8 @@ def effective(
         job = _the_only("which job", spec.jobs) if job_name is None else job_name
         index = _the_only(f"which task of job {job!r}", spec.task_indices(job)) if task_index is None else task_index
         definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
+    check_type("job_name", definition.job_name, str, "str")
+    check_type("task_index", definition.task_index, int, "int")
     definition.protocol = definition.protocol or PROTOCOLS[0]
     if definition.protocol not in PROTOCOLS:
         raise NotFoundError(

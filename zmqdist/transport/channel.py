@@ -150,6 +150,10 @@ class Channel:
         with self._guard:
             self._submit(call, False)
 
+    def check_process(self) -> None:
+        """Raise FailedPreconditionError after a fork."""
+        self._guard.check()
+
     def call_and_wait(self, call: ClientCall) -> None:
         """Send the call and wait until it has ended. Raises the errors of `submit`, and KeyboardInterrupt."""
         with self._guard as shielded:

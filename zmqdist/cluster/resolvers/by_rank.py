@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from zmqdist.addresses import PORT_MAX
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
+from zmqdist.field_types import check_type
 
 
 class ResolverByRank(ClusterResolver):
     """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
+        check_type("port_base", port_base, int, "int")
         self._launched = launched_cluster()
         self._port_base = port_base
         self._rpc_layer = rpc_layer
@@ -30,8 +33,14 @@ class ResolverByRank(ClusterResolver):
 
     def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
         """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host. The hosts are in the order
-        in which ranks fill them. The values are not checked.
+        in which ranks fill them. Only the ports are checked.
         """
+        last = self._port_base + max(per_node.values(), default=1) - 1
+        if not 1 <= self._port_base <= last <= PORT_MAX:
+            raise ValueError(
+                f"port_base is {self._port_base}, and the tasks of a host have the ports up to {last}: wants 1 to {PORT_MAX} for "
+                "all of them"
+            )
         self._rank = rank
         self._jobs = dict(jobs)
         self._per_node = dict(per_node)

@@ -441,8 +441,9 @@ class Interleave(Op):
     def dataset_of(self, x: Any) -> DatasetLike:
         """Return the dataset that the function returns for an element. Raises TypeError if the function returns no dataset."""
         fn = self.function.value
+        called = "flat_map" if (self.cycle_length, self.block_length, self.parallel) == (1, 1, 0) else self.name
         with in_function():
-            return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
+            return returned_dataset(fn(*x) if type(x) is tuple else fn(x), called)
 
 
 # -- one of several at a time ---------------------------------------------------------------------------------------

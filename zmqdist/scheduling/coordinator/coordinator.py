@@ -326,8 +326,13 @@ class ClusterCoordinator:
         """Yield each RemoteValue once, in the order in which the functions end.
 
         Raises:
+          TypeError: `values` is not an iterable of RemoteValues.
           DeadlineExceededError: not all functions have ended `timeout` seconds after the first `next`.
         """
+        values = list(values) if isinstance(values, Iterable) else [values]
+        for value in values:
+            if not isinstance(value, RemoteValue):
+                raise TypeError(f"as_completed wants RemoteValues, which schedule returns, not {value!r}")
         return in_order_of_completion(values, seconds(timeout))
 
     def workers(self) -> list[str]:

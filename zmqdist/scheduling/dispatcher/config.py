@@ -239,10 +239,11 @@ class WorkerConfig:
             schedule_start_delay_max_s=self.schedule_start_delay_max_s,
         )
         # In a config from JSON the tags are a list, so convert them to a tuple.
-        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
-        if "" in (self.worker_tags or ()):
+        tags = tuple(self.worker_tags or ())
+        object.__setattr__(self, "worker_tags", tags)
+        if "" in tags:
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
-        if problem := "".join(text_problem("a tag", tag) for tag in self.worker_tags):
+        if problem := "".join(text_problem("a tag", tag) for tag in tags):
             raise _invalid(problem)
 
     def _check_data_transfer(self) -> None:
