@@ -71,6 +71,7 @@ print(all_of_it())
 )
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["zygote", "command"])
 def test_no_file_of_the_program_s_folders_runs_in_place_of_a_module_that_a_child_needs(
     tmp_path: Path, how: str
@@ -81,7 +82,7 @@ def test_no_file_of_the_program_s_folders_runs_in_place_of_a_module_that_a_child
     script.write_text(PROGRAM)
     (tmp_path / "mine.py").write_text("value = 7\n")
     done = subprocess.run(
-        [sys.executable, script, how], cwd=folder, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, script, how], cwd=folder, capture_output=True, text=True, timeout=170, check=False
     )
     imitated = tmp_path / "imitated"
     assert not imitated.exists(), imitated.read_text()
