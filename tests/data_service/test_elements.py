@@ -16,6 +16,7 @@ import zmqdist as zd
 from tests.wire.wire_values import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.padding import Ragged
+from zmqdist.data.service.batch_compression import compress_batch, decompress_batch
 from zmqdist.data.service.elements import EACH, ROW_BYTES_MAX, ROWS, SCALARS, check_spec, pack, unpack, weigh
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec
 from zmqdist.errors import InvalidArgumentError, UnimplementedError, WireError
@@ -293,3 +294,14 @@ def test_the_first_leaf_that_does_not_fit_is_named(change: dict[str, Any], told:
 def test_an_array_in_place_of_a_dataset_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match=r"element\[0\]: expected a dataset, given ndarray"):
         check_spec([(np.zeros(1),)], (DatasetSpec(TensorSpec((), "i8")),))
+
+
+@pytest.mark.parametrize("codec", ["", "LZ4"])
+@pytest.mark.parametrize(("count", "nbytes"), [(300, 60_000), (1_100, 70_000), (40_000, 80)])
+def test_a_wide_element_is_sent_whatever_the_number_and_size_of_its_arrays(count: int, nbytes: int, codec: str) -> None:
+    element = {f"c{number}": np.full(nbytes // 8, number) for number in range(count)}
+    body, frames = safe.encode(compress_batch(pack([element]), codec))
+    value = decompress_batch(safe.decode(body, [bytearray(frame) for frame in frames], "p"), "p")
+    [back] = unpack(value, "p")
+    assert list(back) == list(element)
+    assert all(np.array_equal(back[name], column) and back[name].flags.writeable for name, column in element.items())

@@ -31,6 +31,7 @@ from zmqdist.limits import (
 )
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe
+from zmqdist.wire.arrays import frozen
 
 slow_ok = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
 
@@ -81,8 +82,8 @@ def test_large_values_travel_in_frames() -> None:
         "b": (b"y" * 2**20, large[::2], np.asfortranarray(large[:-1].reshape(256, 256))),
     }
     body, frames = safe.encode(value)
-    assert len(body) < 3 * INLINE_BYTES_MAX
-    assert len(frames) == 3
+    assert len(body) < INLINE_BYTES_MAX
+    assert len(frames) == 4, "three large parts, and the joined frame with the others"
     assert same(value, travel(value))
 
 
@@ -214,11 +215,35 @@ def test_a_value_that_is_too_long_for_its_message_is_refused() -> None:
         safe.encode([0.5] * (SAFE_BODY_BYTES_MAX // 9 + 1))
 
 
-def test_a_value_with_more_arrays_than_a_message_has_frames_is_refused() -> None:
-    array = np.zeros(INLINE_BYTES_MAX + 1, "u1")
-    assert len(safe.encode([array] * (FRAMES_MAX - 1))[1]) == FRAMES_MAX - 1
-    with pytest.raises(InvalidArgumentError, match="join them"):
-        safe.encode([array] * FRAMES_MAX)
+@pytest.mark.parametrize("count", [FRAMES_MAX - 2, FRAMES_MAX - 1, FRAMES_MAX + 500])
+def test_a_value_may_have_more_arrays_than_a_message_has_frames(count: int) -> None:
+    value = [np.full(INLINE_BYTES_MAX + 1, number % 256, "u1") for number in range(count)]
+    body, frames = safe.encode(value)
+    assert len(frames) == min(count, FRAMES_MAX - 1)
+    back = safe.decode(body, [bytearray(frame) for frame in frames], "peer")
+    assert all(np.array_equal(one, two) and two.flags.writeable for one, two in zip(value, back, strict=True))
+
+
+def test_parts_of_medium_size_do_not_count_against_the_bound_of_the_body() -> None:
+    count = 2 * SAFE_BODY_BYTES_MAX // INLINE_BYTES_MAX
+    value = {
+        f"{number}": (np.full(8192, number), np.ones(32, ">f8"), "x" * 60_000, b"y" * 60_000, number)
+        for number in range(count)
+    }
+    body, frames = safe.encode(value)
+    assert len(body) < 2**20
+    assert [type(frame) for frame in frames] == [bytes], "one joined frame"
+    back = safe.decode(body, [bytearray(frame) for frame in frames], "peer")
+    assert same(value, back)
+    back["1"][0][:] = 7  # each array has memory of its own
+    assert same(value["2"], back["2"])
+
+
+def test_frozen_arrays_of_the_joined_frame_stay_frozen() -> None:
+    array = frozen(np.arange(8192))
+    back = travel([array] * 40)
+    assert not any(one.flags.writeable for one in back)
+    assert same([np.arange(8192)] * 40, back)
 
 
 @pytest.mark.parametrize("value", [nested(DEPTH_MAX), {"a": nested(DEPTH_MAX - 1)}, {0: nested(DEPTH_MAX - 1)}])
@@ -350,7 +375,17 @@ def _packed(item: Any) -> bytes:
         (_packed(1), 1, "frames are not used"),
         (_packed([6, 1, 2]), 0, "floats"),
         (_packed([8, b"\xff"]), 0, "utf-8"),
-        (_packed([9, b"x"]), 0, "the bytes stand in the body"),
+        (_packed([9, b"x"]), 0, "the place of bytes in the frames belongs"),
+        (_packed([4, "<f4", [1], False, 4]), 0, "the joined frame is missing"),
+        (_packed([4, "<f4", [1], False, 4]), 2, "1 frames are not used"),
+        (_packed([4, "<f4", [1], False, 5]), 1, "not in the joined frame"),
+        (_packed([4, "<f4", [1], False, -4]), 1, "not in the joined frame"),
+        (_packed([4, "<f4", [1], False, 2**63]), 1, "not in the joined frame"),
+        (_packed([4, "|u1", [2], False, 2]), 1, "2 bytes of the joined frame are not used"),
+        (_packed([1, [9, 3], [8, 2]]), 1, "not in the joined frame"),
+        (_packed([1, [4, "<f4", [1], False, None], [9, 4]]), 1, "the joined frame is missing"),
+        (_packed([1, [9, 4], [4, "<f4", [1], False, None]]), 1, "a frame is missing"),
+        (_packed([9, True]), 1, "the place of bytes in the frames belongs"),
         (_packed([10, 3, "<f4", None]), 0, "TensorSpec"),
         (_packed([10, [-1], "<f4", None]), 0, "negative"),
         (_packed([1, *([3, f"P{i}", ["x"], 1] for i in range(NAMEDTUPLE_KINDS_MAX + 1))]), 0, "kinds of namedtuple"),

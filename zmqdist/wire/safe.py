@@ -14,7 +14,10 @@ Form
     The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves. A dict that has only str as keys
     is encoded as a map. Every other value is encoded as a MessagePack array that begins with a tag of `_READERS`. A second, careful attempt
     (`_Writer`), which encodes only large or difficult values, also uses tags for each str and dict. Large parts (arrays, and after the
-    careful attempt also str and bytes) are in the frames, in the order of a walk through the value from left to right.
+    careful attempt also str and bytes) are in the frames, in the order of a walk through the value from left to right. In place of a part
+    the body has None if the part is a frame, or the number of its bytes if it is in the joined frame, which is the last one. The joined
+    frame has the parts of medium size of a large value, which would otherwise be copied ten times with the body, and all parts for which
+    there are not enough frames.
 
 Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
 """
@@ -67,6 +70,9 @@ _CAREFUL_BYTES = 2**20
 way.
 """
 
+_JOINED_BYTES_MIN = 32
+"""Bytes. A smaller part of a large value is in the body, because a place in the joined frame saves nothing."""
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -81,21 +87,41 @@ class _TooDeep(_Refused):
     """The error for a value that is nested too deeply. The codec does not search for the place of this value."""
 
 
+class _TooManyBytes(Exception):
+    """The error that ends the first attempt early, when the arrays in the body have more than _CAREFUL_BYTES."""
+
+
 class _Writer:
     """The state while one value is encoded.
 
     Attributes:
-      frames: the large parts that were found so far.
+      frames: the large parts that were found so far, each of which is a frame.
+      joined: the parts that were found so far for the joined frame.
+      inline_bytes: bytes of the arrays in the body.
       careful: whether this is the second attempt, which checks each int, str and bytes. Only large or difficult values need it.
       plain: types that MessagePack encodes without help.
     """
 
-    __slots__ = ("careful", "frames", "plain")
+    __slots__ = ("careful", "frames", "inline_bytes", "joined", "plain")
 
     def __init__(self, careful: bool) -> None:
         self.frames: list[Any] = []
+        self.joined: list[Any] = []
+        self.inline_bytes = 0
         self.careful = careful
         self.plain = _ALWAYS_PLAIN if careful else _PLAIN
+
+    def is_inline(self, nbytes: int) -> bool:
+        """Return whether a part with so many bytes belongs into the body."""
+        return nbytes <= (_JOINED_BYTES_MIN if self.careful else INLINE_BYTES_MAX)
+
+    def large(self, data: Any, nbytes: int) -> int | None:
+        """Take a part that does not belong into the body. Return what the body has in place of it."""
+        if nbytes > INLINE_BYTES_MAX and len(self.frames) < FRAMES_MAX - 2:
+            self.frames.append(data)
+            return None
+        self.joined.append(data)
+        return nbytes
 
 
 def encode(value: Any) -> tuple[bytes, list[Any]]:
@@ -129,7 +155,7 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
     try:
         try:
             body = _pack(_node(value, out, 0))
-        except (OverflowError, ValueError):
+        except (OverflowError, ValueError, _TooManyBytes):
             body = None
         if body is None or len(body) > _CAREFUL_BYTES:
             out = _Writer(careful=True)
@@ -141,11 +167,8 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
             f"a value of {len(body)} bytes without its large arrays; at most {SAFE_BODY_BYTES_MAX} travel in one call: "
             "send long lists of numbers as arrays, or in several calls"
         )
-    if len(out.frames) >= FRAMES_MAX:
-        _invalid(
-            f"a value with {len(out.frames)} arrays and texts above {INLINE_BYTES_MAX} bytes; at most {FRAMES_MAX - 1} travel in one "
-            "call: join them, or send several calls"
-        )
+    if out.joined:
+        out.frames.append(b"".join(out.joined))
     return body, out.frames
 
 
@@ -232,11 +255,14 @@ def _write_array(value: Any, out: _Writer, depth: int) -> Any:
     described = _described(value.dtype, "an array")
     fortran = is_fortran(value)
     node: Any
-    if value.nbytes > INLINE_BYTES_MAX:
-        out.frames.append(bytes_of(value))
-        node = (_ARRAY, described, value.shape, fortran, None)
-    else:
+    nbytes = value.nbytes
+    if out.is_inline(nbytes):
+        out.inline_bytes += nbytes
+        if out.inline_bytes > _CAREFUL_BYTES and not out.careful:
+            raise _TooManyBytes
         node = (_ARRAY, described, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+    else:
+        node = (_ARRAY, described, value.shape, fortran, out.large(bytes_of(value), nbytes))
     return (_FROZEN, node) if is_frozen(value) else node
 
 
@@ -247,7 +273,7 @@ def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
     if isinstance(value, np.bytes_):
         return (_SCALAR, "S", bytes(value))
     _, described, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
-    if data is None:
+    if type(data) is not bytes:
         raise _Refused(f"is a scalar of {value.nbytes} bytes: make it an array")
     return (_SCALAR, described, data)
 
@@ -264,17 +290,13 @@ def _write_int(value: int, out: _Writer, depth: int) -> Any:
 
 def _write_str(value: str, out: _Writer, depth: int) -> Any:
     data = value.encode("utf-8", "surrogatepass")  # a str may hold halves of surrogate pairs, as some file names do
-    if len(data) > INLINE_BYTES_MAX:
-        out.frames.append(data)
-        return (_TEXT, None)
-    return (_TEXT, data)
+    return (_TEXT, data if out.is_inline(len(data)) else out.large(data, len(data)))
 
 
 def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
     data = value if type(value) is bytes else bytes(value)
-    if out.careful and len(data) > INLINE_BYTES_MAX:
-        out.frames.append(data)
-        return (_BYTES, None)
+    if out.careful and not out.is_inline(len(data)):
+        return (_BYTES, out.large(data, len(data)))
     return data
 
 
@@ -334,10 +356,12 @@ def _invalid(message: str) -> NoReturn:
 class _Reader:
     """The state while one value is decoded: the unused frames, and the kinds of namedtuple that were met so far."""
 
-    __slots__ = ("_frames", "_kinds", "frames_left")
+    __slots__ = ("_frames", "_joined", "_kinds", "_last", "frames_left")
 
     def __init__(self, frames: Sequence[Any]) -> None:
         self._frames = iter(frames)
+        self._last = frames[-1] if frames else b""
+        self._joined: memoryview | None = None
         self.frames_left = len(frames)
         self._kinds: dict[tuple[str, tuple[str, ...]], type] = {}
 
@@ -347,6 +371,25 @@ class _Reader:
             raise ValueError("a frame is missing")
         self.frames_left -= 1
         return next(self._frames)
+
+    def from_joined(self, nbytes: int) -> memoryview:
+        """Return the next bytes of the joined frame."""
+        if self._joined is None:
+            if self.frames_left == 0:
+                raise ValueError("the joined frame is missing")
+            self.frames_left -= 1
+            self._joined = memoryview(self._last).cast("B")
+        part, self._joined = self._joined[:nbytes], self._joined[nbytes:]
+        if not 0 <= nbytes == part.nbytes:
+            raise ValueError("a part that is not in the joined frame")
+        return part
+
+    def check_end(self) -> None:
+        """Raise ValueError if a frame, or a part of one, was not used."""
+        if self.frames_left:
+            raise ValueError(f"{self.frames_left} frames are not used")
+        if self._joined:
+            raise ValueError(f"{self._joined.nbytes} bytes of the joined frame are not used")
 
     def kind(self, name: Any, fields: Any) -> Any:
         """Return the namedtuple class with a name and fields. The number of such classes in a value is bounded, because making a class
@@ -397,8 +440,7 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
                 return tuple(node[1:])
         reader = _Reader(frames)
         value = _value(node, reader, 0)
-        if reader.frames_left:
-            raise ValueError(f"{reader.frames_left} frames are not used")
+        reader.check_end()
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return value
@@ -491,7 +533,7 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
         if type(data) is not np.ndarray and memoryview(data).readonly:
             data = bytearray(data)
     else:
-        data = bytearray(_bytes_in(data))
+        data = bytearray(reader.from_joined(data) if type(data) is int else _bytes_in(data))
     return rebuild(dtype_from_json(described), shape, fortran, data)
 
 
@@ -525,13 +567,17 @@ def _read_big_int(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
     data = _exactly(node, 2)[1]
-    return (bytes(reader.frame()) if data is None else _bytes_in(data)).decode("utf-8", "surrogatepass")
+    return (_bytes_in(data) if type(data) is bytes else _framed(data, reader)).decode("utf-8", "surrogatepass")
 
 
 def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
-    if _exactly(node, 2)[1] is not None:
-        raise ValueError("the bytes stand in the body, but their tag says that they are in a frame")
-    return bytes(reader.frame())
+    return _framed(_exactly(node, 2)[1], reader)
+
+
+def _framed(data: Any, reader: _Reader) -> bytes:
+    if data is not None and type(data) is not int:
+        raise ValueError("another value where the place of bytes in the frames belongs")
+    return bytes(reader.frame() if data is None else reader.from_joined(data))
 
 
 def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:

@@ -24,8 +24,8 @@ Rules
     For any value, `unpack` either returns elements or raises WireError. The elements take about as much memory as the value, except that an
     entry of one byte becomes an object of about 100 bytes.
 
-The safe codec accepts values of up to 7 MiB, without their large arrays, and up to a thousand large arrays. `fits` keeps a batch below
-these bounds.
+The safe codec has no bound for the bytes and the number of the arrays, texts and bytes of a batch, but one for the rest, which `fits` does
+not let several elements reach: the structure, its keys, and scalars.
 
 Not here: the encoding into bytes (wire/safe.py).
 """
@@ -122,6 +122,8 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
+    if len(items) == 1:  # for example a wide element, which is a batch: a column would only be copied
+        return [EACH, element(first)]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
     # Send empty arrays one by one, because a received column of no bytes could claim any number of rows. Send arrays of structured dtypes
     # one by one too, because their fields may have gaps, and arrays that have no room for another axis.
@@ -244,8 +246,8 @@ _OBJECT_BYTES: Final = 64
 
 INLINE_BYTES: Final = 4 << 20
 ARRAYS_MAX: Final = 500
-"""The largest number of bytes of a batch without its large arrays, and the largest number of large arrays. Both are well below the bounds
-of the safe codec."""
+"""The largest number of bytes of a batch of several elements without its large arrays, and the largest number of its large arrays. More of
+them have no frames of their own, and are copied."""
 
 
 def fits(elements: Iterable[Any], bytes_max: int) -> int:
