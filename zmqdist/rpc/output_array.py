@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.plain_arrays import what_is_lost
 from zmqdist.rpc import payload
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.transfers import allocate_fresh
@@ -27,8 +26,8 @@ class OutputArray:
         """Use the array `out`. Raises InvalidArgumentError if `out` cannot receive an array."""
         if not isinstance(out, np.ndarray):
             raise InvalidArgumentError(f"out: wanted a NumPy array, given a {type(out).__name__}")
-        if loss := what_is_lost(out):
-            raise InvalidArgumentError(f"out: {loss}")
+        if isinstance(out, np.ma.MaskedArray):
+            raise InvalidArgumentError("out: the mask of a masked array would hide what is received: pass out.data")
         if not out.flags.writeable:
             raise InvalidArgumentError("out: the array is read-only")
         if not out.flags.forc:

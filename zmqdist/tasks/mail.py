@@ -34,7 +34,6 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
-from zmqdist.plain_arrays import what_is_lost
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.future import outcome_of, read_as
 from zmqdist.rpc.internal_client import start
@@ -282,8 +281,8 @@ def check_out(out: Any) -> None:
     """Check that `out` is None or an array into which a value can be received. Raises InvalidArgumentError."""
     if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
         raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
-    if loss := what_is_lost(out):
-        raise InvalidArgumentError(f"out: {loss}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise InvalidArgumentError("out: the mask of a masked array would hide what is received: pass out.data")
 
 
 def misfit(value: Any, out: NDArray[Any]) -> str:
