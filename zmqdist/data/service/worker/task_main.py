@@ -195,8 +195,10 @@ class _Process:
 
     def _drop(self, number: int) -> None:
         self._tasks.drop(number)
-        self._router.unbind(self._addresses.pop(number))
         self._pipes.pop(number).close()
+        # ZeroMQ ends the connections of an address with it, so the last replies leave first.
+        unbind = partial(self._router.unbind, self._addresses.pop(number))
+        self._loop.set_timer(("unbind", number), self._loop.now() + ANSWERS_S, unbind)
 
     def _report(self) -> None:
         for number, figures in self._tasks.figures().items():
