@@ -171,7 +171,10 @@ def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> No
 
 
 def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    limit_of = resource.getrlimit
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (256, 4096) if which == resource.RLIMIT_NOFILE else limit_of(which)
+    )
     with (
         zd.DispatchServer() as dispatcher,
         pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may open only 256"),
