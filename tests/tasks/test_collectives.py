@@ -553,7 +553,7 @@ def test_dtypes_large_and_small(pair: list[Server], dtype: str) -> None:
         values = [(np.arange(count) % 3 + rank).astype(dtype) for rank in (0, 1)]
         wanted = (values[0] + values[1]).astype(dtype)
         same(together(pair, lambda server, rank: server.all_reduce(values[rank])), wanted)  # noqa: B023
-        same(together(pair, lambda server, rank: server.all_gather(values[rank])), np.concatenate(values))  # noqa: B023
+        same(together(pair, lambda server, rank: server.all_gather(values[rank])), np.concatenate(values, dtype=dtype))  # noqa: B023
 
 
 def test_large_ones_of_all_kinds(four: list[Server]) -> None:

@@ -441,7 +441,7 @@ def test_variables_keep_dtype_and_shape(opened: Opened, value: Any) -> None:
 def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
     session = opened()
     for value in (object(), None, [1, [2]]):
-        with pytest.raises(InvalidArgumentError, match="variable 'v' cannot hold"):
+        with pytest.raises(InvalidArgumentError, match=r"variable 'v'.*(cannot hold|not an array)"):
             session.assign("v", value)
     with pytest.raises(InvalidArgumentError, match="no array of numbers or text"):
         session.run(lambda: zd.Server.current().variables.assign("v", object()))

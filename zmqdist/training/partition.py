@@ -189,7 +189,9 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
 
 def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:
     label = f"variable {name!r}"
-    array = plain_array(value, label) if dtype is None else cast(value, np.dtype(dtype), label)
+    array = plain_array(value, label)
+    if dtype is not None:  # lists keep their Python numbers, which cast converts by their values
+        array = cast(value if isinstance(value, (list, tuple)) or np.isscalar(value) else array, np.dtype(dtype), label)
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text")
     return array
