@@ -50,7 +50,6 @@ class Callbacks:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Call | None] | None = None
         self._closed = False
-        self._threads: set[int] = set()
 
     def start(self) -> None:
         """Start the thread unless it runs. Call `start` before you register a callback. Raises RuntimeError if no thread can be started."""
@@ -69,8 +68,11 @@ class Callbacks:
                 self._end()
 
     def wait_called(self) -> None:
-        """Wait until the callbacks that are queued now have been called. In a callback of this thread, return at once."""
-        if self._queue is not None and get_ident() not in self._threads:
+        """Wait until the callbacks that are queued now have been called.
+
+        In a callback, also in one of another `Callbacks`, return at once: two callbacks could otherwise wait for each other.
+        """
+        if self._queue is not None and get_ident() not in _threads:
             called = threading.Event()
             self.put(lambda _: called.set(), None)
             called.wait()
@@ -84,7 +86,7 @@ class Callbacks:
     def _started(self) -> queue.SimpleQueue[Call | None]:
         if self._queue is None:
             calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(calls, self._threads), name=self._name, daemon=True).start()
+            threading.Thread(target=_serve, args=(calls,), name=self._name, daemon=True).start()
             # Set `_queue` only after the start, because the start may fail: later callbacks would then wait in a queue without a thread.
             self._queue = calls
         return self._queue
@@ -95,8 +97,12 @@ class Callbacks:
             self._queue = None
 
 
-def _serve(calls: queue.SimpleQueue[Call | None], threads: set[int]) -> None:
-    threads.add(get_ident())
+_threads: set[int] = set()
+"""The callback threads of this process."""
+
+
+def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
+    _threads.add(get_ident())
     while (call := calls.get()) is not None:
         fn, value = call
         try:
@@ -104,4 +110,4 @@ def _serve(calls: queue.SimpleQueue[Call | None], threads: set[int]) -> None:
         except BaseException:
             log.exception("a done callback of %r failed", value)
         del call, fn, value  # drop the references, so that this thread keeps no value alive while it waits
-    threads.discard(get_ident())
+    _threads.discard(get_ident())

@@ -423,3 +423,17 @@ def test_errors_of_an_executor_survive_a_pickle(name: str) -> None:
     assert type(error) is cls
     assert isinstance(error, RuntimeError)
     assert str(error) == str(cls(*data))
+
+
+def test_callbacks_of_two_executors_may_shut_down_each_other(threads: zd.local_cluster) -> None:
+    first, second = zd.Executor(threads), zd.Executor(threads)
+    both_run, ended = threading.Barrier(2), [threading.Event(), threading.Event()]
+
+    def shut_down(other: zd.Executor, event: threading.Event) -> None:
+        both_run.wait(10)
+        other.shutdown()
+        event.set()
+
+    first.submit(abs, -1).add_done_callback(lambda _: shut_down(second, ended[0]))
+    second.submit(abs, -2).add_done_callback(lambda _: shut_down(first, ended[1]))
+    assert all(event.wait(10) for event in ended)

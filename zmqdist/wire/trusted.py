@@ -590,7 +590,9 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     the function began; the RemoteTraceback then says so.
     """
     lines = traceback.format_exception(error)
-    text = _cut("".join(lines))
+    text = _cut(
+        "".join(_cut(line, ERROR_BYTES_MAX // 16) for line in lines)
+    )  # a long message leaves room for the frames
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {text_of(error)}")
     return pickle.dumps((_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5)
@@ -668,35 +670,51 @@ class _Pickled:
         return _loads, (self.blob, ())
 
 
-def _forms(error: BaseException) -> Iterator[Any]:
+def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[Any]:
     """Yield the forms in which to pickle an exception. Each loses more than the one before it: the rule of the class, parts that are large
     or cannot be pickled, and in the end everything but the class and the text.
     """
+
+    def portable(part: Any) -> Any:
+        return _portable(part, bound, (*path, id(error)))
+
     state = dict(attributes_of(error))
     yield error
     yield _Bare(error, error.args, state)
-    args = tuple(map(_portable, error.args)) if len(error.args) <= ERRORS_MAX else (text_of(error),)
+    args = tuple(map(portable, error.args)) if len(error.args) <= ERRORS_MAX else (text_of(error, bound),)
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
         first, end = max(0, error.start - 16), min(error.end, error.start + 64)
         place = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
         args = (error.encoding, error.object[first : end + 16], error.start - first, end - first, place)
-    yield _Bare(error, args, {name: _portable(item) for name, item in state.items()})
-    yield _Bare(error, (text_of(error),), {})
+    yield _Bare(error, args, {name: portable(item) for name, item in state.items()})
+    yield _Bare(error, (text_of(error, bound),), {})
+    if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821
+        left_out = UnknownError(f"{len(error.exceptions)} errors were left out")
+        yield _Bare(error, (_cut(error.message, bound), [left_out]), {})
 
 
-def _portable(part: Any) -> Any:
-    """Return a part of an exception in a form that can be pickled and rebuilt, as a text if nothing else can be."""
+def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
+    """Return a part of an exception in a form that can be pickled and rebuilt, as a text if nothing else can be.
+
+    Args:
+      part: the part.
+      bound: how many bytes the exception may have.
+      path: the ids of the exceptions that contain the part, because an exception may contain itself.
+    """
     if isinstance(part, BaseException):
-        return _Pickled(_pickled_error(part) or pickle.dumps(UnknownError(f"{type_name(part)}: {text_of(part)}"), 5))
+        blob = b"" if id(part) in path or len(path) > DEPTH_MAX else _pickled_error(part, bound, path)
+        return _Pickled(blob or pickle.dumps(UnknownError(f"{type_name(part)}: {text_of(part, bound)}"), 5))
     if isinstance(part, (list, tuple)) and part and isinstance(part[0], BaseException):
-        left_out = len(part) - ERRORS_MAX
-        rest = [UnknownError(f"{left_out} more errors were left out")] if left_out > 0 else []
-        return [*map(_portable, part[:ERRORS_MAX]), *rest]
+        kept = part[:ERRORS_MAX]
+        left_out = len(part) - len(kept)
+        rest = [UnknownError(f"{left_out} more errors were left out")] if left_out else []
+        share = (bound - 1024) // len(kept)
+        return [*(_portable(item, share, path) for item in kept), *rest]
     if isinstance(part, str):
-        return _cut(part)
+        return _cut(part, bound)
     try:
         blob = _dumps(part, None)
-        if len(blob) <= ERROR_BYTES_MAX // ERRORS_MAX:
+        if len(blob) <= min(bound // 4, ERROR_BYTES_MAX // ERRORS_MAX):
             pickle.loads(blob)
             return _Pickled(blob)
         problem = f"of {len(blob)} bytes"
@@ -705,15 +723,15 @@ def _portable(part: Any) -> Any:
     return f"(a {type_name(part)} {problem} was left out)"
 
 
-def _pickled_error(error: BaseException) -> bytes:
-    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class.
+def _pickled_error(error: BaseException, bound: int = ERROR_BYTES_MAX, path: tuple[int, ...] = ()) -> bytes:
+    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class in `bound` bytes.
 
     The first form, in which the class makes the copy, must give the same text and attributes. Otherwise the class has got wrong arguments.
     """
-    for number, form in enumerate(_forms(error)):
+    for number, form in enumerate(_forms(error, bound, path)):
         try:
             blob = _dumps(form, None)
-            copy = pickle.loads(blob) if len(blob) <= ERROR_BYTES_MAX else None
+            copy = pickle.loads(blob) if len(blob) <= bound else None
             complete = dict(attributes_of(error)).keys() <= dict(attributes_of(copy)).keys()
             if type(copy) is type(error) and (number > 0 or (complete and text_of(copy) == text_of(error))):
                 return blob
@@ -722,18 +740,18 @@ def _pickled_error(error: BaseException) -> bytes:
     return b""
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException, bound: int = ERROR_BYTES_MAX) -> str:
     """Return the text of an exception, even if its `str` raises. If the text is long, return only its end."""
     try:
-        return _cut(str(error))
+        return _cut(str(error), bound)
     except _RAISED_BY_METHODS as broken:
         return f"(its own str() raised {type(broken).__name__})"
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, bound: int = ERROR_BYTES_MAX) -> str:
     """Return a text with halves of surrogate pairs escaped. If the text is long, return only its end, where a traceback has the place and
     the error.
     """
-    if len(text) > ERROR_BYTES_MAX // 4:
-        text = f"({len(text)} characters, the last of them:) ..." + text[-ERROR_BYTES_MAX // 8 :]
+    if len(text) > bound // 4:
+        text = f"({len(text)} characters, the last of them:) ..." + text[len(text) - bound // 8 :]
     return text.encode("utf-8", "backslashreplace").decode()
