@@ -260,6 +260,22 @@ def test_another_dispatcher_gives_the_rest(cluster: TestCluster) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("options", [ONCE, ORDERED])
+def test_a_state_can_be_loaded_twice_at_another_dispatcher(cluster: TestCluster, options: dict[str, Any]) -> None:
+    with (
+        TestCluster(1, fault_tolerant_mode=False) as lost,
+        iter(lost.distribute(Dataset.range(200), **options)) as first,
+    ):
+        read = take(first, 15)
+        state = through_json(first.state_dict())
+    for number in (50, 185):  # the program ends after 50 elements, without another state
+        dataset = cluster.distribute(Dataset.range(200), job_name=f"twice {options}", **options)
+        with iter(dataset) as iterator:
+            iterator.load_state_dict(state)
+            rest = take(iterator, number)
+    assert sorted(read + rest) == list(range(200))
+
+
 def test_consumers_go_on_each_from_its_own_state(cluster: TestCluster) -> None:
     def streams(job_name: str) -> list[Any]:
         told = {"job_name": job_name, "num_consumers": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -433,6 +434,25 @@ def test_e5_without_a_state_a_reader_joins_a_pass_beside_the_earlier_one() -> No
     new = world.open(reader=7)
     assert world.given(incarnation, new) == [1]
     assert list(world.machine.state.clients) == [old, new]
+
+
+@pytest.mark.parametrize("left", ["open", "released"])
+def test_e5_a_state_of_another_dispatcher_may_be_loaded_again(left: str) -> None:
+    world = World(positions=6)
+    incarnation = world.worker(1)
+    saved = dataclasses.replace(world.saved(world.open(reader=8), [(0, 2)], [(2, 1), (5, 2)]), state=NUMBER + 1)
+    old = world.open(saved, reader=7)
+    for number, skipped in ((2, 1), (5, 2), (3, 0)):
+        assert world.answer(world.want(incarnation, old)) == [(number, 0, number, number + 1, skipped)]
+    world.acknowledge(old, (2, 3, True), (3, 3, True), (5, 3, False))
+    if left == "released":
+        world.ask(ev.ReleaseRequest, NUMBER, old)
+    new = world.open(saved, reader=7)
+    told = [world.answer(world.want(incarnation, new)) for _ in range(4)]
+    assert sorted(told) == [[(2, 0, 2, 3, 1)], [(3, 0, 3, 4, 0)], [(4, 0, 4, 5, 0)], [(5, 0, 5, 6, 2)]]
+    world.acknowledge(new, *((number, 3, True) for number in (2, 3, 4, 5)))
+    assert world.iteration.finished
+    assert world.replayed() == world.machine.state
 
 
 def test_e5_a_pass_that_others_have_continued_is_refused_to_the_reader_of_a_state() -> None:

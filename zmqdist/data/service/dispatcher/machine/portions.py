@@ -71,10 +71,11 @@ class PortionAssignment:
         reader at a time, a client without a saved state takes over the portions of the earlier reader of its lane.
         """
         iteration, portions = self._of(client)
+        done, open_ = ([], []) if call.saved is None else (list(call.saved.done), list(call.saved.open))
+        for earlier in self._earlier(call, iteration, client.id):
+            self._restore(client, earlier, done, open_)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        for earlier in self._earlier(call, portions, client.id):
-            self._restore(client, earlier, [], [])
         if call.saved is None and self._has_one_reader_per_lane(iteration):
             # A second reader of a lane takes over the portions of the first reader, because a lane has one reader at a time.
             lane = range_math.lane_of(portions, client)
@@ -84,17 +85,20 @@ class PortionAssignment:
                     self._take_over(client, number)
         self._tables.iterations_to_serve.add(iteration.id)
 
-    def _earlier(self, call: ev.OpenRequest, portions: r.PortionsEntry, client: int = 0) -> list[int]:
-        """Return the other clients whose elements the client of a request gets again, from the beginning of the pass."""
-        again = call.again and call.saved is None
-        return [
-            other for other, reader in portions.readers.items() if again and reader == call.reader and other != client
-        ]
+    def _earlier(self, call: ev.OpenRequest, iteration: r.Iteration, client: int = 0) -> list[int]:
+        """Return the other clients whose elements the client of a request gets again: from the beginning of the pass or, if a state of
+        another iteration was loaded before in this one, from this state on.
+        """
+        assert iteration.portions is not None
+        again = call.again if call.saved is None else self._is_elsewhere(call.saved, iteration.id)
+        readers = iteration.portions.readers.items() if again else ()
+        return [other for other, reader in readers if reader == call.reader and other != client]
 
     def check_again(self, call: ev.OpenRequest, iteration: r.Iteration, portions: r.PortionsEntry) -> None:
         """Raise Refusal if a client would not get again all that earlier clients of its reader have acknowledged."""
-        for earlier in self._earlier(call, portions):
-            self._check_continued(iteration, portions, earlier, [], {})
+        done, elements = ([], {}) if call.saved is None else (list(call.saved.done), dict(call.saved.open))
+        for earlier in self._earlier(call, iteration):
+            self._check_continued(iteration, portions, earlier, done, elements)
 
     def _has_one_reader_per_lane(self, iteration: r.Iteration) -> bool:
         terms = self._terms(iteration)
@@ -179,9 +183,13 @@ class PortionAssignment:
             client = self._tables.state.successors[client]
         return client
 
+    def _is_elsewhere(self, saved: ev.SavedRequest, iteration: int) -> bool:
+        """Return whether a state was saved in another iteration, of this dispatcher or another one."""
+        return saved.state != self._tables.state.number or saved.iteration != iteration
+
     def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
         done, open_ = list(saved.done), list(saved.open)
-        if saved.state != self._tables.state.number or saved.iteration != client.iteration:
+        if self._is_elsewhere(saved, client.iteration):
             self._tables.change(r.SkipSaved(client.id, done, open_))
         else:
             self._restore(client, self._successor(saved.client), done, open_)
