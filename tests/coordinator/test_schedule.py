@@ -323,3 +323,13 @@ def test_an_error_of_pickling_shows_the_program_and_no_pickler(
     assert "trusted.py" not in text
     with contextlib.suppress(errors.InvalidArgumentError):
         in_threads.join()
+
+
+def test_an_array_of_values_has_their_numbers_or_is_refused(coordinator: ClusterCoordinator) -> None:
+    for numbers in ([1, 2**60], [0.5, 2.0], [1j, 2.0 + 0j]):
+        values: Any = coordinator.map(lambda number: number, numbers)
+        assert np.array(values).tolist() == numbers
+    for others in ([False, True], ["a", "b"]):
+        values = coordinator.map(lambda other: other, others)
+        with pytest.raises(TypeError, match="no number or array"):
+            np.array(values)

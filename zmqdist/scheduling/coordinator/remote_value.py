@@ -314,8 +314,20 @@ class RemoteValue(NotAFuture):
         """Wait for the result, and convert it. With `__array__`, functions that call a `map` for numbers accept ClusterCoordinator.map."""
         return float(self.get())
 
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __complex__(self) -> complex:
+        return complex(self.get())
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.get(), dtype)
+        array = np.array(self.get(), dtype)
+        if array.ndim == 0 and array.dtype.kind not in "iufcO":
+            # NumPy fills an array of bools or texts with `bool` and `str` of the RemoteValues, which say nothing of the results.
+            raise TypeError(
+                f"{self} holds no number or array: make arrays of the results, np.array(coordinator.fetch(values))"
+            )
+        return array
 
     def release_at_end(self, waiter: Any) -> None:
         """Call `waiter.release()` when the function has ended, or at once if it has ended already.
