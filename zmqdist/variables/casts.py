@@ -31,6 +31,8 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
         if not hasattr(value, "dtype"):
             return convert(value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, dtype))
         array = np.asarray(value)
+        if dtype.kind in "SUV" and array.dtype.kind not in ("V" if dtype.kind == "V" else "SU"):
+            raise TypeError  # NumPy would write the numbers as text or raw bytes
         converted: NDArray[Any] = array.astype(dtype, casting="same_kind", copy=False)
     except (TypeError, ValueError, OverflowError, InvalidArgumentError):
         try:
