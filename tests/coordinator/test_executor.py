@@ -185,7 +185,7 @@ def test_a_queued_future_can_be_cancelled(threads: zd.local_cluster, tmp_path: P
         queued.add_done_callback(called.append)
         assert queued.cancel()
         assert queued.cancelled()
-        assert called == [queued]
+        until(lambda: called == [queued])
         with pytest.raises(futures.CancelledError):
             queued.result(20)
         until(lambda: cluster_has() == 3)  # it has heard

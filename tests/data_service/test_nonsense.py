@@ -75,7 +75,7 @@ class Stranger:
             "metadata": ("1000",),
             "config": (),
             "definition": ("print",),
-            "open": (9, "exact", 0, ("1001", 1, 0, "AUTO", False, "exactly_once", False), -1, saved),
+            "open": (9, "exact", 0, ("1001", 1, 0, "AUTO", False, "exactly_once", False), -1, saved, 7, False),
             "watch": (number, 3000, 0, 0.1, -1, {}),
             "release": (number, 2999),
             "acknowledge": (number, 3001, ((0, 1, False),)),
@@ -156,7 +156,7 @@ def test_a_state_that_names_a_reader_to_come_or_of_another_iteration_is_refused(
     args = stranger.sensible()["open"]
     for client in (3000, 3002, 3003):
         saved = (*args[5][:2], client, *args[5][3:])
-        assert stranger.ask("open", client, *args[1:5], saved).get_error()[0] == INVALID_ARGUMENT
+        assert stranger.ask("open", client, *args[1:5], saved, *args[6:]).get_error()[0] == INVALID_ARGUMENT
     assert stranger.ask("open", 1, *args[1:]).get_value()[0] == 3002
     assert stranger.ask("acknowledge", args[5][0], 3001, ()).get_error()[0] == ABORTED
 
@@ -164,7 +164,7 @@ def test_a_state_that_names_a_reader_to_come_or_of_another_iteration_is_refused(
 def test_more_consumers_than_anybody_has_are_refused(stranger: Stranger) -> None:
     terms = ("1001", 1, 2**40, "AUTO", False, "exactly_once", False)
     with pytest.raises(OpError, match="num_consumers at most"):
-        stranger.ask("open", 1, "many", 0, terms, 0, None).get_value()
+        stranger.ask("open", 1, "many", 0, terms, 0, None, 7, False).get_value()
 
 
 def test_the_text_of_an_error_can_be_sent_whatever_bytes_the_name_of_a_file_has() -> None:

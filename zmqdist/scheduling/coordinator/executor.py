@@ -425,7 +425,8 @@ class _Future(futures.Future[T]):
         return self.cancelled()
 
     def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
-        """Call `fn(self)` in a thread of the executor when the Future has ended, or at once in this thread if it has ended already.
+        """Call `fn(self)` in a thread of the executor soon after the Future has ended, or at once in this thread if it has ended already.
+        `cancel` does not wait for the call.
 
         Callbacks of one executor run one after the other. `fn` may wait for any Future, but must not wait for an event that another
         callback causes.
