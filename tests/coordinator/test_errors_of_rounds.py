@@ -264,7 +264,7 @@ def test_an_error_that_takes_no_attributes_is_raised_and_the_coordinator_has_the
     ("error", "args", "kind", "told"),
     [
         (StopIteration, (3,), errors.OutOfRangeError, "StopIteration: 3"),
-        (Loses, (), errors.UnknownError, r"Loses: no more locks"),
+        (Loses, (), Loses, "no more locks"),
         (SystemExit, (3,), errors.UnknownError, r"SystemExit\(3\)"),
     ],
     ids=["StopIteration", "unpicklable", "SystemExit"],
