@@ -281,7 +281,7 @@ def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_
         "InvalidArgumentError the number of workers is an int, as 8, not None",
         "FailedPreconditionError worker=-1 is out of bounds: a cluster has min 1 and max 10000",
         "FailedPreconditionError worker=1000000000 is out of bounds: a cluster has min 1 and max 10000",
-        "grace_s is -1.0, wants a finite number of seconds, 0 or more",
+        "grace_s is -1, wants 0 s or more",
     ]
     assert cluster.scale("worker=1") == (0, "there is 1 worker already\n", "")
     assert cluster.end() == 0

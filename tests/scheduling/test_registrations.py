@@ -152,7 +152,7 @@ def test_a_status_that_is_none_is_one_sentence(record: Any) -> None:
     ("field", "value", "text"),
     [
         ("job", "../../x", JOB.format("'../../x'")),
-        ("job", 5, JOB.format("5")),
+        ("job", 5, "job is 5, wants str"),
         ("index", 2**62, f"index is {2**62}, wants 0 to {WORKER_INDEX_MAX}, or None"),
         ("worker_tags", ["a\x1bb"], TEXT.format("a tag", r"'a\x1bb'")),
     ],

@@ -31,7 +31,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     """A simulation without these faults would find no bugs."""
     met: Counter[str] = Counter()
     whole = failed = 0
-    for seed in range(80):
+    for seed in range(160):
         world = simulate_snapshots(seed)
         met += world.met
         whole += sum(folder.done for folder in world.folders.values())

@@ -290,7 +290,7 @@ class MultiProcessRunner:
         try:
             if not self._wait(timeout):
                 late = sorted(named(process.task) for process in self._running)
-                log.error("still running after %s s, and ended now: %s", timeout, ", ".join(late))
+                log.error("still running after %g s, and ended now: %s", timeout, ", ".join(late))
                 self._end_with_stacks()
         finally:
             self._close()
@@ -335,7 +335,7 @@ class MultiProcessRunner:
                 raise outcome.error
         if late:
             raise SubprocessTimeoutError(
-                f"still running {timeout} s after join: {', '.join(late)}; their stacks are in their output. "
+                f"still running {timeout:g} s after join: {', '.join(late)}; their stacks are in their output. "
                 "Give join a longer timeout if they only needed more time",
                 result,
             )

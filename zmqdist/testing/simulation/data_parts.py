@@ -176,7 +176,7 @@ class SimDispatcher:
             return
         for member in list(self.membership.members.values()):
             if member.incarnation == incarnation:
-                self._members(ProcessExited(pid=incarnation, exit_code=None, job=member.job, index=member.index))
+                self._members(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
         """Have the machine of the membership handle an event, and carry out the effects as the runtime does."""
@@ -381,7 +381,7 @@ class SimDataWorker:
             job="worker",
             index=index,
             slots=1,
-            pid=self.incarnation,
+            pid=self.incarnation % 2**22 + 1,
             host="sim",
             orphan_limit_s=1e6,
             can_kill=True,

@@ -209,7 +209,7 @@ class DataSim:
         if kind == "worker" and alive:
             victim = self.random.choice(alive)
             back = self.random.random() < 0.7 or len(alive) == 1
-            self._kill(victim, self.random.choice((victim.address, f"{victim.address}'")) if back else "")
+            self._kill(victim, self.random.choice((victim.address, f"new-{victim.address}")) if back else "")
         elif kind == "cut" and alive:
             victim = self.random.choice(alive)
             if victim.link is not None and victim.link.open:
