@@ -22,7 +22,7 @@ def fits(message: messages.Message) -> bool:
     bounded = [
         getattr(message, name)
         for name, hint in get_type_hints(type(message), include_extras=True).items()
-        if hasattr(hint, "__metadata__")
+        if any(constraint.ge is not None for constraint in getattr(hint, "__metadata__", ()))
     ]
     try:
         return bool(headers.encode(message)) and all(number >= 0 for number in bounded)
