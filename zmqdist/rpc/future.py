@@ -122,7 +122,9 @@ def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
     try:
         return result.get_value(), None
     except Exception as error:
-        return None, error if isinstance(error, OpError) else from_code(*code_and_message(error))
+        known = error if isinstance(error, OpError) else from_code(*code_and_message(error))
+        # The frames of a traceback would keep the caller's memory until the cyclic collector runs.
+        return None, known.with_traceback(None)
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:

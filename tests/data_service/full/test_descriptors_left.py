@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 import zmqdist as zd
@@ -47,6 +48,12 @@ def iterator(cluster: zd.DispatchServer) -> None:
     assert sorted(Dataset.range(5).apply(reading)) == [0, 1, 2, 3, 4]
 
 
+def iterator_of_large(cluster: zd.DispatchServer) -> None:
+    reading = service.distribute("distributed_epoch", cluster.target)
+    with iter(Dataset.range(4).map(lambda x: np.full(300_000, x)).apply(reading)) as elements:
+        assert sorted(int(element[0]) for element in elements) == [0, 1, 2, 3]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.DispatchServer]:
     with (
@@ -67,7 +74,7 @@ def descriptors() -> Counter[str]:
 
 
 @pytest.mark.shares_cluster
-@pytest.mark.parametrize("use", [client, server, coordinator, executor, iterator])
+@pytest.mark.parametrize("use", [client, server, coordinator, executor, iterator, iterator_of_large])
 def test_nothing_is_left(cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]) -> None:
     use(cluster)
     use(cluster)
