@@ -178,7 +178,7 @@ def back_to_all(self: Placement, lease: Any, *, report_before_start: bool) -> No
     PUT_BACK(self, lease, report_before_start=report_before_start)
 
 
-def nothing_apart(self: Dispatch, session: CoordinatorSession, submit: Submit) -> None:
+def nothing_apart(self: Dispatch, session: CoordinatorSession, submit: Submit, now: float) -> None:
     submit.detached = False
 
 
