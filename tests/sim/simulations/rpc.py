@@ -83,7 +83,7 @@ class RpcSim(RpcWorld):
     def _ask(self, key: int, calm: bool) -> None:
         random = self.random
         client = random.choice(self.clients)
-        most = 3072 * KIB if self.bytes_per_s[client.number] > 1e6 else 400 * KIB
+        most = 6144 * KIB if self.bytes_per_s[client.number] > 1e6 else 400 * KIB
         method = random.choice(("pool", "pool", "pool", "batch", "later", "inline"))
         padding = random.choice((0, 0, 100, 3000, 20_000))
         question = Question(key, client.process, method, self._sizes(most), self._sizes(most), padding)
