@@ -18,8 +18,8 @@ class Metres(np.ndarray):
 
 MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
 SUBCLASSES = {
-    "masked": (MASKED, r"numpy\.ma\.MaskedArray .*array\.filled\(value\).* array\.mask"),
-    "masked without a mask": (np.ma.masked_array([1.0]), r"numpy\.ma\.MaskedArray"),
+    "masked": (MASKED, r"numpy\.ma\.(core\.)?MaskedArray .*array\.filled\(value\).* array\.mask"),
+    "masked without a mask": (np.ma.masked_array([1.0]), r"numpy\.ma\.(core\.)?MaskedArray"),
     "records": (np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), r"recarray .*np\.asarray makes a plain"),
     "characters": (np.char.array(["a"]), "chararray"),
     "of a package": (np.arange(2.0).view(Metres), r"tests\.test_plain_arrays\.Metres"),

@@ -284,7 +284,11 @@ class Context:
 
     def load_pass(self, memory: Memory, number: int) -> None:
         """Note that a node has continued in the pass `number` of a dataset."""
-        self._passes[memory][1] = max(self._passes[memory][1], number + 1)
+        known = self._passes[memory]
+        if number >= known[1]:
+            known[1] = number + 1
+            if not self._inner:
+                memory.continue_at(number + 1)
 
     def next_splits(self) -> SplitStream | None:
         """Return the positions for the source that is being opened, or None if it reads all of its positions. Each source calls this once,
@@ -586,12 +590,13 @@ class DatasetIterator(chain[Any]):
         ended = self._core.ended
         if self._core.closed and not ended:
             raise FailedPreconditionError("a closed iterator has no position: call state_dict() before you close it")
+        # Before the tree: meanwhile a thread that reads ahead may begin a pass, which a load then learns from the tree.
+        passes = self._core.node.context.state(self._dataset.walk())
         token = _state_budget.set([STATE_BYTES_MAX])
         try:
             tree = None if ended else self._core.node.state_dict()
         finally:
             _state_budget.reset(token)
-        passes = self._core.node.context.state(self._dataset.walk())
         return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree, **passes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
