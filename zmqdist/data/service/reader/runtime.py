@@ -394,7 +394,7 @@ class ServiceReader:
         self._stopped.set()
         self._loop.stop()
         self._end(None)
-        self._elements_in_use = []  # whoever still refers to the reader keeps no memory of its workers
+        self._elements_in_use = []  # a program that keeps the reader does not keep memory of its workers
         if self._target == "LOCAL":
             for link in self._links.values():
                 if isinstance(link.client, LocalTask):
