@@ -54,12 +54,18 @@ def iterator_of_large(cluster: zd.DispatchServer) -> None:
         assert sorted(int(element[0]) for element in elements) == [0, 1, 2, 3]
 
 
+USES = (client, server, coordinator, executor, iterator, iterator_of_large)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.DispatchServer]:
+    """A cluster that has been used in each way, so that its slots and their memory are there already."""
     with (
         zd.DispatchServer() as dispatcher,
         zd.WorkerServer(service.WorkerConfig(dispatcher.address, processes=True)),
     ):
+        for use in USES:
+            use(dispatcher)
         yield dispatcher
 
 
@@ -78,7 +84,7 @@ def descriptors() -> Counter[str]:
 
 
 @pytest.mark.shares_cluster
-@pytest.mark.parametrize("use", [client, server, coordinator, executor, iterator, iterator_of_large])
+@pytest.mark.parametrize("use", USES)
 def test_nothing_is_left(cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]) -> None:
     use(cluster)
     use(cluster)

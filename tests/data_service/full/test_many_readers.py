@@ -15,7 +15,7 @@ from zmqdist.limits import TASK_PROCESSES_PER_CORE
 
 READERS = 20
 WORKERS = 2
-ELEMENTS = 50_000
+ELEMENTS = 10_000
 TAKEN = 10
 
 
