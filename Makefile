@@ -70,10 +70,10 @@ constraints: ## write constraints.txt anew, with the newest versions; this needs
 sim: $(VENV)/ready-dev ## a long run of the simulated cluster: make sim SEEDS=5000
 	$(BIN)/python -m pytest tests/sim --seeds $(SEEDS) --timeout 3600
 
-protocol: $(VENV)/ready-dev ## write the table of docs/protocol.md anew
+protocol: $(VENV)/ready-dev ## write the list of docs/protocol.md anew
 	$(BIN)/python docs/generate_protocol.py
 
-machines: $(VENV)/ready-dev ## write the tables of docs/machines.md anew
+machines: $(VENV)/ready-dev ## write docs/machines.md anew
 	$(BIN)/python docs/generate_machines.py
 
 clean: ## remove what make, the tests and the example have made

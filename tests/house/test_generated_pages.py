@@ -1,8 +1,10 @@
-"""docs/protocol.md says what zmqdist/messages.py says, and docs/machines.md what the machines do."""
+"""docs/protocol.md says what zmqdist/messages.py says, and docs/machines.md what the machines promise."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +14,9 @@ from tests.house.test_structure import MACHINES
 from zmqdist import messages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+FOR_RUNTIMES = {"DescribeWork", "Read", "ReadDone", "Stalled", "WorkDescribed"}
+"""Messages that no machine handles: relays, drain reports, and a line in the log."""
 
 
 def generator(name: str) -> ModuleType:
@@ -38,25 +43,63 @@ def test_a_page_without_the_mark_is_refused_and_not_overwritten(name: str) -> No
         PAGES[name].page("# A page\n")
 
 
-def test_the_table_has_a_row_for_each_message_with_sender_receiver_and_meaning() -> None:
-    rows = [line.split(" | ") for line in PAGES["protocol.md"].table().splitlines()[2:]]
-    assert [row[1] for row in rows] == [f"`{cls.__name__}`" for cls in messages.ALL]
-    assert all(len(row) == 6 and row[2] and row[3] and len(row[5]) > len(" |") for row in rows)
+def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fields_and_meaning() -> None:
+    sections = PAGES["protocol.md"].every_message().split("### ")[1:]
+    items = {}
+    for section in sections:
+        ends, _, listed = section.partition("\n\n")
+        for item in listed.replace("\n  ", " ").splitlines():
+            found = re.fullmatch(r"- (\d+) `(\w+)`\((.*?)\): (.+)", item)
+            assert found is not None or not item, item
+            if found is not None:
+                items[found[2]] = (int(found[1]), ends, found[3].replace("`", ""))
+    assert items == {
+        cls.__name__: (cls.__struct_config__.tag, cls.SENT, ", ".join(cls.__struct_fields__)) for cls in messages.ALL
+    }
 
 
-def test_a_meaning_that_wraps_is_in_the_table_to_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrapped = "The client ends a call | and the server\n    frees its arguments.\n\n    Another paragraph.\n    "
+def test_a_meaning_that_wraps_is_on_the_page_to_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = "The client ends a call and the server\n    frees its arguments.\n\n    Another paragraph.\n    "
     monkeypatch.setattr(messages.CancelCall, "__doc__", wrapped)
-    assert " | The client ends a call \\| and the server frees its arguments. |\n" in PAGES["protocol.md"].table()
+    page = PAGES["protocol.md"].every_message()
+    assert "`CancelCall`(`id`): The client ends a call and the server frees its arguments.\n" in page
 
 
-def test_each_module_with_a_table_of_transitions_is_held_to_the_rules_of_machines() -> None:
+def test_each_module_on_the_page_is_held_to_the_rules_of_machines() -> None:
     assert set(PAGES["machines.md"].modules()) <= set(MACHINES)
 
 
-def test_each_transition_that_changes_something_says_what() -> None:
-    """An event without an effect and without a part that gets a call may change the machine's own fields only; few are of that kind."""
-    rows = [line for line in PAGES["machines.md"].tables().splitlines() if line.startswith("| `")]
-    silent = [line for line in rows if line.endswith("| - | - |")]
-    assert len(rows) > 250
-    assert len(silent) < len(rows) / 3
+def test_the_promises_of_each_module_are_numbered_without_a_gap() -> None:
+    count = 0
+    for path in PAGES["machines.md"].modules():
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        numbers = [number for number, _ in PAGES["machines.md"].promises(docstring)]
+        assert numbers == [f"{number[0]}{i}" for i, number in enumerate(numbers, 1)], path
+        count += len(numbers)
+    assert count > 200
+
+
+@pytest.mark.parametrize(
+    ("promise", "shown"),
+    [
+        ("each ticket gets exactly one reply", "each ticket gets exactly one reply"),
+        (
+            "the store has at most `keys_max` keys; a key that does not fit is refused",
+            "the store has at most `keys_max` keys...",
+        ),
+        (
+            "a task has one incarnation at a time, unless it restarts. Then two.",
+            "a task has one incarnation at a time...",
+        ),
+        ("a (job, index) has at most one member at any time", "a (job, index) has at most one member at any time"),
+    ],
+)
+def test_a_promise_that_goes_on_says_so(promise: str, shown: str) -> None:
+    assert PAGES["machines.md"].in_short(promise) == shown
+
+
+def test_every_message_to_a_member_of_the_cluster_is_an_event_of_a_machine() -> None:
+    page = (DOCS / "machines.md").read_text()
+    roles = ("coordinator", "worker", "dispatcher")
+    received = {cls.__name__ for cls in messages.ALL if cls.SENT.split(" -> ")[-1] in roles}
+    assert {name for name in received if f"`{name}`" not in page} == FOR_RUNTIMES
