@@ -126,14 +126,9 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.testing": frozenset(
         {
-            "DataSim",
             "MultiProcessPoolRunner",
             "MultiProcessRunner",
             "MultiProcessRunnerResult",
-            "SimClock",
-            "SimCluster",
-            "SimConnection",
-            "SimProcess",
             "SubprocessTimeoutError",
             "UnexpectedSubprocessExitError",
             "check_resolver",
@@ -142,8 +137,6 @@ PINNED: dict[str, frozenset[str]] = {
             "get_barrier",
             "manager",
             "run",
-            "simulate",
-            "simulate_data_service",
         }
     ),
     "zmqdist.rpc": frozenset(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.house.test_structure import MACHINES, name_of
+from tests.sim.simulations.cluster import simulate
 from tests.sim.simulations.data_rounds import simulate_rounds
+from tests.sim.simulations.data_service import simulate_data_service
 from tests.sim.simulations.elasticity import simulate_elasticity
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
@@ -23,7 +25,6 @@ from tests.sim.simulations.rpc import simulate_rpc
 from tests.sim.simulations.snapshots import simulate_snapshots
 from tests.sim.simulations.variables import simulate_variables
 from tests.sim.simulations.watches import simulate_watches
-from zmqdist.testing import simulate, simulate_data_service
 
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     partial(simulate, works=20),

@@ -6,8 +6,8 @@ pytest tests/sim --seed 1234      replays one seed exactly
 from __future__ import annotations
 
 from tests.sim.simulations.data_rounds import simulate_rounds
+from tests.sim.simulations.data_service import simulate_data_service
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.testing import simulate_data_service
 
 
 def test_with_any_faults_readers_get_the_promised_elements_and_end(seed: int) -> None:

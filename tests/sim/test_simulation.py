@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.testing import SimCluster, simulate
+from tests.sim.simulations.cluster import SimCluster, simulate
 
 
 def test_with_any_faults_every_promise_holds_and_all_work_ends(seed: int) -> None:

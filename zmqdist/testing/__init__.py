@@ -1,11 +1,7 @@
-"""Tools for tests of distributed programs: processes for the tasks of a cluster, reserved ports, and the simulation of a whole cluster in
-virtual time.
+"""Tools for tests of distributed programs: processes for the tasks of a cluster, and reserved ports.
 
     from zmqdist.testing import create_cluster_spec, get_barrier, run
     run(fn, create_cluster_spec(has_chief=True, num_workers=2)).return_value    # fn ran in three processes
-
-    from zmqdist.testing import simulate
-    simulate(seed=1234)        # raises AssertionError when a machine breaks one of its promises
 
 `check_resolver(resolver)` raises AssertionError when a cluster resolver breaks a rule of resolvers.
 
@@ -30,20 +26,11 @@ if TYPE_CHECKING:
     from zmqdist.testing.runner.ports import create_cluster_spec
     from zmqdist.testing.runner.runner import MultiProcessRunner, run
     from zmqdist.testing.runner.shared import manager
-    from zmqdist.testing.simulation.clock import SimClock
-    from zmqdist.testing.simulation.cluster import SimCluster, simulate
-    from zmqdist.testing.simulation.data_service import DataSim, simulate_data_service
-    from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 _MODULES = {
-    "DataSim": "simulation.data_service",
     "MultiProcessPoolRunner": "runner.pool",
     "MultiProcessRunner": "runner.runner",
     "MultiProcessRunnerResult": "runner.errors",
-    "SimClock": "simulation.clock",
-    "SimCluster": "simulation.cluster",
-    "SimConnection": "simulation.network",
-    "SimProcess": "simulation.network",
     "SubprocessTimeoutError": "runner.errors",
     "UnexpectedSubprocessExitError": "runner.errors",
     "check_resolver": "conformance",
@@ -52,8 +39,6 @@ _MODULES = {
     "get_barrier": "runner.barrier",
     "manager": "runner.shared",
     "run": "runner.runner",
-    "simulate": "simulation.cluster",
-    "simulate_data_service": "simulation.data_service",
 }
 
 
@@ -79,12 +64,5 @@ __all__ = [
     "MultiProcessRunnerResult",
     "SubprocessTimeoutError",
     "UnexpectedSubprocessExitError",
-    "DataSim",
-    "SimClock",
-    "SimCluster",
-    "SimConnection",
-    "SimProcess",
     "check_resolver",
-    "simulate",
-    "simulate_data_service",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.simulations.cluster import simulate
 from zmqdist.events import Send
 from zmqdist.messages import Assign, Begun, Define, Members, Submit
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkerAffinity
@@ -23,7 +24,6 @@ from zmqdist.scheduling.worker import machine as worker
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import FreeBulk, Reclaim
-from zmqdist.testing import simulate
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.sim.simulations import data_service
 from tests.sim.simulations.data_rounds import simulate_rounds
+from tests.sim.simulations.data_service import simulate_data_service
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
@@ -29,8 +31,6 @@ from zmqdist.data.service.worker.portions_machine import PortionSegment, Portion
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.messages import Register
 from zmqdist.scheduling.worker.dispatcher_contact import Contact
-from zmqdist.testing import simulate_data_service
-from zmqdist.testing.simulation import data_service
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds where the simulation has changed
 

@@ -12,9 +12,9 @@ from copy import deepcopy
 from random import Random
 from typing import Any, TypeAlias
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.network import SimConnection, SimProcess
 from zmqdist.errors import UNAVAILABLE
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 NOTICE_S = 0.05
 """The longest time until a side notices the end of a connection, in seconds."""

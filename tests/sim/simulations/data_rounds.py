@@ -13,6 +13,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+from tests.sim.simulations.clock import SimClock
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.reader.delivery import (
     FAILED,
@@ -34,7 +35,6 @@ from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.clock import SimClock
 
 DELAY_S = 0.002
 MAKE_S = 0.008

@@ -13,9 +13,9 @@ from math import inf
 from random import Random
 
 from tests.sim.simulations.calls import promise_kept
+from tests.sim.simulations.clock import SimClock
 from zmqdist.errors import ALREADY_EXISTS, INVALID_ARGUMENT, OK, UNAVAILABLE
 from zmqdist.limits import INVITE_PATIENCE_S
-from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.training.recruitment_machine import (
     AGAIN_S,
     DropInvitation,

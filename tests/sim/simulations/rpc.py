@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from tests.sim.simulations.network import SimConnection
 from tests.sim.simulations.rpc_ends import SimRpcClient, SimRpcServer
 from tests.sim.simulations.rpc_oracle import KIB, Question, RpcWorld
 from zmqdist.messages import Message
-from zmqdist.testing.simulation.network import SimConnection
 
 FAULTS_UNTIL_S = 6.0
 CALM_LIMIT_S = 300.0

@@ -12,13 +12,13 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+from tests.sim.simulations.network import SimConnection, SimProcess
 from tests.sim.simulations.rpc_oracle import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
 from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
-from zmqdist.testing.simulation.network import SimConnection, SimProcess
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 

@@ -8,14 +8,14 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.simulations.clock import SimClock
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES, HEARTBEAT_TIMEOUT_S
 from zmqdist.messages import Call, Chunk, Message, Reply
-from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.wire.hello import our_hello
 
 if TYPE_CHECKING:
-    from zmqdist.testing.simulation.network import SimConnection, SimProcess
+    from tests.sim.simulations.network import SimConnection, SimProcess
     from zmqdist.transport.calls_machine import ClientCall, ServedCall
 
 LATE_S = 0.001

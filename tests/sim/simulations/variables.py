@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
+from tests.sim.simulations.network import SimConnection
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
-from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import (
     APPLIED,

@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.data_links import SimLink, SimRequest, Then
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
@@ -34,8 +36,6 @@ from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, Me
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import SimLink, SimRequest, Then
 
 GRACE_S = 0.3
 LEASE_S = 3.0

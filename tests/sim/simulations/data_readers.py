@@ -10,6 +10,8 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
+from tests.sim.simulations.data_links import SimLink, SimRequest
+from tests.sim.simulations.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.reader.delivery import (
@@ -47,8 +49,6 @@ from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.data_links import SimLink, SimRequest
-from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
 """Seconds that a quick and a slow consumer need for an element. With a slow consumer elements wait longer, so that more faults hit them."""

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
+from tests.sim.simulations.network import SimConnection
+from tests.sim.simulations.worker import Oracle, SimWorker
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, CancelWork, Forget, Message, StartsLost, Submit
 from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
@@ -47,10 +51,6 @@ from zmqdist.scheduling.coordinator.effects import (
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
-from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
 """Seconds within which, without faults, the program gets the reply to a request to take back work. The reply says whether the work has

@@ -20,17 +20,17 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.data_links import SimLink
+from tests.sim.simulations.data_parts import DELAY_S, SimDataWorker, SimDispatcher, SimTask
+from tests.sim.simulations.data_portions import SimPortionTask
+from tests.sim.simulations.data_readers import SimPortionReader, SimReader
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.portions import DEATHS_MAX
 from zmqdist.data.service.dispatcher.machine.snapshot import iteration_rows, next_numbers
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import SimLink
-from zmqdist.testing.simulation.data_parts import DELAY_S, SimDataWorker, SimDispatcher, SimTask
-from zmqdist.testing.simulation.data_portions import SimPortionTask
-from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from tests.sim.simulations.data_links import SimRequest
+from tests.sim.simulations.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.testing.simulation.data_links import SimRequest
-from zmqdist.testing.simulation.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 
 LANE_MAX = 8
 """The most elements in a lane's buffer."""

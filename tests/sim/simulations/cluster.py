@@ -17,6 +17,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.coordinator import SimCoordinator
+from tests.sim.simulations.network import SimConnection
+from tests.sim.simulations.worker import Oracle, SimWorker
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, FreeResult, Message, Register, Registered, ResultReceived, StealRequest
 from zmqdist.scheduling.coordinator.affinity import PLAIN
@@ -25,10 +29,6 @@ from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.coordinator import SimCoordinator
-from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0

@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 from typing import Any
 
+from tests.sim.simulations.clock import SimClock
 from zmqdist.messages import Message
-from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.wire.headers import decode, encode
 
 

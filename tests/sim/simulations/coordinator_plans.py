@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.network import SimConnection
 from zmqdist.messages import ERROR, KEPT, VALUE, Message, Results
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
 from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, Event, KeptDropped
@@ -22,8 +24,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.network import SimConnection
 
 RECOMPUTATIONS_MAX = 3
 SLACK_S = 0.001

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.network import SimConnection, SimProcess
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
@@ -37,8 +39,6 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotSeen,
     Spawn,
 )
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 DURATIONS_S = {
     "quick": 0.001,
