@@ -1,6 +1,15 @@
-"""TensorFlow's distribution services for plain Python and NumPy, over ZeroMQ.
+"""Run Python functions, services, parameter servers and input pipelines on many processes or hosts.
 
-The first use of a name of this module imports the part of zmqdist that defines it, so that `import zmqdist` is fast.
+    >>> import zmqdist as zd
+    >>> with zd.local_cluster(workers=2, processes=False) as cluster:
+    ...     with zd.Executor(cluster) as executor:
+    ...         print(list(executor.map(abs, [-1, 2, -3])))
+    [1, 2, 3]
+
+The first use of a name imports the part of zmqdist that defines it, so that `import zmqdist` is
+fast. `__all__` and `dir` list the names of every program, and `from zmqdist import *` imports
+these. Names that only TensorFlow's users want are in `zmqdist.tf`. They may also be written
+`zmqdist.JobDef`, for example, but `dir` does not list them here.
 """
 
 from __future__ import annotations
@@ -20,24 +29,33 @@ if TYPE_CHECKING:
         errors,
         nest,
         optimizers,
+        parameter_server,
         partitioners,
         random,
         resolvers,
         rpc,
         testing,
+        tf,
     )
-    from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
+    from zmqdist.cluster import ClusterConfig, ClusterSpec
+    from zmqdist.cluster import ClusterDef as ClusterDef
+    from zmqdist.cluster import JobDef as JobDef
+    from zmqdist.cluster import ServerDef as ServerDef
     from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
     from zmqdist.scheduling.coordinator.executor import Executor
+    from zmqdist.scheduling.coordinator.remote_value import RemoteValue
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.worker.runtime import WorkerServer
     from zmqdist.specs import TensorSpec, function
     from zmqdist.task_context import cancelled
-    from zmqdist.tasks.connect import check_alive, connect_to_cluster, connect_to_host
+    from zmqdist.tasks.connect import check_alive as check_alive
+    from zmqdist.tasks.connect import connect_to_cluster as connect_to_cluster
+    from zmqdist.tasks.connect import connect_to_host as connect_to_host
     from zmqdist.tasks.server import Server
-    from zmqdist.tasks.session import Session
-    from zmqdist.training.read_cache import cache_variable_reads
+    from zmqdist.tasks.session import Session as Session
+    from zmqdist.training.read_cache import cache_variable_reads as cache_variable_reads
     from zmqdist.training.sharded import ShardedVariable
     from zmqdist.training.strategy import ParameterServerStrategy
     from zmqdist.training.variable import Variable
@@ -45,6 +63,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "ClusterConfig": "zmqdist.cluster",
+    "ClusterCoordinator": "zmqdist.scheduling.coordinator.coordinator",
     "ClusterDef": "zmqdist.cluster",
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
@@ -52,6 +71,7 @@ _WHERE = {
     "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
     "ParameterServerStrategy": "zmqdist.training.strategy",
+    "RemoteValue": "zmqdist.scheduling.coordinator.remote_value",
     "Server": "zmqdist.tasks.server",
     "ServerDef": "zmqdist.cluster",
     "Session": "zmqdist.tasks.session",
@@ -79,11 +99,13 @@ _MODULES = (
     "errors",
     "nest",
     "optimizers",
+    "parameter_server",
     "partitioners",
     "random",
     "resolvers",
     "rpc",
     "testing",
+    "tf",
 )
 
 
@@ -99,34 +121,28 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 __all__ = [
     "ClusterConfig",
-    "ClusterDef",
+    "ClusterCoordinator",
     "ClusterSpec",
     "DispatchServer",
     "Executor",
     "IndexedSlices",
-    "JobDef",
     "ParameterServerStrategy",
+    "RemoteValue",
     "Server",
-    "ServerDef",
-    "Session",
     "ShardedVariable",
     "TensorSpec",
     "Variable",
     "WorkerServer",
     "__version__",
-    "cache_variable_reads",
     "cancelled",
-    "check_alive",
     "checkpoint",
     "cluster",
     "collectives",
-    "connect_to_cluster",
-    "connect_to_host",
     "coordinator",
     "data",
     "empty",
@@ -137,9 +153,11 @@ __all__ = [
     "local_cluster",
     "nest",
     "optimizers",
+    "parameter_server",
     "partitioners",
     "random",
     "resolvers",
     "rpc",
     "testing",
+    "tf",
 ]

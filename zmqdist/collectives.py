@@ -13,6 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+__all__ = [
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CrossDeviceOps",
+    "ReduceOp",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 log = logging.getLogger("zmqdist.collectives")
 
 
@@ -29,14 +43,14 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """Return the ReduceOp of a name, such as "sum". Case does not matter, and "product" is another name for "prod". A ReduceOp is
-        returned unchanged.
+        """Return the ReduceOp of a name, such as "sum", or of a member of TensorFlow's enum. Case does
+        not matter, and "product" is another name for "prod". A ReduceOp is returned unchanged.
 
         Raises ValueError for any other value.
         """
         if isinstance(op, ReduceOp):
             return op
-        name = op.upper() if isinstance(op, str) else op
+        name = str(getattr(op, "name", op)).upper()
         for known in ReduceOp:
             if name in (known.name, known.value.upper()):
                 return known

@@ -1,11 +1,11 @@
 """Public names for scheduling functions: `ClusterCoordinator`, its values, and the index of the worker that runs a function."""
 
-from zmqdist.scheduling.coordinator import metrics as metrics
+from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from zmqdist.task_context import get_current_worker_index, get_num_workers
-from zmqdist.tasks import coordinator_utils as utils  # noqa: F401
+from zmqdist.tasks import coordinator_utils as utils
 from zmqdist.wire.trusted import send_by_value
 
 PerWorkerValue = PerWorkerValues
@@ -20,5 +20,11 @@ __all__ = [
     "experimental_get_current_worker_index",
     "get_current_worker_index",
     "get_num_workers",
+    "metrics",
     "send_by_value",
+    "utils",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

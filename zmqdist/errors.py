@@ -43,6 +43,59 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+__all__ = [
+    "ABORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+    "DATA_LOSS",
+    "DEADLINE_EXCEEDED",
+    "FAILED_PRECONDITION",
+    "INTERNAL",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "OK",
+    "OUT_OF_RANGE",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNIMPLEMENTED",
+    "UNKNOWN",
+    "AbortedError",
+    "AlreadyExistsError",
+    "CancelledError",
+    "ClosureAbortedError",
+    "ClosureInputError",
+    "ConfigError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "DrainRefusedError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OpError",
+    "OutOfRangeError",
+    "PSUnavailableError",
+    "PermissionDeniedError",
+    "ProtocolMismatchError",
+    "ResourceExhaustedError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UnknownError",
+    "WireError",
+    "WorkerLost",
+    "LostStart",
+    "error_code_from_exception_type",
+    "exception_type_from_error_code",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 OK = 0
 CANCELLED = 1
 UNKNOWN = 2

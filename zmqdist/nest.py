@@ -20,6 +20,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+__all__ = [
+    "assert_same_structure",
+    "flatten",
+    "is_nested",
+    "map_structure",
+    "pack_sequence_as",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Structure: TypeAlias = Any
 """A nested structure of leaves, or a single leaf."""
 

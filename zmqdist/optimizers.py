@@ -30,6 +30,10 @@ Array = NDArray[Any]
 __all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots. A ps

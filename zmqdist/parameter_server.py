@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zmqdist.training.aggregation import ReduceOp, VariableAggregation, VariableSynchronization
+from zmqdist.collectives import ReduceOp
+from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.context import (
     ReplicaContext,
     get_replica_context,
@@ -39,3 +40,7 @@ __all__ = [
     "embedding_lookup_sparse",
     "safe_embedding_lookup_sparse",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -128,3 +128,7 @@ def _positive(name: str, number: Any) -> int:
 
 
 __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,6 +18,11 @@ from random import SystemRandom
 
 __all__ = ["set_seed"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 chance = SystemRandom()
 """A source of random numbers for pauses and for the order of requests.
 

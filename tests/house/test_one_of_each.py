@@ -21,10 +21,6 @@ DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_m
 """Of the standard library, which documents them in spite of their names."""
 
 
-TWICE = {"ReduceOp"}
-"""That of collectives and that of a strategy, which takes less, are both public."""
-
-
 def public_classes(source: str) -> list[str]:
     return [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
 
@@ -34,7 +30,7 @@ def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
     for path in SOURCES:
         for name in public_classes(path.read_text()):
             owners.setdefault(name, []).append(name_of(path))
-    assert not {name: paths for name, paths in owners.items() if len(paths) > 1 and name not in TWICE}
+    assert not {name: paths for name, paths in owners.items() if len(paths) > 1}
 
 
 def dotted(name: str) -> str:

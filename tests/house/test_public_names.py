@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import importlib
 
+import zmqdist as zd
+
 PINNED: dict[str, frozenset[str]] = {
     # module -> exactly what its __all__ holds. Names of later work are added with it.
     "zmqdist": frozenset(
         {
             "ClusterConfig",
-            "ClusterDef",
+            "ClusterCoordinator",
             "ClusterSpec",
             "DispatchServer",
             "Executor",
             "IndexedSlices",
-            "JobDef",
             "ParameterServerStrategy",
+            "RemoteValue",
             "Server",
-            "ServerDef",
-            "Session",
             "ShardedVariable",
             "TensorSpec",
             "Variable",
             "WorkerServer",
             "__version__",
-            "cache_variable_reads",
             "cancelled",
-            "check_alive",
             "checkpoint",
             "cluster",
             "collectives",
-            "connect_to_cluster",
-            "connect_to_host",
             "coordinator",
             "data",
             "empty",
@@ -42,11 +38,13 @@ PINNED: dict[str, frozenset[str]] = {
             "local_cluster",
             "nest",
             "optimizers",
+            "parameter_server",
             "partitioners",
             "random",
             "resolvers",
             "rpc",
             "testing",
+            "tf",
         }
     ),
     "zmqdist.checkpoint": frozenset(
@@ -76,7 +74,9 @@ PINNED: dict[str, frozenset[str]] = {
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",
+            "metrics",
             "send_by_value",
+            "utils",
         }
     ),
     "zmqdist.data": frozenset(
@@ -154,6 +154,26 @@ PINNED: dict[str, frozenset[str]] = {
     ),
 }
 
+LISTED = (
+    *PINNED,
+    *(f"zmqdist.{name}" for name in ("cluster", "errors", "nest", "collectives", "parameter_server", "tf")),
+)
+"""The modules that users complete."""
+
+TENSORFLOWS: frozenset[str] = frozenset(
+    {
+        "ClusterDef",
+        "JobDef",
+        "ServerDef",
+        "Session",
+        "cache_variable_reads",
+        "check_alive",
+        "connect_to_cluster",
+        "connect_to_host",
+    }
+)
+"""Names of the root that programs may go on to write, and that stand in `zmqdist.tf`."""
+
 
 def test_the_public_names_are_the_pinned_ones() -> None:
     for name, pinned in PINNED.items():
@@ -163,8 +183,19 @@ def test_the_public_names_are_the_pinned_ones() -> None:
 
 
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
-    for module_name, pinned in PINNED.items():
+    for module_name in LISTED:
         module = importlib.import_module(module_name)
-        for name in sorted(pinned):
+        for name in module.__all__:
             assert getattr(module, name).__doc__, f"{module_name}.{name} has no docstring"
-            assert name in dir(module), f"{module_name}.{name} is not in dir()"
+
+
+def test_completion_shows_the_public_names_and_no_others() -> None:
+    for module_name in LISTED:
+        module = importlib.import_module(module_name)
+        assert dir(module) == sorted(module.__all__), module_name
+
+
+def test_the_names_of_tensorflow_work_at_the_root_as_well() -> None:
+    for name in sorted(TENSORFLOWS):
+        assert getattr(zd, name) is getattr(zd.tf, name), name
+        assert name not in dir(zd), name

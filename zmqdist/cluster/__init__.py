@@ -43,6 +43,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import the module of cluster files on first use, because most programs never read a cluster file and YAML takes 20 ms to import."""
     if name in ("ClusterConfig", "schema"):

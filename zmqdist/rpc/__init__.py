@@ -31,3 +31,7 @@ __all__ = [
     "ClientSnapshot",
     "ServerSnapshot",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

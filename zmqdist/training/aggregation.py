@@ -11,24 +11,6 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.variables.storage import mean_of
 
 
-class ReduceOp(enum.Enum):
-    """The operation by which `strategy.reduce` combines values. `reduce` accepts a member of this enum, or the member's name in upper or
-    lower case."""
-
-    SUM = "SUM"
-    MEAN = "MEAN"
-
-    @classmethod
-    def of(cls, op: Any) -> ReduceOp:
-        """Return the member for a name in upper or lower case, or for a member of TensorFlow's enum. Raises ValueError otherwise."""
-        if isinstance(op, cls):
-            return op
-        try:
-            return cls[str(getattr(op, "name", op)).upper()]
-        except KeyError:
-            raise ValueError(f'reduce_op is "SUM" or "MEAN", not {op!r}') from None
-
-
 class VariableAggregation(str, enum.Enum):
     """How a variable combines the values that several replicas assign to it into one value."""
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.collectives import ReduceOp
 from zmqdist.plain_arrays import joined, plain_array
-from zmqdist.training.aggregation import ReduceOp
 
 
 class PerReplica:
@@ -73,6 +73,8 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
       ValueError: `reduce_op` is unknown, or the sum is refused.
     """
     op = ReduceOp.of(reduce_op)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f'reduce_op of a strategy is "SUM" or "MEAN", not {op.name!r}')
     axes = tuple(axis) if isinstance(axis, Sequence) else axis
 
     def reduced(leaf: Any) -> Any:

@@ -23,3 +23,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "distributed_save", "service"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
