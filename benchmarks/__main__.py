@@ -114,7 +114,7 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller blocks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--plot", action="store_true", help="draw NAME.png in this folder; needs matplotlib")
-    parser.add_argument("--write", type=Path, metavar="DIR", help=f"JSON and plots go there, tables into {PAGE} above")
+    parser.add_argument("--write", type=Path, metavar="DIR", help=f"JSON and plots go there, a list into {PAGE} above")
     parser.add_argument(
         "--python",
         type=_python,

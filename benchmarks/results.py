@@ -7,6 +7,7 @@ and the systems that were left out. `rewrite` replaces the part of docs/performa
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import date
@@ -19,6 +20,7 @@ from zmqdist.observe.status import Table
 
 BEGIN = "<!-- figures: written by python -m benchmarks -->"
 END = "<!-- end of figures -->"
+COLUMNS = 100
 
 Document = dict[str, Any]
 
@@ -86,52 +88,19 @@ def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
     where = folder.resolve().relative_to(page.resolve().parent)
     sections = [section(found[name], where) for name in order if name in found]
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(sections) + f"\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n" + "".join(sections) + f"\n{END}{after}")
 
 
 def section(found: Document, where: Path) -> str:
-    """Return the section of a page about one question: its tables, its plot, the command, and a link to the file with the figures."""
+    """Return the item of a page about one question: links to its plot and its figures, and for each case in which zmqdist was compared with
+    another system, the median of zmqdist and the ratios."""
     name = found["question"]
-    lines = [f"### {found['title']}", ""]
-    figures = found["figures"]
-    axis = [figure for figure in figures if figure["at"] is not None]
-    plain = [figure for figure in figures if figure["at"] is None]
-    case_at = {figure["at"]: figure["case"] for figure in axis}
-    if len(set(case_at.values())) > 1 and all(case_at[figure["at"]] == figure["case"] for figure in axis):
-        lines += _matrix(axis, case_at, figures[0]["unit"])  # the case names the point of the axis
-    else:
-        for case in dict.fromkeys(figure["case"] for figure in axis):
-            of_case = [figure for figure in axis if figure["case"] == case]
-            columns = {figure["at"]: f"{figure['at']:,.0f}" for figure in of_case}
-            lines += _matrix(of_case, columns, f"{case}, {of_case[0]['unit']}")
-    lines += _rows(plain)
-    lines += [line for reason in found["skipped"] for line in (f"{reason[0].upper()}{reason[1:]}", "")]
-    lines += [f"![{found['title']}]({where}/{name}.png)", ""]
-    lines += [f"`{found['command']}`, {found['date']}; [{name}.json]({where}/{name}.json)", ""]
-    return "\n".join(lines)
-
-
-def _matrix(figures: list[Document], columns: dict[float, str], title: str) -> list[str]:
-    lines = [f"| {title} | " + " | ".join(columns[at] for at in sorted(columns)) + " |"]
-    lines.append("|---" + "|---:" * len(columns) + "|")
-    for system in dict.fromkeys(figure["system"] for figure in figures):
-        cells = []
-        for at in sorted(columns):
-            here = [figure for figure in figures if (figure["system"], figure["at"]) == (system, at)]
-            ratio = f" ({_ratio(here[0]['ratio'])})" if here and here[0]["ratio"] is not None else ""
-            cells.append(shown(here[0]["median"]) + ratio if here else "-")
-        lines.append(f"| {system} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
-def _rows(figures: list[Document]) -> list[str]:
-    if not figures:
-        return []
-    compared = any(figure["ratio"] is not None for figure in figures)
-    titles = ["system", "case", "median", "p99", "unit", *(["zmqdist is better by"] if compared else [])]
-    lines = ["| " + " | ".join(titles) + " |", "|---|---|---:|---:|---|" + ("---:|" if compared else "")]
-    for figure in figures:
-        cells = [figure["system"], figure["case"], shown(figure["median"]), shown(figure["p99"]), figure["unit"]]
-        cells += [_ratio(figure["ratio"])] if compared else []
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    lines = [f"- **{found['title']}** ([plot]({where}/{name}.png), [figures]({where}/{name}.json))"]
+    for case in dict.fromkeys(figure["case"] for figure in found["figures"]):
+        of_case = [figure for figure in found["figures"] if figure["case"] == case]
+        cells = [f"{figure['system']} {shown(figure['ratio'])}x" for figure in of_case if figure["ratio"] is not None]
+        if cells:
+            own = f"{shown(of_case[0]['median'])} {of_case[0]['unit']}"
+            lines.append("; ".join([f"  - {case}: {own}" if case else f"  - {own}", *cells]))
+    wrapped = (textwrap.wrap(line, COLUMNS, subsequent_indent=" " * (line.index("-") + 2)) for line in lines)
+    return "\n".join("\n".join(part) for part in wrapped) + "\n"

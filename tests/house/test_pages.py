@@ -38,9 +38,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
         lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
         for line in lines:
-            words = shlex.split(line, comments=True)
-            if words and words[0] in ("zmqdist", "make"):
-                yield name_of(page), words
+            if line.startswith(("zmqdist ", "make ")):
+                yield name_of(page), shlex.split(line, comments=True)
 
 
 def strings() -> list[str]:

@@ -96,8 +96,8 @@ def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| beat, idle |" in text
-    assert "[scale.json](benchmarks/scale.json)" in text
+    assert "(benchmarks/scale.png)" in text
+    assert "[figures](benchmarks/scale.json)" in text
     figures = json.loads((folder / "scale.json").read_text())[0]["figures"]
     assert {figure["unit"] for figure in figures} == {"us", "bytes", "%"}
 
