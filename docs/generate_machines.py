@@ -43,7 +43,7 @@ SENTENCE_END = re.compile(r"(?<=[.?!])\s(?=[A-Z`*])")
 """The gap between two sentences. A gap after "e.g." or "..." does not match, because no capital letter follows it."""
 
 CLAUSE_END = re.compile(
-    r"; |: |, (?:and|because|but|directly|even if|except|not|once|so that|unless|when|which|with|without)\b"
+    r"; |: |, (?:after|and|because|but|directly|even if|except|if|in|not|once|or|so that|unless|until|when|which|while|with|without)\b"
 )
 """The end of the first clause of a sentence: its reasons, exceptions and details follow."""
 
@@ -149,7 +149,7 @@ def section(path: Path) -> str:
     purpose = (
         SENTENCE_END.split(" ".join(docstring.partition("\n\n")[0].split()))[0].rstrip(".").removesuffix("; no I/O")
     )
-    numbers = f" ({numbered[0][0]} to {numbered[-1][0]})" if numbered else ""
+    numbers = f" ({numbered[0][0]}-{numbered[-1][0]})" if numbered else ""
     listed = [wrapped(f"{n}. {in_short(text)}", "   ") for n, (_, text) in enumerate(numbered, 1)]
     paragraphs = [wrapped(f"{purpose}{numbers}."), "\n".join(listed), *map(wrapped, [*states(tree), *handled])]
     return "\n\n".join([f"### `{path.relative_to(ROOT / 'zmqdist')}`", *filter(None, paragraphs)]) + "\n"
