@@ -1,4 +1,4 @@
-"""The rules of docs/contributing/voice.md that a program can check, for the folders that are written by them."""
+"""The rules of CONTRIBUTING.md ("How sentences read") that a program can check, for the folders that are written by them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def modules() -> list[Path]:
 def pages() -> list[Path]:
     """Those by hand: the generated ones are written by the docstrings of the code."""
     own = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
-    return sorted(page for page in own if page.name not in ("machines.md", "protocol.md", "voice.md"))
+    return sorted(page for page in own if page.name not in ("machines.md", "protocol.md"))
 
 
 def test_a_sentence_names_its_actor() -> None:
