@@ -1,4 +1,4 @@
-"""What the pages say is there: links, files, commands and their options, cluster files, the texts of errors.
+"""The pages are short, and what they say is there: links, files, commands and their options, cluster files, the texts of errors.
 
 That their Python blocks run is seen to by conftest.py of the root.
 """
@@ -21,6 +21,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 README_LINES_MAX = 150
+DOCS_WORDS_MAX = 58_000
+COLUMNS_MAX = 100
+WIDE = {
+    "CHANGELOG.md",
+    "README.md",
+    "SECURITY.md",
+    "docs/checkpoints.md",
+    "docs/coordinator.md",
+    "docs/data_service.md",
+    "docs/datasets.md",
+    "docs/launch_kubernetes.md",
+    "docs/launch_ray.md",
+    "docs/launch_slurm.md",
+    "docs/launch_ssh.md",
+    "docs/parameter_server.md",
+    "docs/rpc.md",
+    "docs/sharded_variables.md",
+    "docs/snapshots.md",
+    "docs/tensorflow.md",
+    "examples/README.md",
+}
+"""Pages whose lines are not wrapped yet."""
 
 
 def name_of(path: Path) -> str:
@@ -65,10 +87,34 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= README_LINES_MAX
 
 
+def anchors(page: Path) -> set[str]:
+    """The names by which links lead to the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-        assert not [link for link in links if "://" not in link and not (page.parent / link).exists()], name_of(page)
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            target = page.parent / link if link else page
+            assert "://" in link or target.exists(), f"{name_of(page)}: {link}"
+            assert not anchor or "://" in link or anchor in anchors(target), f"{name_of(page)}: {link}#{anchor}"
+
+
+def test_the_pages_are_short() -> None:
+    """Before a page grows, it says the rule and the example, and leaves out what is said elsewhere."""
+    words = {name_of(page): len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md")}
+    assert sum(words.values()) <= DOCS_WORDS_MAX, words
+
+
+def test_lines_of_pages_fit_a_screen() -> None:
+    """A line with an address of the web may be longer."""
+    narrow = [page for page in PAGES if name_of(page) not in WIDE]
+    rows = [(name_of(page), line) for page in narrow for line in page.read_text().splitlines()]
+    assert not [row for row in rows if len(row[1]) > COLUMNS_MAX and "://" not in row[1]]
 
 
 def test_files_that_are_named_exist() -> None:
