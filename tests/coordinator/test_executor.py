@@ -138,7 +138,7 @@ def test_what_cannot_be_called_is_told_at_once_and_what_cannot_be_pickled_by_its
     threads: zd.local_cluster,
 ) -> None:
     with zd.Executor(threads) as executor:
-        with pytest.raises(TypeError, match="takes a callable"):
+        with pytest.raises(TypeError, match="take a callable"):
             executor.submit(5)  # type: ignore[arg-type]
         unpicklable = executor.submit(int, threading.Lock())
         for cls in (pickle.PicklingError, errors.InvalidArgumentError):

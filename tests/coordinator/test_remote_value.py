@@ -144,7 +144,9 @@ def test_fetch_replaces_remote_values_wherever_they_are(in_threads: ClusterCoord
 def test_fetch_refuses_an_object_in_which_it_would_leave_a_remote_value(
     in_threads: ClusterCoordinator, holder: Any, place: str
 ) -> None:
-    with pytest.raises(TypeError, match=rf"does not replace the RemoteValue in {place}: fetch it alone, or put it"):
+    with pytest.raises(
+        TypeError, match=rf"does not replace the RemoteValue in {place}: call its result\(\), or put it"
+    ):
         in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
 
 

@@ -128,8 +128,8 @@ def captures_a_lock() -> Any:
 
 
 BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
-    (5, None, None, TypeError, r"schedule\(\) takes a callable, not int"),
-    (None, None, None, TypeError, "takes a callable, not NoneType"),
+    (5, None, None, TypeError, r"schedule\(\) and submit\(\) take a callable, not int"),
+    (None, None, None, TypeError, "take a callable, not NoneType"),
     (int, 5, None, TypeError, r"args is 5, wants a tuple or a list: args=\(5,\)"),
     (int, "5", None, TypeError, r"args is '5', wants a tuple or a list"),
     (int, None, 5, TypeError, "not iterable"),

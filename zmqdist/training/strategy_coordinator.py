@@ -22,12 +22,13 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
-from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator, worker_name
+from zmqdist.scheduling.coordinator.affinity import worker_name
+from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
@@ -136,15 +137,19 @@ class StrategyCoordinator(ClusterCoordinator):
             run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient;
             otherwise it means False.
         """
+        chosen: Any = fn if once is None or not callable(fn) else _Chosen(fn, once)
+        return super().schedule(chosen, args, kwargs, **how)
+
+    def _schedule(self, fn: Any, args: tuple[Any, ...], *how: Any) -> RemoteValue:
         if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)
+        fn, once = fn if isinstance(fn, _Chosen) else (fn, self._is_once(None))
         if callable(fn):
-            once = self._is_once(once)
             if once:
-                args = f"{self._runtime.number:x}-{next(self._onces)}", *(() if args is None else args)
+                args = f"{self._runtime.number:x}-{next(self._onces)}", *args
             if not isinstance(fn, FunctionSnapshot):
                 fn = self._wrapped(fn, once)
-        return super().schedule(fn, args, kwargs, **how)
+        return super()._schedule(fn, args, *how)
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         return super()._snapshot_of(self._wrapped(fn, self._is_once(None)) if callable(fn) else fn)
@@ -218,6 +223,13 @@ class StrategyCoordinator(ClusterCoordinator):
         return CoordinatorStub, (self._scheduled_on,)
 
 
+class _Chosen(NamedTuple):
+    """A function for which the program has chosen `once`."""
+
+    fn: Callable[..., Any]
+    once: bool
+
+
 class _Once:
     """A callable that takes an update key and the arguments of the user's function, and calls the function in a context with this key. It
     has the module and the name of the function."""
@@ -247,7 +259,8 @@ class CoordinatorStub:
             "this is a worker: only the program that made the ClusterCoordinator can schedule, join or fetch with it"
         )
 
-    schedule = join = done = fetch = map = as_completed = close = _refuse
+    schedule = submit = options = run = map = join = done = fetch = gather = wait = as_completed = _refuse
+    cancel_all = close = _refuse
     create_per_worker_dataset = create_per_worker_resource = add_worker = remove_worker = _refuse
 
     def __reduce__(self) -> Any:

@@ -13,10 +13,12 @@ Not here: how work ends when its worker is missed for too long (closures.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias
+from operator import index
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist.messages import Item, Members
 
@@ -36,8 +38,33 @@ class WorkOptions(NamedTuple):
     priority: int = 0
     detached: bool = False
 
+    @classmethod
+    def checked(cls, worker: int | str | None, priority: int) -> WorkOptions:
+        """Return the checked options, or PLAIN for the defaults. Raises ValueError if an option is invalid, TypeError if its type is."""
+        if not -(2**31) <= whole("priority", priority) < 2**31:
+            raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
+        if worker is None and not priority:
+            return PLAIN
+        return cls("" if worker is None else worker_name(worker), index(priority))
+
 
 PLAIN: Final = WorkOptions()
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number of any kind as an int. Raises TypeError with the `name` of the option for anything else."""
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r:.100}, wants a whole number") from None
+
+
+def worker_name(worker: int | str) -> str:
+    """Return a worker's name, such as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
+    name = worker if isinstance(worker, str) else f"worker:{whole('worker', worker)}"
+    if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
+        raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,18 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import re
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from functools import partial
-from operator import index
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions
+from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions, worker_name
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
@@ -38,10 +36,16 @@ from zmqdist.scheduling.coordinator.queue_bounds import checked_bytes_max, check
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.submitter import Submitter, TaskOptions
 from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOptions
 from zmqdist.scheduling.worker.references import KEEP
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -121,9 +125,34 @@ class ClusterCoordinator:
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
+        """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as `schedule` does, which says more.
+
+        >>> coordinator.submit(sorted, [2, 3, 1], reverse=True).result()
+        [3, 2, 1]
+        """
+        return self._schedule(fn, args, kwargs, False, PLAIN, NO_OPTIONS)
+
+    def options(self, **options: Unpack[TaskOptions]) -> Submitter:
+        """Return an object whose `submit`, `map` and `run` schedule functions with these options, for as often as you like.
+
+        >>> patient = coordinator.options(name="power", retries=2)
+        >>> patient.submit(pow, 2, 5).result(), patient.map(pow, [3], [2])[0].name
+        (32, 'power')
+
+        Args:
+          name: what errors, reports and log lines call the function, in place of its own name. At most 200 characters.
+          worker, priority, retries, timeout, keep, lineage: as in `schedule`. `timeout` counts from each `submit`.
+
+        Raises:
+          TypeError: there is no such option, or its value has a wrong type.
+          ValueError: a value is out of range.
+        """
+        return Submitter(self, options)
+
     def schedule(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., T],
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
@@ -133,7 +162,7 @@ class ClusterCoordinator:
         retries: int = 0,
         timeout: float | None = None,
         lineage: bool = False,
-    ) -> RemoteValue:
+    ) -> RemoteValue[T]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
 
         Blocks while the queue is full, while another thread is in `schedule` or `join`, and while a failed round ends.
@@ -167,11 +196,9 @@ class ClusterCoordinator:
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
         """
-        if not callable(fn):
-            raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
         options, plan_options = PLAIN, NO_OPTIONS
         if worker is not None or priority:
-            options = _options(worker, priority)
+            options = WorkOptions.checked(worker, priority)
         if retries or timeout is not None or lineage:
             plan_options = PlanOptions.checked(retries, timeout, lineage)
         if isinstance(args, (str, bytes)) or not (args is None or isinstance(args, Iterable)):
@@ -188,7 +215,10 @@ class ClusterCoordinator:
         keep: bool,
         options: WorkOptions,
         plan_options: PlanOptions,
+        name: str | None = None,
     ) -> RemoteValue:
+        if not callable(fn):
+            raise TypeError(f"schedule() and submit() take a callable, not {type(fn).__name__}")
         runtime = self._runtime
         with runtime.schedule_lock:
             if runtime.failures.unseen:
@@ -229,7 +259,9 @@ class ClusterCoordinator:
                     if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
                         self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
-                    number, name = runtime.functions.number(fn, function, held)
+                    number, name_of_fn = runtime.functions.number(fn, function, held)
+                    if name is None:
+                        name = name_of_fn
                     if plan is not None:
                         return runtime.plans.enqueue(plan, work, number, name, self._alive)
                     return runtime.enqueue(work, number, name, payload, bulks, keep, uses, options, self._alive)
@@ -241,13 +273,20 @@ class ClusterCoordinator:
         """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> list[RemoteValue]:
-        """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return the RemoteValues in order. `fn` and its
-        captured objects are pickled once, now. `float` and `numpy.asarray` convert RemoteValues; a library that needs other results of a
-        `map` takes that of an Executor.
+    def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
+        """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return the RemoteValues in order.
+
+        >>> coordinator.gather(coordinator.map(pow, [2, 3, 4], [2, 2, 2]))
+        [4, 9, 16]
+
+        The shortest iterable ends the map. `fn` and its captured objects are pickled once, now. `float` and `numpy.asarray` convert
+        RemoteValues; a library that needs other results of a `map` takes that of an Executor.
+
+        Raises:
+          TypeError: `fn` is not callable, or an iterable is missing or not iterable. Then nothing is scheduled.
+          Exception: any error of `schedule`, or of an iterable. What was scheduled before goes on.
         """
-        snapshot = self._snapshot_of(fn)
-        return [self.schedule(snapshot, items) for items in zip(*iterables, strict=False)]
+        return Submitter(self, {}).map(fn, *iterables)
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
@@ -313,14 +352,35 @@ class ClusterCoordinator:
     def fetch(self, val: Any) -> Any:
         """Return `val` with each RemoteValue replaced by its result. Waits for all results.
 
+        Each result is that of `RemoteValue.fetch`, so tensors become arrays, as in TensorFlow; otherwise as `gather`.
+        """
+        return nest.map_contents(partial(_replaced, RemoteValue.fetch), val)
+
+    def gather(self, values: Any, timeout: float | None = None) -> Any:
+        """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at most `timeout` seconds.
+
         RemoteValues are found at any depth in containers of Python (as keys, too), arrays of objects, dataclasses and attrs classes.
         PerWorkerValues, iterators and the views of a dict become lists.
 
+        >>> coordinator.gather({"a": coordinator.submit(abs, -1), "b": [coordinator.submit(abs, -2), 3]})
+        {'a': 1, 'b': [2, 3]}
+
         Raises:
           TypeError: a RemoteValue is in an object of another class, or a result cannot be the key of a dict or the item of a set.
-          Exception: any error of `RemoteValue.fetch`.
+          DeadlineExceededError (a TimeoutError): a function has not ended within `timeout`; the text has its name. It goes on.
+          Exception: any error of `RemoteValue.result`, that of the first RemoteValue in the order of `values` that has failed.
         """
-        return nest.map_contents(_fetched, val)
+        until, timeout = deadline(timeout), seconds(timeout)
+
+        def result(value: RemoteValue) -> Any:
+            try:
+                return value.result(left(until))
+            except errors.DeadlineExceededError:
+                if value.done() or left(until):  # the error of the function itself
+                    raise
+                raise errors.DeadlineExceededError(f"{value.name} has not ended after {timeout:g} s") from None
+
+        return nest.map_contents(partial(_replaced, result), values)
 
     def as_completed(self, values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
         """Yield each RemoteValue once, in the order in which the functions end.
@@ -456,6 +516,17 @@ class ClusterCoordinator:
         if self._runtime.pid == os.getpid():
             self._runtime.give_up()
 
+    def __repr__(self) -> str:
+        runtime = self._runtime
+        state = f"{runtime.scheduled - runtime.resolved} unfinished"
+        if runtime.closed:
+            state = "closed"
+        elif not runtime.machine.closures.registered:
+            state += ", no dispatcher"
+        elif (members := runtime.members) is not None:
+            state += f", {len(members)} worker{'s' if len(members) != 1 else ''}"
+        return f"<ClusterCoordinator of {self.target}: {state}>"
+
     def __enter__(self) -> ClusterCoordinator:
         return self
 
@@ -539,24 +610,26 @@ class ClusterCoordinator:
             )
 
 
-def _fetched(part: Any) -> Any:
+def _replaced(result: Callable[[Any], Any], part: Any) -> Any:
     """Return the result of a RemoteValue, the list of an iterator's results, and any other object unchanged.
 
     Raises TypeError if an object of a class that `nest.map_contents` does not look into has a RemoteValue.
     """
     if type(part) in trusted.ATOMS or isinstance(part, (type, FunctionType, MethodType, ModuleType)):
         return part
-    if isinstance(part, (RemoteValue, PerWorkerValues)):
-        return part.fetch()
+    if isinstance(part, RemoteValue):
+        return result(part)
+    if isinstance(part, PerWorkerValues):
+        return [result(part[position]) for position in range(len(part))]
     of_python = type(part).__module__ in ("builtins", "itertools")
     if isinstance(part, (KeysView, ValuesView, ItemsView)) or (isinstance(part, Iterator) and of_python):
-        return nest.map_contents(_fetched, list(part))
+        return nest.map_contents(partial(_replaced, result), list(part))
     if nest.contents(part) is None:
         for place, item in (*trusted.parts_of(part), *trusted.attributes_of(part)):
             if nest.map_contents(lambda inner: None if isinstance(inner, RemoteValue) else inner, item) is not item:
                 raise TypeError(
-                    f"fetch() does not replace the RemoteValue in {place.strip('.')} of a {trusted.type_name(part)}: fetch it alone, or "
-                    "put it into a dataclass, list or dict"
+                    f"gather() does not replace the RemoteValue in {place.strip('.')} of a {trusted.type_name(part)}: call its "
+                    "result(), or put it into a dataclass, list or dict"
                 )
     return part
 
@@ -581,24 +654,9 @@ def _give_up(runtime: CoordinatorRuntime) -> None:
         runtime.call_in_loop(runtime.give_up)
 
 
-def _options(worker: int | str | None, priority: int) -> WorkOptions:
-    """Return the options of a work item. Raises ValueError if `worker` or `priority` is invalid."""
-    if not -(2**31) <= index(priority) < 2**31:
-        raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
-    return WorkOptions("" if worker is None else worker_name(worker), index(priority))
-
-
 def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) -> None:
     """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if the dispatcher refuses because values or work would be
     lost."""
     reply = coordinator._runtime.call_dispatcher(method, *args)
     if reply["refused"]:
         raise errors.DrainRefusedError(reply["reports"])
-
-
-def worker_name(worker: int | str) -> str:
-    """Return a worker's name, such as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
-    name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
-    if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
-        raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')
-    return name

@@ -2,7 +2,7 @@
 
 Rules
     A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
-    In the program each of these values is a RemoteValue. Its status is the status of the latest build, and each `get` reads the value
+    In the program each of these values is a RemoteValue. Its status is the status of the latest build, and each `result` reads the value
     from the worker again, because functions may have changed it.
     A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
 
@@ -61,8 +61,8 @@ class ResourceValue(RemoteValue):
         """Return whether the build has ended or the worker is lost. Does not wait."""
         return self.status is not RemoteValueStatus.NOT_READY
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Wait until the resource is built, and return a copy of its present state, which each `get` reads from the worker again.
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until the resource is built, and return a copy of its present state, which each call reads from the worker again.
 
         Raises:
           CancelledError: the worker is lost. The resource is available again when the worker is back.
@@ -73,14 +73,16 @@ class ResourceValue(RemoteValue):
         """
         return self._read(at_worker.read_value, timeout)
 
+    get = result
+
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the value as `get` does, but replace each leaf that has a method `numpy()` by the result of that method."""
+        """Return the value as `result` does, but replace each leaf that has a method `numpy()` by the result of that method."""
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the resource is built, and return the error that `get` would raise, or None.
+        """Wait until the resource is built, and return the error that `result` would raise, or None.
 
-        Raises DeadlineExceededError as `get` does.
+        Raises DeadlineExceededError as `result` does.
         """
         until = deadline(timeout)
         while True:
@@ -113,7 +115,7 @@ class ResourceValue(RemoteValue):
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
-        return (yield from asyncio.get_running_loop().run_in_executor(None, self.get))
+        return (yield from asyncio.get_running_loop().run_in_executor(None, self.result))
 
     def _state(self) -> tuple[RemoteValue | None, str | None]:
         with self._owner.lock:
@@ -128,7 +130,7 @@ class ResourceValue(RemoteValue):
                 raise error
             building = self._state()[0]
             try:
-                return self._resource.owner.run_at(self._resource, self._index, fn).get(left(until))
+                return self._resource.owner.run_at(self._resource, self._index, fn).result(left(until))
             except errors.CancelledError:
                 # If there is a new build, the worker was lost during the read, so read again. If the build is the same, the read itself was
                 # cancelled.

@@ -1,7 +1,7 @@
 """`RemoteValue`: the result that a scheduled function will have.
 
-The coordinator's loop settles a value, and the first thread that calls `get` unpacks it. The threads of the program wait for the loop only
-until a function has ended or a lost value has been recomputed.
+The coordinator's loop settles a value, and the first thread that calls `result` unpacks it. The threads of the
+program wait for the loop only until a function has ended or a lost value has been recomputed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist import errors, nest
 from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
 from zmqdist.clock import deadline, left, seconds
-from zmqdist.messages import KEPT, VALUE
+from zmqdist.messages import CANCELLED, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.coordinator_events import Event
 from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
@@ -30,6 +30,15 @@ from zmqdist.scheduling.coordinator.result_form import ResultForm
 from zmqdist.scheduling.coordinator.work_names import WorkNames
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.wire import results, trusted
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 _NOTHING: Any = object()
 
@@ -75,7 +84,7 @@ class ValueOwner(Protocol):
     def post_event(self, event: Event) -> None: ...
 
 
-class RemoteValue(NotAFuture):
+class RemoteValue(NotAFuture, Generic[T_co]):
     """The result of a scheduled function, pending until the function has ended. Only a ClusterCoordinator makes RemoteValues.
 
     A ready value stays ready, because the result is on this host. Kept values are the exception (see below). Any thread may call any
@@ -85,13 +94,17 @@ class RemoteValue(NotAFuture):
     A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
     function has ended. Such a function waits for the value and gets a copy that is private to its run.
 
-    The value of `schedule(..., keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
-    garbage-collected. Other functions fetch the value from this worker, and only `get` fetches it to the program. If the worker or the
-    dispatcher is lost, or the connection to the dispatcher breaks, before the first `get`, a value above 64 KiB is lost. With
-    `schedule(..., lineage=True)` a lost value is recomputed.
+    The value of `options(keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
+    garbage-collected. Other functions fetch the value from this worker, and only `result` fetches it to the program. If the worker or
+    the dispatcher is lost, or the connection to the dispatcher breaks, before the first `result`, a value above 64 KiB is lost. With
+    `options(lineage=True)` a lost value is recomputed.
+
+    >>> value = coordinator.submit(pow, 2, 10)
+    >>> value.result(timeout=20), value
+    (1024, <RemoteValue of builtins.pow: ready>)
 
     Attributes:
-      name: the name of the function.
+      name: the name of the function, or the `name` of its options.
       work: the number of the function's work item, unique in its coordinator.
     """
 
@@ -115,26 +128,27 @@ class RemoteValue(NotAFuture):
         self.name = name
         self._kind: int | None = None
         self._payload: Any = None
-        self._value: Any = _NOTHING
+        self._value: T_co = _NOTHING
         self._waiters: list[Any] | None = None
         self._callbacks: list[tuple[Callbacks, Callable[[RemoteValue], object]]] | None = None
 
     def __repr__(self) -> str:
-        state = {None: "pending", VALUE: "ready", KEPT: "kept by its worker"}.get(self._kind, "failed")
+        states = {None: "pending", VALUE: "ready", KEPT: "kept by its worker", CANCELLED: "cancelled"}
+        state = states.get(self._kind, "failed")
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
         """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the value in its place."""
         if self._owner.packing_thread != get_ident():
             raise RemoteValueNotAllowed(
-                "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
+                "a RemoteValue can only be given to functions of its own coordinator: give them its result()"
             )
         if not self._owner.by_reference:
             self._owner.inputs[self.work] = self
             return remote_results.input_value, (self.work, self.name)
         if self._kind != KEPT:
             raise RemoteValueNotAllowed(
-                "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
+                "only a RemoteValue of keep=True that has ended can be given to all workers: give them its result()"
             )
         self._owner.uses.append(self._payload)
         return remote_results.kept_value, (self._payload.encoded, self.name)
@@ -151,17 +165,18 @@ class RemoteValue(NotAFuture):
 
     # -- getting the result -----------------------------------------------------------------------------------------
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Wait for the function to end, and return its result. Each `get` returns the same object, which is private to this process.
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for the function to end, and return what it returned. Each call returns the same object, which is private to this process.
+        `get` is TensorFlow's name of this method.
 
         Args:
-          timeout: seconds; None waits until the function has ended or the cluster is lost. The first `get` of a kept value also fetches the
-            value, which may take longer than `timeout`. The fetch fails at once if the worker refuses connections, or is on this host and
-            has ended. It fails after about 20 s if the worker does not reply.
+          timeout: seconds; None waits until the function has ended or the cluster is lost. The first `result` of a kept value also
+            fetches the value, which may take longer than `timeout`. The fetch fails at once if the worker refuses connections, or is on
+            this host and has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
           DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. The
-            function or the recomputation goes on, so you may call `get` again. But if the `timeout` that was passed to `schedule` has
+            function or the recomputation goes on, so you may call `result` again. But if the `timeout` of the function's options has
             passed, the function has failed, and `exception` returns this error.
           CancelledError: the function was cancelled, its round ended with another function's error, or the coordinator was closed.
           WorkerLost: too many times, the function's process or worker was lost while the function ran (`attempts_max` of the dispatcher).
@@ -171,7 +186,7 @@ class RemoteValue(NotAFuture):
           FailedPreconditionError: this process was forked before the result had arrived.
           OpError: the dispatcher refuses the coordinator; the message has its reason.
           Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
-            traceback, and each `get` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
+            traceback, and each `result` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
         """
         timeout = seconds(timeout)
         if self._kind is None:
@@ -186,7 +201,9 @@ class RemoteValue(NotAFuture):
                     self._payload = None
         return self._value
 
-    def _get_kept(self, timeout: float | None) -> Any:
+    get = result
+
+    def _get_kept(self, timeout: float | None) -> T_co:
         until = deadline(timeout)
         while self._value is _NOTHING:
             held = self._payload
@@ -194,7 +211,7 @@ class RemoteValue(NotAFuture):
                 raise self.error()
             if self.forked:
                 problem = (
-                    f"the value of {self.name} was kept before a fork: fetch() it in the process that scheduled it"
+                    f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
                 )
                 raise errors.FailedPreconditionError(problem)
             try:
@@ -228,21 +245,25 @@ class RemoteValue(NotAFuture):
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the result as `get` does, but replace tensors by arrays.
+        """Return the result as `result` does, but replace tensors by arrays, as TensorFlow does.
 
         Each object that has a method `numpy()` is replaced by the result of this method, also in containers and dataclasses.
         """
-        value = self.get(timeout)
+        value = self.result(timeout)
         return value if type(value) in trusted.ATOMS or type(value) is np.ndarray else nest.as_numpy(value)
 
     def done(self) -> bool:
         """Return whether the function has ended, with a result or an error. Does not wait."""
         return self._kind is not None
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the function has ended, and return its error, or None after success. Raises DeadlineExceededError as `get` does.
+    def cancelled(self) -> bool:
+        """Return whether the function has ended with a CancelledError. Does not wait. False while a `cancel` is under way."""
+        return self._kind == CANCELLED
 
-        The loss of a kept value is not noticed here: only `get` finds out whether the worker still holds the value.
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the function has ended, and return its error, or None after success. Raises DeadlineExceededError as `result` does.
+
+        The loss of a kept value is not noticed here: only `result` finds out whether the worker still holds the value.
         """
         self._wait(seconds(timeout))
         return None if self._kind in (VALUE, KEPT) else self.error()
@@ -253,7 +274,8 @@ class RemoteValue(NotAFuture):
         A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later if its slot is a process.
 
         Returns:
-          False if the function has ended already, otherwise True. After True, `get` may still return a result that was already on its way.
+          False if the function has ended already, otherwise True. After True, `result` may still return a result that
+          was already on its way.
         """
         if self._kind is not None:
             return False
@@ -287,7 +309,7 @@ class RemoteValue(NotAFuture):
                 return
         thread.put(fn, self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
         loop = asyncio.get_running_loop()
@@ -307,25 +329,25 @@ class RemoteValue(NotAFuture):
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
         if self._kind == KEPT and self._value is _NOTHING:
-            return (yield from loop.run_in_executor(None, self.get))
-        return self.get()
+            return (yield from loop.run_in_executor(None, self.result))
+        return self.result()
 
     def __float__(self) -> float:
         """Wait for the result, and convert it. With `__array__`, functions that call a `map` for numbers accept ClusterCoordinator.map."""
-        return float(self.get())
+        return float(self.result())  # type: ignore[arg-type]
 
     def __int__(self) -> int:
-        return int(self.get())
+        return int(self.result())  # type: ignore[call-overload, no-any-return]
 
     def __complex__(self) -> complex:
-        return complex(self.get())
+        return complex(self.result())  # type: ignore[call-overload, no-any-return]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        array = np.array(self.get(), dtype)
+        array = np.array(self.result(), dtype)
         if array.ndim == 0 and array.dtype.kind not in "iufcO":
             # NumPy fills an array of bools or texts with `bool` and `str` of the RemoteValues, which say nothing of the results.
             raise TypeError(
-                f"{self} holds no number or array: make arrays of the results, np.array(coordinator.fetch(values))"
+                f"{self} holds no number or array: make arrays of the results, np.array(coordinator.gather(values))"
             )
         return array
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from zmqdist import limits
 from zmqdist.clock import deadline, seconds
 from zmqdist.messages import KEPT
-from zmqdist.scheduling.coordinator.affinity import WorkOptions
+from zmqdist.scheduling.coordinator.affinity import WorkOptions, whole
 from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
@@ -44,12 +43,16 @@ class PlanOptions:
 
     @classmethod
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
-        """Return the checked options. Raises ValueError if an option is out of range, TypeError if `retries` is not a whole number."""
-        if index(retries) < 0:
+        """Return the checked options, or NO_OPTIONS for the defaults.
+
+        Raises ValueError if an option is out of range, TypeError if `retries` is not a whole number.
+        """
+        if whole("retries", retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if (limit_s := seconds(timeout)) == 0:
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
-        return cls(retries, limit_s, deadline(limit_s), lineage)
+        options = cls(retries, limit_s, deadline(limit_s), lineage)
+        return NO_OPTIONS if options == NO_OPTIONS else options
 
 
 NO_OPTIONS = PlanOptions()

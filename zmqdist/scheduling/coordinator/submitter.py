@@ -1,0 +1,104 @@
+"""`Submitter`: schedules functions with options, in the words of the standard library. `ClusterCoordinator.options` makes it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
+
+from zmqdist.clock import deadline
+from zmqdist.scheduling.coordinator.affinity import WorkOptions
+from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue
+from zmqdist.scheduling.coordinator.task_specs import PlanOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+
+NAME_CHARS_MAX: Final = 200
+"""The largest number of characters of a name, because names travel in reports."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a function, as `ClusterCoordinator.options` describes them."""
+
+    name: str | None
+    worker: int | str | None
+    priority: int
+    retries: int
+    timeout: float | None
+    keep: bool
+    lineage: bool
+
+
+class Scheduler(Protocol):
+    """The methods of a ClusterCoordinator that a Submitter uses."""
+
+    def _schedule(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: bool,
+        options: WorkOptions,
+        plan_options: PlanOptions,
+        name: str | None = None,
+    ) -> RemoteValue: ...
+
+    def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot: ...
+
+
+class Submitter:
+    """Schedules functions of one coordinator with the same options. Immutable; any thread may use it.
+
+    >>> urgent = coordinator.options(priority=1, timeout=30.0)
+    >>> urgent.submit(divmod, 7, 2).result()
+    (3, 1)
+    >>> urgent.options(name="halve").map(divmod, [7], [2])[0].name
+    'halve'
+    """
+
+    __slots__ = ("_coordinator", "_given", "_keep", "_name", "_options", "_plan_options")
+
+    def __init__(self, coordinator: Scheduler, given: TaskOptions) -> None:
+        known = list(TaskOptions.__annotations__)
+        for option in given.keys() - known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            raise TypeError(f"options() has no option {option}: {hint}")
+        for option in ("keep", "lineage"):
+            if not isinstance(given.get(option, False), bool):
+                raise TypeError(f"{option} is {given[option]!r:.100}, wants True or False")  # type: ignore[literal-required]
+        name, lineage = given.get("name"), given.get("lineage", False)
+        if name is not None and not (isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX):
+            error = ValueError if isinstance(name, str) else TypeError
+            raise error(f"name is {name!r:.100}, wants a text of 1 to {NAME_CHARS_MAX} characters")
+        self._coordinator, self._given, self._name = coordinator, given, name
+        self._options = WorkOptions.checked(given.get("worker"), given.get("priority", 0))
+        self._plan_options = PlanOptions.checked(given.get("retries", 0), given.get("timeout"), lineage)
+        self._keep = given.get("keep", False) or lineage
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(f'{option}={value!r}' for option, value in self._given.items())} of {self._coordinator!r}>"
+
+    def options(self, **options: Unpack[TaskOptions]) -> Submitter:
+        """Return a Submitter with these options and, where they are missing, those of this one."""
+        return Submitter(self._coordinator, {**self._given, **options})
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
+        """Run `fn(*args, **kwargs)` on a worker, as `ClusterCoordinator.submit` does, with the options."""
+        plan_options = self._plan_options
+        if plan_options.timeout is not None:
+            plan_options = replace(plan_options, until=deadline(plan_options.timeout))
+        return self._coordinator._schedule(fn, args, kwargs, self._keep, self._options, plan_options, self._name)
+
+    def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
+        """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the options."""
+        if not iterables:
+            raise TypeError("map() takes a callable and at least one iterable")
+        items = zip(*iterables, strict=False)
+        snapshot = self._coordinator._snapshot_of(fn)
+        return [self.submit(snapshot, *item) for item in items]
