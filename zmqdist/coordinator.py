@@ -4,6 +4,7 @@ from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from zmqdist.scheduling.coordinator.submitter import Submitter
 from zmqdist.task_context import get_current_worker_index, get_num_workers
 from zmqdist.tasks import coordinator_utils as utils
 from zmqdist.wire.trusted import send_by_value
@@ -17,6 +18,7 @@ __all__ = [
     "PerWorkerValues",
     "RemoteValue",
     "RemoteValueStatus",
+    "Submitter",
     "experimental_get_current_worker_index",
     "get_current_worker_index",
     "get_num_workers",

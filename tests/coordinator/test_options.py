@@ -75,7 +75,7 @@ def test_options_out_of_range_are_told_at_once(in_threads: ClusterCoordinator, o
 
 
 def test_retries_are_a_whole_number(in_threads: ClusterCoordinator) -> None:
-    with pytest.raises(TypeError, match="retries is 2.5, wants a whole number"):
+    with pytest.raises(TypeError, match=r"retries is 2\.5, wants a whole number"):
         in_threads.schedule(int, retries=2.5)  # type: ignore[arg-type]
 
 

@@ -269,7 +269,7 @@ def test_map_ends_with_the_shortest_iterable(in_threads: ClusterCoordinator) -> 
 def test_map_refuses_what_it_cannot_iterate_over_before_it_schedules(
     in_threads: ClusterCoordinator, iterables: Any
 ) -> None:
-    with pytest.raises(TypeError, match="at least one iterable|not iterable|must support iteration"):
+    with pytest.raises(TypeError, match=r"at least one iterable|not iterable|must support iteration"):
         in_threads.map(abs, *iterables)
     assert in_threads.snapshot().scheduled == 0
 

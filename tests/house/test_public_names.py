@@ -71,6 +71,7 @@ PINNED: dict[str, frozenset[str]] = {
             "PerWorkerValues",
             "RemoteValue",
             "RemoteValueStatus",
+            "Submitter",
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",
