@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import SkipParser
 
 from tests import tiers
+from tests.printed_output import code_blocks
 
 pytest_plugins = ["pytester"]  # tests/house tries the checks themselves
 
@@ -29,7 +30,7 @@ SEEDS, SEEDS_OF_TIER_ALL = 60, 200
 SEEDS_OF_AN_ITEM = 20
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
+    parsers=[code_blocks(), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/internals/*.md"],
 ).pytest()
 

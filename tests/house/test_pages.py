@@ -57,7 +57,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     """(page, words) of each line that starts with one of our commands in a bash or an indented block."""
     for page in PAGES:
         text = page.read_text()
-        lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+        joined = [block.replace("\\\n", " ") for block in blocks(text, "bash")]
+        lines = [line for block in joined for line in block.splitlines()]
         lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
         for line in lines:
             if line.startswith(("zmqdist ", "make ")):
