@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import itertools
 import re
 import sys
@@ -42,9 +43,10 @@ class _OutputByLine:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        frame = sys._getframe(1)
-        if frame.f_code.co_filename == self._path:
-            self.texts[frame.f_lineno] += text
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame else None
+        if caller and caller.f_code.co_filename == self._path:
+            self.texts[caller.f_lineno] += text
         return int(self._stream.write(text))
 
     def __getattr__(self, name: str) -> Any:
