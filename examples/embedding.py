@@ -1,15 +1,13 @@
-"""Learn which things a person clicks on, with a table of a million rows at two parameter servers. Each step uses a few hundred rows.
+"""Learn who clicks on what, with a table of a million rows on two parameter servers.
 
     python examples/embedding.py [--steps 300]
 
-An impression is a person, a thing that the person was shown, and whether the person clicked it. Each person and each thing has a row in the
-table. The larger the dot product of the two rows, the more likely is a click. The frequencies of people and things follow Zipf's law, as
-those of words do: a few rows are in most batches, and most rows are in none.
-
-Each step runs on any free worker. It requests the rows of its batch from both servers at the same time, computes the gradient of the
-logistic loss for each of these rows, and has the servers make a step of Adagrad with the gradients. Adagrad keeps its sums beside the
-table, on the servers. Only the rows of the batch are transferred. The worker makes the impressions from the number of the step; a real
-program would read them on the worker, from a per-worker dataset.
+An impression is a person, a thing that was shown, and whether it was clicked. Persons and things
+have rows; the larger the dot product of two rows, the more likely is a click. As with words, a few
+rows are in most batches and most rows in none, so a step uses a few hundred of them. A worker gets
+these rows from both servers at once, computes the gradient of the logistic loss, and has the
+servers make a step of Adagrad, whose sums live beside the table. Here a worker makes up the
+impressions; a real program would read them, from a per-worker dataset.
 """
 
 import argparse
@@ -19,15 +17,13 @@ import numpy as np
 
 import zmqdist as zd
 
-ROWS, WIDTH = 1_000_000, 64
+ROWS, WIDTH, BATCH = 1_000_000, 64, 512
 PEOPLE = ROWS // 2  # the first half of the table; the things have the other
-BATCH = 512
 OPTIMIZER = zd.optimizers.Adagrad(0.1)
-TOLD = 10  # the loss is printed so many times
 
 
 def impressions(step):
-    """Return the people, things and clicks of a batch. Each row has a hidden taste, computed from its number; training has to find it."""
+    """People, things and clicks of a batch. Training has to find the taste that a number hides."""
     rng = np.random.default_rng(step)
     people = rng.zipf(1.3, BATCH) % PEOPLE
     things = PEOPLE + rng.zipf(1.3, BATCH) % PEOPLE
@@ -36,8 +32,7 @@ def impressions(step):
 
 
 def gradients(people, things, clicks):
-    """The mean loss, and the gradient of the sum by the row of each person and of each thing: with that of the mean, the step of a row
-    would depend on how many others are in the batch."""
+    """The mean loss, and the gradients of the sum: no row's step depends on the other rows."""
     logits = (people * things).sum(axis=1)
     loss = np.logaddexp(0, logits) - clicks * logits
     error = (1 / (1 + np.exp(-logits)) - clicks)[:, np.newaxis]
@@ -45,7 +40,7 @@ def gradients(people, things, clicks):
 
 
 def step(table, number):
-    """Runs on a worker: pull, compute, push. Returns the loss."""
+    """Runs on a worker: pull, compute, push. Returns the loss and the number of rows."""
     people, things, clicks = impressions(number)
     ids, places = np.unique(np.concatenate([people, things]), return_inverse=True)
     rows = table.sparse_read(ids)[places]
@@ -55,35 +50,28 @@ def step(table, number):
 
 
 def part(partition_shape, partition_offset):
-    """The first values of a shard, made where it lives: nothing of the table is ever sent as a whole."""
-    return np.random.default_rng(partition_offset[0]).standard_normal(partition_shape, np.float32) * np.float32(0.3)
-
-
-def train(strategy, steps):
-    """Returns the mean losses of `TOLD` stretches of the training."""
-    with strategy.scope():
-        table = zd.Variable(part, shape=(ROWS, WIDTH), dtype=np.float32, name="embedding")
-    losses = []
-    for numbers in np.array_split(np.arange(steps), TOLD):
-        start = time.perf_counter()
-        results = strategy.coordinator.fetch(strategy.coordinator.map(lambda number: step(table, number), numbers))
-        took = time.perf_counter() - start
-        losses.append(float(np.mean([loss for loss, _ in results])))
-        moved = sum(count for _, count in results)
-        print(
-            f"step {numbers[-1] + 1:4}/{steps}  loss {losses[-1]:.4f}  {moved / took:9,.0f} rows/s pulled and pushed",
-            flush=True,
-        )
-    return losses
+    """The first values of a shard, made where it lives: the table never travels as a whole."""
+    rng = np.random.default_rng(partition_offset[0])
+    return rng.standard_normal(partition_shape, np.float32) * np.float32(0.3)
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Learn an embedding of a million rows at two parameter servers.")
-    parser.add_argument("--steps", type=int, default=300, help="batches of 512 impressions (default: 300)")
-    steps = max(TOLD, parser.parse_args().steps)
-    halves = zd.partitioners.FixedShardsPartitioner(2)
-    with zd.local_cluster(workers=2, ps=2) as cluster, zd.ParameterServerStrategy(cluster, halves) as strategy:
-        losses = train(strategy, steps)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=300, help="batches of 512 impressions")
+    steps = max(10, parser.parse_args().steps)
+    halves, losses = zd.partitioners.FixedShardsPartitioner(2), []
+    cluster = zd.local_cluster(workers=2, ps=2)
+    with cluster, zd.ParameterServerStrategy(cluster, halves) as strategy:
+        with strategy.scope():
+            table = zd.Variable(part, shape=(ROWS, WIDTH), dtype=np.float32)
+        for numbers in np.array_split(np.arange(steps), 10):
+            start = time.perf_counter()
+            values = strategy.coordinator.map(lambda number: step(table, number), numbers)
+            some, counts = zip(*strategy.coordinator.gather(values), strict=True)
+            losses.append(np.mean(some))
+            rate = sum(counts) / (time.perf_counter() - start)
+            told = f"loss {losses[-1]:.4f}  {rate:9,.0f} rows/s pulled and pushed"
+            print(f"step {numbers[-1] + 1:4}/{steps}  {told}", flush=True)
     print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
 
 

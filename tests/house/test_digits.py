@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -12,34 +11,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import zmqdist as zd
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
-def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def digits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("digits")
 
 
 def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 17, (5, 64)), rng.integers(0, 10, 5)
     weights = [rng.normal(0, 0.3, size) for size in [(64, 6), (6,), (6, 10), (10,)]]
-    loss, gradients = digits.gradients(weights, images, labels)
+    loss, gradients = digits.network.gradients(weights, images, labels)
     step = 1e-6
     for weight, gradient in zip(weights, gradients, strict=True):
         for _ in range(10):
             at = tuple(rng.integers(0, side) for side in weight.shape)
             weight[at] += step
-            above, _ = digits.gradients(weights, images, labels)
+            above, _ = digits.network.gradients(weights, images, labels)
             weight[at] -= step
             assert (above - loss) / step == pytest.approx(gradient[at], rel=1e-3, abs=1e-4)
 
@@ -49,30 +43,29 @@ def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
 ) -> None:
     monkeypatch.setattr(digits, "EPOCHS", 4)
     stopped = iter([False, False, True])
-    accuracy = digits.accuracy
+    accuracy = digits.network.accuracy
 
     def stopping(*args: Any) -> float:
         if next(stopped, False):
             raise KeyboardInterrupt
         return float(accuracy(*args))
 
-    monkeypatch.setattr(digits, "accuracy", stopping)
-    halves = zd.partitioners.FixedShardsPartitioner(2)
+    monkeypatch.setattr(digits.network, "accuracy", stopping)
     with zd.local_cluster(workers=2, ps=2, processes=False) as cluster:
-        with zd.ParameterServerStrategy(cluster, halves) as strategy, pytest.raises(KeyboardInterrupt):
-            digits.train(strategy, str(tmp_path), Console(file=io.StringIO()))
-        with zd.ParameterServerStrategy(cluster, halves) as strategy:
-            _, accuracies = digits.train(strategy, str(tmp_path), Console(file=io.StringIO()))
+        with zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy, pytest.raises(KeyboardInterrupt):
+            digits.train(strategy, str(tmp_path))
+        with zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy:
+            curve = digits.train(strategy, str(tmp_path))
     told = re.findall(r"epoch +(\d)/4 .* (0\.\d{3})\n", capsys.readouterr().out)
     assert [number for number, _ in told] == ["1", "2", "3", "4"]
-    assert [text for _, text in told] == [f"{each:.3f}" for each in accuracies]
+    assert [text for _, text in told] == [f"{value:.3f}" for value in curve[:, 1]]
 
 
 def test_without_matplotlib_it_says_so_in_one_line(
     digits: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    digits.draw([1.0, 0.5], [0.5, 0.9], tmp_path / "digits.png")
+    digits.plots.curves(tmp_path / "digits.png", "Digits", "epoch", "test accuracy", [[0.5, 0.9]])
     out = capsys.readouterr().out
-    assert out == "no learning curve: matplotlib is not installed (pip install 'zmqdist[examples]')\n"
+    assert out == "no picture: matplotlib is not installed (pip install 'zmqdist[examples]')\n"
     assert not list(tmp_path.iterdir())

@@ -40,7 +40,6 @@ WIDE = {
     "docs/sharded_variables.md",
     "docs/snapshots.md",
     "docs/tensorflow.md",
-    "examples/README.md",
 }
 """Pages whose lines are not wrapped yet."""
 

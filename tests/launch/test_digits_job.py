@@ -18,7 +18,7 @@ SHORT = f"""
     sys.path.insert(0, {str(ROOT / "examples")!r})
     import digits
     digits.EPOCHS = 3
-    digits.draw = lambda *_: None
+    digits.plots.curves = lambda *_: None
     if __name__ == "__main__":
         digits.main()
 """

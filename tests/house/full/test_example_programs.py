@@ -1,8 +1,11 @@
-"""The programs of examples/ as a user starts them: whole trainings, on clusters of processes of their own."""
+"""The programs of examples/ as a user starts them: each prints what its page says, on clusters of processes of its own."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,36 +13,50 @@ from pathlib import Path
 import pytest
 
 from tests.digits import trained_accuracy
+from tests.printed import is_shown
 
-pytestmark = pytest.mark.timeout(100)  # whole trainings
+pytestmark = pytest.mark.timeout(150)  # whole trainings
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-
-
-def test_digits_trains_on_a_cluster_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / "digits.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=False,
+SECTIONS = re.findall(
+    r"^## (\w+)\.py\n(.*?)(?=^## |\Z)", (EXAMPLES / "README.md").read_text(), re.MULTILINE | re.DOTALL
+)
+SHOWN = {
+    name: (
+        re.findall(r"^    (.*)$", text, re.MULTILINE)[0],
+        *re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL),
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert re.fullmatch(r"epoch  1/30  loss \d\.\d{4}  accuracy 0\.\d{3}", lines[0])
-    assert lines[-1].startswith("test accuracy: ")
-    assert trained_accuracy(done.stdout) >= 0.95
-    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+    for name, text in SECTIONS
+}
+"""Of each program the command of its section, and what it prints."""
+NEEDS = {"torch_loop": "torch"}
+LOGS = {"dataservice": "a worker is lost and may come back"}
+"""What a program that loses a worker logs beside what it prints."""
 
 
-def test_embedding_its_loss_goes_down_and_the_rows_that_moved_are_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", EXAMPLES / "embedding.py", "--steps", "100"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    *told, end = done.stdout.splitlines()
-    pattern = re.compile(r"step +(\d+)/100  loss \d\.\d{4}  +[\d,]+ rows/s pulled and pushed")
-    assert [int(found[1]) for line in told if (found := pattern.fullmatch(line))] == list(range(10, 101, 10))
-    found = re.fullmatch(r"loss: (\d\.\d{3}) at first, (\d\.\d{3}) at last", end)
-    assert found
-    assert float(found[2]) < 0.8 * float(found[1])
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_program_prints_what_its_page_says(name: str, tmp_path: Path) -> None:
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    command, shown = SHOWN[name]
+    words = shlex.split(command.replace("python ", f"{sys.executable} -W error "))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if LOGS.get(name, "\n") not in line] == []
+    assert is_shown(shown, done.stdout), f"instead of\n{shown}\nthe program printed\n{done.stdout}"
+    for picture in re.findall(r"picture: (.*)", done.stdout):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    if name == "digits":
+        assert trained_accuracy(done.stdout) >= 0.95
+    if name == "embedding":
+        first, last = map(float, re.findall(r"(0\.\d{3}) at", done.stdout))
+        assert last < 0.8 * first
+
+
+def test_every_program_that_starts_something_is_shown() -> None:
+    programs = {path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()}
+    assert programs == set(SHOWN)
