@@ -14,8 +14,8 @@ Theory
 Promises
     C1  Elements are delivered in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
-    C3  After the dispatcher has told a consumer to stop, and until it allows the consumer to go on, the consumer does not begin the round
-        that it reported as `stopped`.
+    C3  A consumer does not begin the round that it reported as `stopped`, from the time when the dispatcher has told it to stop until the
+        dispatcher allows it to go on.
     C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the consumer's queue is full, the machine
         requests no rounds.
 """
