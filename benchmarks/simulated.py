@@ -36,7 +36,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker, Event
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.wire.headers import decode, encode
 
 REPORT_S = 0.002

@@ -91,7 +91,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
-    from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+    from zmqdist.scheduling.shared.config import DispatcherConfig
 
     given = {name: value for name, value in options.items() if value is not None}
     config = DispatcherConfig(
@@ -185,7 +185,7 @@ def worker(
     from zmqdist.addresses import advertised_address
     from zmqdist.cluster.file_sections import WorkerJob
     from zmqdist.launch.roles import run_worker
-    from zmqdist.scheduling.dispatcher.config import WorkerConfig
+    from zmqdist.scheduling.shared.config import WorkerConfig
 
     section = WorkerJob()
     if file is not None:

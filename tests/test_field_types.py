@@ -11,7 +11,7 @@ import pytest
 
 from zmqdist.coordination.machine import CoordinationConfig
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 
 NEEDED = {WorkerConfig: {"dispatcher_address": "localhost:1"}}
 KINDS = (DispatcherConfig, WorkerConfig, CoordinationConfig)

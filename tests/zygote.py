@@ -138,8 +138,8 @@ class ServerProcess:
 def _serve(environment: dict[str, str], connection: Connection, kind: str, config: dict[str, Any]) -> None:
     """In the child."""
     _become(environment)
-    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
     server = (

@@ -55,9 +55,12 @@ slot and its worker. Messages use BULK.
 """
 INPUT_LOST = 5
 """The function did not run, because the holder no longer has the value of an input. The payload is from `encode_loss`
-(scheduling/worker/remote_results.py).
+(scheduling/shared/remote_results.py).
 """
 
+
+SAID_GOODBYE = "said goodbye"
+"""The reason in Members for a worker that stopped in good order. Such a loss is not recorded in the history."""
 
 ALL_NUMBERS = -1
 """In a Forget to all workers this number means every number of the coordinator."""

@@ -13,7 +13,7 @@ from tests.campaigns.proxy import Proxy
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 
 PATIENCE_S = 60.0
 TASKS = 200

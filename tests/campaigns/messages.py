@@ -16,7 +16,7 @@ from tests.campaigns.proxy import Frames, Harm, Pair, Proxy
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 
 TASKS = 400
 ROUNDS = 3

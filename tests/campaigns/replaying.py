@@ -15,7 +15,7 @@ from tests.campaigns.proxy import Frames, Pair, Proxy
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Message, Refused, Register, RegisterCoordinator
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.transport import token
 from zmqdist.wire.headers import decode
 from zmqdist.wire.hello import is_hello

@@ -16,7 +16,7 @@ import pytest
 import zmqdist as zd
 from tests.cli.running import COMMAND, PATIENCE_S
 from tests.zygote import ServerProcess
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 
 class Screen:

@@ -10,7 +10,7 @@ import pytest
 from zmqdist import blas_threads
 from zmqdist.cluster import ClusterConfig
 from zmqdist.errors import ConfigError, InvalidArgumentError
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 
 def test_a_file_that_says_it_twice_is_refused() -> None:

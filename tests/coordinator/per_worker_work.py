@@ -11,8 +11,8 @@ import numpy as np
 
 from zmqdist import data
 from zmqdist.coordinator import PerWorkerValues, get_current_worker_index, get_num_workers
-from zmqdist.scheduling.worker import resources
-from zmqdist.scheduling.worker.datasets import WorkerIterator
+from zmqdist.scheduling.shared import resources
+from zmqdist.scheduling.shared.datasets import WorkerIterator
 
 
 class Counter:

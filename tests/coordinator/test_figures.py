@@ -15,7 +15,7 @@ import zmqdist as zd
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.transport import shm_pool
 
 LARGE = 2**20

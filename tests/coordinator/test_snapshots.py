@@ -17,7 +17,7 @@ from tests.coordinator.stalled import sent_by_coordinators
 from tests.scheduling.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Define, Message
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 MIB = 2**20
 pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched

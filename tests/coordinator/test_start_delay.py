@@ -10,7 +10,7 @@ import zmqdist as zd
 from tests.coordinator import per_worker_work as work
 from zmqdist import data, errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import START_DELAY_ENV, WorkerConfig
+from zmqdist.scheduling.shared.config import START_DELAY_ENV, WorkerConfig
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.data_service.clusters import PATIENCE_S, TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 QUIET_MS = 60_000
 

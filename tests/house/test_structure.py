@@ -57,12 +57,17 @@ BESIDE_MACHINES = {
         "membership_and_leases",
         "placement",
         "records",
-        "registrations",
-        "broker_settings",
-        "stagger",
         "stalls",
     ),
-    "zmqdist/scheduling/worker": ("dispatcher_contact", "slot", "waiting_work", "worker_events"),
+    "zmqdist/scheduling/shared": ("broker_settings", "registrations"),
+    "zmqdist/scheduling/worker": (
+        "busy_time",
+        "dispatcher_contact",
+        "slot",
+        "stagger",
+        "waiting_work",
+        "worker_events",
+    ),
     "zmqdist/transport": ("pace",),
 }
 """Parts of machines in files of their own, which are held to the same rules."""

@@ -47,7 +47,7 @@ GERUNDS = {
     "data/ops/resampling.py": "a family of operators",
     "data/ops/saving.py": "a family of operators",
     "data/ops/shuffling.py": "a family of operators",
-    "scheduling/dispatcher/heap_trimming.py": "the effect of glibc's malloc_trim",
+    "scheduling/shared/heap_trimming.py": "the effect of glibc's malloc_trim",
     "training/indexing.py": "NumPy's term",
     "transport/shm_mapping.py": "a mapping is a thing: the memory of a memfd in this process",
     "training/embedding.py": "the field's term for a table of rows",

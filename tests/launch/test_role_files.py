@@ -12,7 +12,7 @@ from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 FOLDER = "/memory/zmqdist-x"
 WORKER = WorkerConfig("h:1", index=2, slots=1, token_file="/here/token", keys_dir="/here/keys")

@@ -27,8 +27,8 @@ from zmqdist.launch.elasticity_machine import (
     SizeRequested,
 )
 from zmqdist.launch.tasks import Tasks
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 Launcher = Callable[..., Launched]
 

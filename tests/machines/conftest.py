@@ -7,7 +7,7 @@ import pytest
 from tests.machines.dispatched import BACK_S, CUT_S, LEASE_S
 from tests.machines.worked import ready
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
 
 

@@ -15,6 +15,7 @@ from zmqdist.messages import (
     CANCELLED,
     ERROR,
     KEPT,
+    SAID_GOODBYE,
     VALUE,
     CancelWork,
     CoordinatorRegistered,
@@ -48,7 +49,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundSettled
-from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
 AGAIN = 1 << SUBMISSION_SHIFT

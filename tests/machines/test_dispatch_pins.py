@@ -43,7 +43,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 
 @pytest.fixture

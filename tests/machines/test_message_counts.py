@@ -16,7 +16,7 @@ from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined, FunctionsDropped
 from zmqdist.scheduling.coordinator.effects import Resolve
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, ForgetFunctions, Give, SlotFinished, SlotReady

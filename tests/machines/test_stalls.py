@@ -8,8 +8,8 @@ from tests.machines.dispatched import begin, coordinator, done, hear, leases_of,
 from zmqdist.events import PeerGone, Send, Ticked
 from zmqdist.messages import RegisterCoordinator, Stalled, Submit
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.stalls import STALLED_S
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 LATER = 100.0
 

@@ -37,7 +37,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
 from zmqdist.rpc import ZmqClient, ZmqServer, internal_client, server_info
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.worker.runtime import WorkerServer
 from zmqdist.tasks.server import Server
 from zmqdist.transport import keys, port_probe, token

@@ -17,11 +17,11 @@ import zmqdist as zd
 from tests.ports import free_port
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child, Children
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 
 DISPATCHER = """
 import json, sys
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.launch.roles import run_dispatcher
 sys.exit(run_dispatcher(DispatcherConfig(**json.loads(sys.argv[1])), announce=lambda line: print(line, flush=True)))
 """

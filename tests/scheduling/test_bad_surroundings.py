@@ -16,7 +16,7 @@ import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc import Client
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen

@@ -15,7 +15,7 @@ from tests.scheduling.dispatcher_kills import StartDispatcher, StartWorker, kill
 from tests.scheduling.work import begun, counts, go, starts, until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 
 
 @pytest.mark.timeout(120)

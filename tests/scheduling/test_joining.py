@@ -32,8 +32,8 @@ from zmqdist.messages import Join, Joined, Refused, Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.server_info import SERVER_INFO
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.key_service import KeyService
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, router, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection

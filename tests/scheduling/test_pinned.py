@@ -14,7 +14,7 @@ from tests.scheduling.work import begun, go, notes, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
 from zmqdist.launch.children import Child
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 Start = Callable[..., Child]
 

@@ -26,7 +26,7 @@ from zmqdist.messages import (
 )
 from zmqdist.observe.status import checked
 from zmqdist.scheduling.dispatcher import membership_and_leases
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport.security import client_security
 from zmqdist_cli.main import main
 

@@ -16,7 +16,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen

@@ -24,7 +24,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Assign, Beat, Message
 from zmqdist.rpc import Client
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 

@@ -14,7 +14,7 @@ from tests.scheduling.work import begun, counts, go, starts, until, waits, write
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])

@@ -33,7 +33,7 @@ from zmqdist.messages import (
     SlotsLost,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import shm_pool
 from zmqdist.transport.security import client_security
 

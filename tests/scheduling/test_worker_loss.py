@@ -15,7 +15,7 @@ from tests.scheduling.work import begun, counts, dies_first, exits, go, segfault
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.transport.loop import Loop
 
 Start = Callable[..., Child]

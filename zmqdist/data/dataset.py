@@ -44,6 +44,7 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.reductions import DatasetResults
+from zmqdist.data.sharding import common_shard, unread
 from zmqdist.data.structure import (
     UNKNOWN_SPEC,
     checked_int,
@@ -88,6 +89,15 @@ class Dataset(DatasetConstructors, DatasetResults):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return deserialize, (self.serialize(),)
+
+    def _common_shard(self, count: int, index: int, entropy: tuple[int, int]) -> Dataset:
+        """Return every `count`-th element, from `index` on, in the order that all workers with the same
+        `entropy` have in common.
+
+        Per-worker datasets look for this method (scheduling/shared/datasets.py), because they accept
+        any iterable and import no dataset.
+        """
+        return common_shard(unread(self), count, index, entropy)
 
     # -- from files --
 

@@ -60,7 +60,7 @@ from zmqdist.launch.folders import RunFolder, write_private
 from zmqdist.launch.ports import Reserved
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 MEMORY_FOLDER: Final = "/dev/shm"
 READ_BYTES: Final = 65536

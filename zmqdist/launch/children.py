@@ -32,7 +32,7 @@ from zmqdist.transport.memory_limits import check_descriptors_and_threads
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
-    from zmqdist.scheduling.dispatcher.config import WorkerConfig
+    from zmqdist.scheduling.shared.config import WorkerConfig
 
 log = logging.getLogger("zmqdist.launch")
 

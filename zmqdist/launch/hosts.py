@@ -36,7 +36,7 @@ from zmqdist.transport.port_probe import is_local_address
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
-    from zmqdist.scheduling.dispatcher.config import WorkerConfig
+    from zmqdist.scheduling.shared.config import WorkerConfig
 
 Say = Callable[[str], object]
 

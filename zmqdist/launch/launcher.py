@@ -54,7 +54,7 @@ from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, token
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split

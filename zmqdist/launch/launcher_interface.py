@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
-    from zmqdist.scheduling.dispatcher.config import WorkerConfig
+    from zmqdist.scheduling.shared.config import WorkerConfig
 
 LineHandler = Callable[[str], object]
 

@@ -31,7 +31,7 @@ from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.native_threads import check_threads
 from zmqdist.process import zygote_client
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.own_address import bind_free, bindable

@@ -20,7 +20,7 @@ from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import write_private
 from zmqdist.launch.launcher_interface import LineHandler
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.transport.credentials import KEYS_DIR_VARIABLE, TOKEN_FILE_VARIABLE
 
 if TYPE_CHECKING:

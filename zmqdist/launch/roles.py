@@ -28,7 +28,7 @@ from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:  # each role imports only what it needs, so that children start quickly
     from zmqdist.cluster.spec import ClusterSpec
-    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+    from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
     from zmqdist.transport.join_ticket import JoinTicket
 
@@ -355,7 +355,7 @@ def main() -> int:
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     worker: WorkerConfig | None = None
     if kind == "WorkerConfig":
-        from zmqdist.scheduling.dispatcher.config import WorkerConfig
+        from zmqdist.scheduling.shared.config import WorkerConfig
 
         worker = WorkerConfig(**fields)
         _limit_threads(worker)

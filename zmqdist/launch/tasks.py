@@ -19,7 +19,7 @@ from zmqdist import errors, limits
 from zmqdist.launch.children import Children
 from zmqdist.launch.launcher_interface import Launcher, RunningRole
 from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 Say = Callable[[str], object]
 ExitHandler = Callable[[RunningRole], object]

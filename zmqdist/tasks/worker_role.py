@@ -87,7 +87,7 @@ class WorkerRole:
     ) -> None:
         """Check an invitation, in the loop. Then have a thread start the worker, because the start waits for the dispatcher."""
         # Import here, because most tasks are never invited, and then do not need the module.
-        from zmqdist.scheduling.dispatcher.config import WorkerConfig
+        from zmqdist.scheduling.shared.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
             text = f"{task_name(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"

@@ -12,7 +12,7 @@ import zmqdist as zd
 from tests.launch.launched import FILE, Launched
 from zmqdist import blas_threads
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.scheduling.worker.runtime import WorkerServer
 
 

@@ -13,7 +13,7 @@ import zmqdist as zd
 from tests.launch.launched import stop
 from tests.parameter_server.faults import PAUSE_S, WITHIN_S, Program
 from zmqdist import errors
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 pytestmark = pytest.mark.shares_cluster
 

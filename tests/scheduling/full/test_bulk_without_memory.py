@@ -12,7 +12,7 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.worker import fetch
+from zmqdist.scheduling.shared import fetch
 from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import this_pool
 

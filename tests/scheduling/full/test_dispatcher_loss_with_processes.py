@@ -11,7 +11,7 @@ from tests.scheduling.dispatcher_kills import StartDispatcher, StartWorker, kill
 from tests.scheduling.work import Settled, begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig
 
 
 def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(

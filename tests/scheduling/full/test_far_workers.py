@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import zmqdist as zd
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 
 TRIP_S = 0.2
 

@@ -10,7 +10,7 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.work import until
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.wire.hello import PROTOCOL
 
 NEWER = r"""
@@ -24,7 +24,7 @@ assert count == 1
 exec(compile(newer, spec.origin, "exec"), module.__dict__)
 
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.launch.roles import run_worker
 what, address = sys.argv[1:]
 if what == "worker":

@@ -17,7 +17,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.shared.config import DispatcherConfig
 
 Start = Callable[..., Child]
 

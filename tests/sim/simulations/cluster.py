@@ -27,8 +27,8 @@ from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0

@@ -50,7 +50,7 @@ from zmqdist.scheduling.coordinator.effects import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 ANSWER_S = 2.0
 """Seconds within which, without faults, the program gets the reply to a request to take back work. The reply says whether the work has

@@ -16,7 +16,7 @@ from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.network import SimConnection, SimProcess
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,

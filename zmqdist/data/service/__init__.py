@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
     from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
     from zmqdist.data.service.snapshots.distributed_save import distributed_save
-    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
 _MODULES = {
@@ -22,9 +22,9 @@ _MODULES = {
     "_register_dataset": "zmqdist.data.service.client",
     "CrossTrainerCache": "zmqdist.data.service.policy",
     "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
-    "DispatcherConfig": "zmqdist.scheduling.dispatcher.config",
+    "DispatcherConfig": "zmqdist.scheduling.shared.config",
     "ShardingPolicy": "zmqdist.data.service.policy",
-    "WorkerConfig": "zmqdist.scheduling.dispatcher.config",
+    "WorkerConfig": "zmqdist.scheduling.shared.config",
     "WorkerServer": "zmqdist.scheduling.worker.runtime",
     "distribute": "zmqdist.data.service.client",
     "distributed_save": "zmqdist.data.service.snapshots.distributed_save",

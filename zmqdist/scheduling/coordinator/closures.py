@@ -45,6 +45,7 @@ from zmqdist.messages import (
     CANCELLED,
     ERROR,
     KEPT,
+    SAID_GOODBYE,
     Begun,
     CancelWork,
     CoordinatorRegistered,
@@ -81,7 +82,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundSettled, WorkBegun
-from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
 """The dispatcher, which is the only peer of this machine."""

@@ -38,7 +38,7 @@ from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.submitter import Submitter, TaskOptions
 from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOptions
-from zmqdist.scheduling.worker.references import KEEP
+from zmqdist.scheduling.shared.references import KEEP
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 

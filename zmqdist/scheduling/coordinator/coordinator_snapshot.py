@@ -13,7 +13,7 @@ from typing import Final
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime, opened
-from zmqdist.scheduling.worker.store import Holdings
+from zmqdist.scheduling.shared.store import Holdings
 
 GAUGE_MS: Final = 2_000
 """The time limit in milliseconds for the dispatcher's reply when a gauge is read."""

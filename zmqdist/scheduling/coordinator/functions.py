@@ -4,7 +4,7 @@ A function is identified by its pickle. A function that captures nothing mutable
 is pickled for each work item, and has the same number as long as its pickle has the same bytes. Such a pickle is marked, so that slots
 unpickle it again for each run.
 
-The coordinator's store holds a large pickle, as it holds large arguments (scheduling/worker/store.py), and messages carry a reference to
+The coordinator's store holds a large pickle, as it holds large arguments (scheduling/shared/store.py), and messages carry a reference to
 the pickle. The reference and the function's number stay the same as long as the store holds these bytes. When the store has released
 the bytes, the number is dropped, because no later message will contain the reference.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from zmqdist import clock as time
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.worker.references import MUTABLE
+from zmqdist.scheduling.shared.references import MUTABLE
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import Packed, describe, is_importable_module
 

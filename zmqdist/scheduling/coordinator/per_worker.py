@@ -6,7 +6,7 @@ Rules
     from the worker again, because functions may have changed it.
     A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
 
-Not here: when workers build a resource (resources.py, scheduling/worker/resources.py).
+Not here: when workers build a resource (resources.py, scheduling/shared/resources.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from zmqdist.callbacks import Callbacks
 from zmqdist.clock import deadline, left
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
-from zmqdist.scheduling.worker import datasets
-from zmqdist.scheduling.worker import resources as at_worker
-from zmqdist.scheduling.worker.resources import DATASET, ITERATOR, RESOURCE
+from zmqdist.scheduling.shared import datasets
+from zmqdist.scheduling.shared import resources as at_worker
+from zmqdist.scheduling.shared.resources import DATASET, ITERATOR, RESOURCE
 from zmqdist.wire import trusted
 
 

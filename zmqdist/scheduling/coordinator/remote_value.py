@@ -28,7 +28,7 @@ from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.result_form import ResultForm
 from zmqdist.scheduling.coordinator.work_names import WorkNames
-from zmqdist.scheduling.worker import remote_results
+from zmqdist.scheduling.shared import remote_results
 from zmqdist.wire import results, trusted
 
 if TYPE_CHECKING:

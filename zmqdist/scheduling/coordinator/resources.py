@@ -3,7 +3,7 @@
 Theory of operation
     A resource has a number, different from those of functions, and a definition: a packed call, which the coordinator holds while a
     worker may need it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
-    (scheduling/worker/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
+    (scheduling/shared/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
     learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
     When a worker is lost, its value of the resource is lost as well. The value is ABORTED until the worker is back and has rebuilt it.
     A resource exists as long as the program holds one of its values or unfinished work uses the resource. After that the coordinator
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from zmqdist import errors, limits
+from zmqdist.messages import SAID_GOODBYE
 from zmqdist.scheduling.coordinator.affinity import Joined, Left, WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
-from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
-from zmqdist.scheduling.worker import resources as at_worker
+from zmqdist.scheduling.shared import resources as at_worker
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Resource:
     """One resource of a coordinator. When this object is garbage-collected, all workers drop their values of the resource.
 
     Attributes:
-      kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
+      kind: RESOURCE, DATASET or ITERATOR of scheduling/shared/resources.py.
       sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
       states: the state of the resource at each worker, by the worker's index. Lost workers are included. Guarded by the coordinator's
         lock.
@@ -206,7 +206,7 @@ class Resources:
         """Create a resource and schedule its build on all workers. Raises the errors of `workers`.
 
         Args:
-          sharers: the workers that share the elements of an iterator (scheduling/worker/resources.py); empty for any other resource.
+          sharers: the workers that share the elements of an iterator (scheduling/shared/resources.py); empty for any other resource.
         """
         self.workers(missing=True)
         with self.runtime.lock:

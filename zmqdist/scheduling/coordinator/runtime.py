@@ -22,7 +22,18 @@ from zmqdist.addresses import join_address
 from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
-from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused, Stalled
+from zmqdist.messages import (
+    CANCELLED,
+    ERROR,
+    KEPT,
+    SAID_GOODBYE,
+    DescribeWork,
+    Goodbye,
+    Message,
+    Read,
+    Refused,
+    Stalled,
+)
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
@@ -68,11 +79,10 @@ from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.coordinator.work_names import WorkNames
-from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
-from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
-from zmqdist.scheduling.worker.references import encode_reference
-from zmqdist.scheduling.worker.remote_results import decode_loss
-from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
+from zmqdist.scheduling.shared.references import encode_reference
+from zmqdist.scheduling.shared.remote_results import decode_loss
+from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.task_context import scheduled
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop

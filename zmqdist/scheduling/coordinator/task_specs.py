@@ -25,7 +25,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
-from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
+from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
 """How a work item has ended, as `CoordinatorRuntime.settle` accepts it: (work, kind, payload)."""

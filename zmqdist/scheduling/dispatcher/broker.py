@@ -31,7 +31,6 @@ from zmqdist.messages import (
     SlotsLost,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Change,
@@ -44,6 +43,7 @@ from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Membership,
 )
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 

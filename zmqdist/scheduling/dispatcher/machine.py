@@ -82,8 +82,8 @@ from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
-from zmqdist.scheduling.dispatcher.registrations import coordinator_problem
 from zmqdist.scheduling.dispatcher.stalls import StallWatch
+from zmqdist.scheduling.shared.registrations import coordinator_problem
 
 SLOTS_END_S = 0.1
 """Seconds for which slot processes may outlive their worker's process, until their zygote has noticed that the worker has ended."""

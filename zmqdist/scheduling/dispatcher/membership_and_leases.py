@@ -30,11 +30,8 @@ from typing import TypeAlias
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
-from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
-from zmqdist.scheduling.dispatcher.registrations import worker_problem
-
-SAID_GOODBYE = "said goodbye"
-"""The reason in the MemberLost of a worker that stopped in good order. Such a loss is not recorded in the history."""
+from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
+from zmqdist.scheduling.shared.registrations import worker_problem
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01

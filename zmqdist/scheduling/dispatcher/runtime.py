@@ -51,15 +51,15 @@ from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.config import DispatcherConfig, config_of
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
-from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
-from zmqdist.scheduling.worker.fetch import RELAY
+from zmqdist.scheduling.shared.config import DispatcherConfig, config_of
+from zmqdist.scheduling.shared.fetch import RELAY
+from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop

@@ -12,9 +12,9 @@ from typing import Any
 
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
-from zmqdist.scheduling.worker import remote_results, resources
-from zmqdist.scheduling.worker.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
-from zmqdist.scheduling.worker.resources import SlotResources
+from zmqdist.scheduling.shared import remote_results, resources
+from zmqdist.scheduling.shared.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
+from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.wire import results, trusted
 
 

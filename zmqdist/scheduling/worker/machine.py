@@ -59,11 +59,11 @@ from zmqdist.messages import (
     SlotsLost,
     StealRequest,
 )
-from zmqdist.scheduling.dispatcher.credit import BusyTime
-from zmqdist.scheduling.dispatcher.stagger import Stagger
+from zmqdist.scheduling.worker.busy_time import BusyTime
 from zmqdist.scheduling.worker.dispatcher_contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.dispatcher_contact import Contact, earliest
 from zmqdist.scheduling.worker.slot import Slot, kill_overdue
+from zmqdist.scheduling.worker.stagger import Stagger
 from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,

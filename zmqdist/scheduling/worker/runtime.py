@@ -30,13 +30,13 @@ from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.config import WorkerConfig, config_of
+from zmqdist.scheduling.shared.config import WorkerConfig, config_of
+from zmqdist.scheduling.shared.fetch import Fetcher
+from zmqdist.scheduling.shared.references import decode_reference, encode_reference
+from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker import children
-from zmqdist.scheduling.worker.fetch import Fetcher
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
-from zmqdist.scheduling.worker.references import decode_reference, encode_reference
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
-from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.scheduling.worker.threads import ThreadSlots
 from zmqdist.scheduling.worker.worker_cache import FETCH_FOR_SLOT, WorkerCache
 from zmqdist.scheduling.worker.worker_events import (

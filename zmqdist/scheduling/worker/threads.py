@@ -12,9 +12,9 @@ import threading
 from zmqdist import task_context
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.messages import BULK, ERROR, KEPT
-from zmqdist.scheduling.worker import remote_results, resources
+from zmqdist.scheduling.shared import remote_results, resources
+from zmqdist.scheduling.shared.references import PartsFetcher
 from zmqdist.scheduling.worker.function_call import Functions, run
-from zmqdist.scheduling.worker.references import PartsFetcher
 from zmqdist.scheduling.worker.slots import Feed, HoldResult
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.transport.loop import Loop

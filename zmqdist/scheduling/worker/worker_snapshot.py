@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zmqdist.scheduling.shared.store import Holdings
 from zmqdist.scheduling.worker.slot import SlotRow
-from zmqdist.scheduling.worker.store import Holdings
 
 
 @dataclass(frozen=True, slots=True)

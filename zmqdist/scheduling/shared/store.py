@@ -28,7 +28,7 @@ from zmqdist.messages import Read, ReadDone
 from zmqdist.rpc import payload
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.worker.references import Held, Memory, Reference
+from zmqdist.scheduling.shared.references import Held, Memory, Reference
 from zmqdist.transport import memory_limits, shm_mapping
 from zmqdist.transport.shm_pool import Block, Handle, this_pool
 

@@ -18,8 +18,8 @@ from zmqdist import errors, limits
 from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
 from zmqdist.field_types import check_fields
-from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
-from zmqdist.scheduling.dispatcher.registrations import job_problem, text_problem
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.registrations import job_problem, text_problem
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
 

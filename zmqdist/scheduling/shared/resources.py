@@ -20,7 +20,8 @@ from typing import Any
 
 from zmqdist import errors, nest, task_context
 from zmqdist.messages import ALL_NUMBERS
-from zmqdist.scheduling.worker.references import PartsFetcher, decode_reference, is_reference
+from zmqdist.scheduling.shared import datasets
+from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, is_reference
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
@@ -91,8 +92,6 @@ def read_numpy(resource: Any) -> Any:
 
 def read_spec(dataset: Any) -> Any:
     """Return the spec of a dataset's elements. The coordinator schedules this function."""
-    from zmqdist.scheduling.worker import datasets
-
     return datasets.spec_of(dataset)
 
 
@@ -174,8 +173,6 @@ class SlotResources:
                 if type(value) is CoroutineType:
                     value = run_to_end(fn, value)
                 if kind != RESOURCE:
-                    from zmqdist.scheduling.worker import datasets  # imported here, because it loads zmqdist.data
-
                     value = datasets.check_iterable(value)
                     if kind == ITERATOR:
                         value = datasets.WorkerIterator(value, sharers, entropy=key)

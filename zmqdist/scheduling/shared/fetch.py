@@ -28,8 +28,8 @@ from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.future import StatusOrResult
-from zmqdist.scheduling.worker.references import Held, Reference
-from zmqdist.scheduling.worker.store import READ
+from zmqdist.scheduling.shared.references import Held, Reference
+from zmqdist.scheduling.shared.store import READ
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.pace import Pace
 from zmqdist.transport.shm_peer import PeerPool, open_peer

@@ -8,14 +8,10 @@ from itertools import islice
 from typing import Any
 
 from zmqdist import task_context
-from zmqdist.data.sharding import common_shard, unread
-from zmqdist.data.structure import is_dataset
 
 
 def check_iterable(dataset: Any) -> Any:
     """Return `dataset` if it is a Dataset or another iterable that is not text or a mapping. Raises TypeError otherwise."""
-    if is_dataset(dataset):
-        return dataset
     if not hasattr(dataset, "__iter__") or isinstance(dataset, (str, bytes, Mapping)):
         raise TypeError(
             f"the function of a per-worker dataset returned a {type(dataset).__name__}: let it return a Dataset or another iterable,"
@@ -72,10 +68,12 @@ def spec_of(dataset: Any) -> Any:
 
 
 def _share(dataset: Any, shards: int, index: int, entropy: tuple[int, int]) -> Any:
-    if not is_dataset(dataset):
-        return dataset.shard(shards, index) if hasattr(dataset, "shard") else islice(dataset, index, None, shards)
-    # A function may return an object that this worker has read before, and another worker has not.
-    return common_shard(unread(dataset), shards, index, entropy)
+    # A Dataset of zmqdist divides itself so that all workers count the same elements. A function may
+    # return an object that this worker has read before, and another worker has not.
+    common_shard = getattr(type(dataset), "_common_shard", None)
+    if common_shard is not None:
+        return common_shard(dataset, shards, index, entropy)
+    return dataset.shard(shards, index) if hasattr(dataset, "shard") else islice(dataset, index, None, shards)
 
 
 class DatasetOnWorker:

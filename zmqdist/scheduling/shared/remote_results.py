@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from zmqdist import errors
-from zmqdist.scheduling.worker.references import PartsFetcher, decode_inputs, decode_reference, is_reference
+from zmqdist.scheduling.shared.references import PartsFetcher, decode_inputs, decode_reference, is_reference
 from zmqdist.wire import results
 
 _of_thread = threading.local()
