@@ -24,22 +24,10 @@ README_LINES_MAX = 150
 DOCS_WORDS_MAX = 58_000
 COLUMNS_MAX = 100
 WIDE = {
-    "CHANGELOG.md",
     "README.md",
     "SECURITY.md",
-    "docs/checkpoints.md",
     "docs/coordinator.md",
-    "docs/data_service.md",
-    "docs/datasets.md",
-    "docs/launch_kubernetes.md",
-    "docs/launch_ray.md",
-    "docs/launch_slurm.md",
-    "docs/launch_ssh.md",
-    "docs/parameter_server.md",
     "docs/rpc.md",
-    "docs/sharded_variables.md",
-    "docs/snapshots.md",
-    "docs/tensorflow.md",
 }
 """Pages whose lines are not wrapped yet."""
 
