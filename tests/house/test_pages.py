@@ -26,8 +26,6 @@ COLUMNS_MAX = 100
 WIDE = {
     "README.md",
     "SECURITY.md",
-    "docs/coordinator.md",
-    "docs/rpc.md",
 }
 """Pages whose lines are not wrapped yet."""
 
