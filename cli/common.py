@@ -5,11 +5,8 @@ Modules whose import takes long are imported in functions, so that `zmqdist --he
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import shlex
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,10 +17,7 @@ from zmqdist import limits
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
-    from zmqdist.rpc.client import ZmqClient
     from zmqdist.transport.credentials import Credentials
-
-IS_NO_DISPATCHER: Final = "is no dispatcher"
 
 ANSWER_S: Final = 3.0
 """Seconds that a command waits for a reply if --timeout is not given."""
@@ -177,12 +171,13 @@ def place(
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV
     from zmqdist.errors import InvalidArgumentError
+    from zmqdist.launch.connection import running_cluster
     from zmqdist.transport.credentials import Credentials
     from zmqdist.transport.endpoint import split
 
     given = Credentials(token_file, keys_dir, insecure)
     if target is None or target.endswith((".yaml", ".yml")):
-        config = ClusterConfig.from_environment() if target is None else _running_cluster(target)
+        config = ClusterConfig.from_environment() if target is None else running_cluster(target)
         if config is None or config.runtime is None:
             raise click.UsageError(
                 f"which {name}? Give the host:port of a dispatcher; {CONFIG_ENV} names no running cluster"
@@ -198,39 +193,6 @@ def place(
     return address, given
 
 
-def _running_cluster(file: str) -> ClusterConfig:
-    """Return the config of the cluster that runs on this host under the `name` in a cluster file."""
-    from zmqdist.cluster.config import ClusterConfig
-    from zmqdist.errors import ConfigError, FailedPreconditionError, NotFoundError
-    from zmqdist.launch.folders import folders_in_use
-
-    name = ClusterConfig.load(file, runtime_allowed=True).name
-    found: list[ClusterConfig] = []
-    for folder in folders_in_use():
-        with contextlib.suppress(ConfigError):  # the file is incomplete while its launcher starts or ends
-            running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
-            if running.name == name and running.runtime is not None:
-                found.append(running)
-    if not found:
-        raise NotFoundError(f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch {file}`")
-    if len(found) > 1:
-        targets = ", or ".join(map(_target_and_options, found))
-        raise FailedPreconditionError(
-            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the option for its secret: {targets}"
-        )
-    return found[0]
-
-
-def _target_and_options(cluster: ClusterConfig) -> str:
-    """Return the words of a command line that name a running cluster: its dispatcher's address, and the option for its token or keys."""
-    runtime = cluster.runtime
-    assert runtime is not None
-    words = [runtime.dispatcher.removeprefix("zmq://")]
-    words += [] if runtime.token_file is None else ["--token-file", runtime.token_file]
-    words += [] if runtime.keys_dir is None else ["--keys", runtime.keys_dir]
-    return shlex.join(words)
-
-
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
     """Raise click.UsageError if a cluster file demands CURVE and no key folder is named, because a role must not use the token instead."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
@@ -241,65 +203,3 @@ def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
 def printable_line(text: str) -> str:
     """Return a text with unprintable characters replaced, because other processes have chosen the names in it."""
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-class Dispatcher:
-    """A connection to a dispatcher, for a with-statement.
-
-    Args:
-      role: the role whose key is used. "client" may read the status, "submit" may also drain workers and stop the dispatcher, and "admin"
-        may also manage keys.
-      timeout_s: time limit of each call, including the time to connect.
-
-    Raises:
-      UnavailableError: no server replies within `timeout_s`.
-      UnauthenticatedError: the server refuses the token or key.
-      FailedPreconditionError: the server is not a dispatcher, or the secret cannot be read.
-    """
-
-    def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
-        from zmqdist import errors
-        from zmqdist.rpc.client import ZmqClient
-
-        self.address = address
-        self._timeout_s = timeout_s
-        security = credentials.client(address, role)
-        try:
-            self._client: ZmqClient = ZmqClient(address, "zmqdist", True, round(timeout_s * 1000), security=security)
-        except errors.DeadlineExceededError:
-            raise self._silent() from None
-        if not hasattr(self._client, "status_blocking"):
-            self._client.close()
-            problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
-            raise errors.FailedPreconditionError(problem)
-
-    def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
-        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the constructor's `timeout_s`. Raises OpError."""
-        from zmqdist import errors
-
-        try:
-            return getattr(self._client, f"{method}_blocking")(*arguments, timeout_in_ms=round(timeout_s * 1000))
-        except errors.DeadlineExceededError:
-            raise self._silent() from None
-
-    def close(self) -> None:
-        self._client.close()
-
-    def __enter__(self) -> Dispatcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _silent(self) -> Exception:
-        from zmqdist import errors
-        from zmqdist.transport.endpoint import split
-
-        host, port = split(self.address.removeprefix("zmq://"))
-        try:
-            socket.getaddrinfo(host, port)
-        except OSError as error:
-            return errors.UnavailableError(f"{self.address}: the name {host!r} cannot be looked up ({error.strerror})")
-        return errors.UnavailableError(
-            f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
-        )

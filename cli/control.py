@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import clock as time
-from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place, printable_line, target_options
+from zmqdist.launch.connection import IS_NO_DISPATCHER, DispatcherClient
+from zmqdist_cli.common import grace_option, place, printable_line, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def drain(
     job, _, index = name.rpartition(":")
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
         raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
-    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
         reply = dispatcher.call("drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S)
     lines = report_lines(reply["reports"])
     for line in lines:
@@ -112,7 +113,7 @@ def shutdown(
 
     address, credentials = place(target, **secrets)
     try:
-        dispatcher = Dispatcher(address, credentials, "submit", timeout_s)
+        dispatcher = DispatcherClient(address, credentials, "submit", timeout_s)
     except FailedPreconditionError as error:
         if IS_NO_DISPATCHER not in error.message:
             raise
@@ -134,7 +135,7 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
         return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)
 
 
-def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
+def _ended(dispatcher: DispatcherClient, pid: int, within_s: float) -> bool:
     """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes first."""
     from zmqdist.errors import OpError
 

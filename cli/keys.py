@@ -11,7 +11,8 @@ import click
 
 from zmqdist import limits
 from zmqdist.errors import NotFoundError
-from zmqdist_cli.common import Dispatcher, Seconds, place, target_options, ticket_options
+from zmqdist.launch.connection import DispatcherClient
+from zmqdist_cli.common import Seconds, place, target_options, ticket_options
 
 
 @click.group(short_help="Manage the keys that a running dispatcher accepts.")
@@ -35,7 +36,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     A key is replaced by `zmqdist keys rotate`, or when another process joins under the same name. Some seconds later the dispatcher refuses
     new connections with the old key. Ports that a process opened with the old key show this key to their clients until the process ends.
     """
-    with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -92,7 +93,7 @@ def make_token(
     from zmqdist.errors import FailedPreconditionError
 
     address, credentials = place(target, **secrets)
-    with Dispatcher(address, credentials, "admin", timeout_s) as dispatcher:
+    with DispatcherClient(address, credentials, "admin", timeout_s) as dispatcher:
         ticket = dispatcher.call("keys_token", name, address, valid_s, listens)
     if output is None:
         click.echo(ticket)
@@ -144,7 +145,7 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
     invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
-    with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         revoked = dispatcher.call("keys_revoke", what, force)
     for row in revoked:
         click.echo(f"revoked {row['key']} ({row['state']} key of {row['name']})")
@@ -163,7 +164,7 @@ def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -
     command replaces neither static keys (use `zmqdist keygen`) nor the keys in a folder that `zmqdist keys join` made (join again with a
     new ticket).
     """
-    with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)
         if not count:
             which = f"member {name}" if name else "member"

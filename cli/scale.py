@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from zmqdist import clock as time
-from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, target_options
+from zmqdist.launch.connection import DECIDED_S, SCALE_S, DispatcherClient
+from zmqdist_cli.common import Seconds, grace_option, place, target_options
 from zmqdist_cli.control import report_lines, stay
 from zmqdist_cli.exit_codes import ExitCode
-
-LOOK_S: Final = 0.05
-"""Seconds between two checks whether the workers have registered or left."""
-
-START_S: Final = 60.0
-"""Seconds that new workers have to register if --wait is not given."""
-
-DECIDED_S: Final = 15.0
-"""Seconds beyond --timeout that the launcher may take for its decision, because it asks the programs what workers have for them."""
 
 
 @click.command(short_help="Change how many workers a launched cluster has.")
@@ -33,7 +24,7 @@ DECIDED_S: Final = 15.0
     "--wait",
     "wait_s",
     type=Seconds(zero=True),
-    default=START_S,
+    default=SCALE_S,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait for new workers; the wait for leaving workers is longer by --grace.",
@@ -57,14 +48,14 @@ def scale(
     finish their running functions and leave. The command returns when the new workers have registered and the leaving workers have left.
     """
     target, job, count = _parsed(target_and_count)
-    with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
         decision = dispatcher.call("scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S)
         for line in _lines(decision, count):
             click.echo(line)
         if decision["refused"]:
             click.echo(f"zmqdist scale: {stay(decision['refused'])}", err=True)
             context.exit(int(ExitCode.REFUSED))
-        problem = _missing(dispatcher, decision, wait_s, grace_s)
+        problem = dispatcher.wait_scaled(decision, wait_s, grace_s)
     if problem:
         click.echo(f"zmqdist scale: {problem}", err=True)
         context.exit(int(ExitCode.PROGRAM_FAILED))
@@ -88,26 +79,3 @@ def _lines(decision: dict[str, Any], count: int) -> list[str]:
     lines += report_lines(decision["reports"])
     lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
     return lines or [f"there {'is' if count == 1 else 'are'} {plural(count, 'worker')} already"]
-
-
-def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
-    """Wait until the workers that the launcher starts and ends by this decision have registered or left, and return "". If a worker fails
-    or a time limit passes, return a sentence that names the workers.
-    """
-    starts, leaves = set(decision["starts"]), set(decision["leaves"])
-    begun = time.monotonic()
-    while True:
-        scaling = dispatcher.call("status")["scaling"]
-        failed = sorted(starts & set(scaling["failed"]))
-        if failed:
-            return f"{', '.join(failed)} failed; the launcher shows why"
-        # Wait only for new workers that are still starting, because another command may meanwhile have told a new worker to leave.
-        waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
-        passed_s = time.monotonic() - begun
-        if waiting and passed_s >= wait_s:
-            return f"{', '.join(sorted(waiting))} did not register within {wait_s:g} s"
-        if staying and passed_s >= wait_s + grace_s:
-            return f"{', '.join(sorted(staying))} did not leave within {wait_s + grace_s:g} s"
-        if not waiting and not staying:
-            return ""
-        time.sleep(LOOK_S)

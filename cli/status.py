@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from zmqdist_cli.common import Dispatcher, place, target_options
+from zmqdist.launch.connection import DispatcherClient
+from zmqdist_cli.common import place, target_options
 
 
 @click.command(short_help="Show the workers, queues and lost workers of a dispatcher, once.")
@@ -20,7 +21,7 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
     TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this host. You may leave it out if the
     environment variable ZMQDIST_CONFIG names a running cluster.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "client", timeout_s) as dispatcher:
         show(dispatcher.call("status"), as_json=as_json)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from zmqdist import clock as time
-from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
+from zmqdist.launch.connection import DispatcherClient
+from zmqdist_cli.common import Seconds, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 
@@ -37,7 +38,7 @@ def top(
 
     The command continues when the dispatcher is restarted. If the output is not a terminal, the command prints the status once and ends.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
             from zmqdist_cli.status import show
 
@@ -50,7 +51,7 @@ def top(
             context.exit(int(ExitCode.OK))
 
 
-def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[float], bool]) -> None:
+def _live(dispatcher: DispatcherClient, interval_s: float, ends_within: Callable[[float], bool]) -> None:
     from rich.live import Live
 
     from zmqdist.errors import OpError

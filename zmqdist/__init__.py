@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from zmqdist.cluster import JobDef as JobDef
     from zmqdist.cluster import ServerDef as ServerDef
     from zmqdist.indexed_slices import IndexedSlices
+    from zmqdist.launch.connection import connect
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
     from zmqdist.scheduling.coordinator.executor import Executor
@@ -82,6 +83,7 @@ _WHERE = {
     "cache_variable_reads": "zmqdist.training.read_cache",
     "cancelled": "zmqdist.task_context",
     "check_alive": "zmqdist.tasks.connect",
+    "connect": "zmqdist.launch.connection",
     "connect_to_cluster": "zmqdist.tasks.connect",
     "connect_to_host": "zmqdist.tasks.connect",
     "empty": "zmqdist.transport.arrays",
@@ -143,6 +145,7 @@ __all__ = [
     "checkpoint",
     "cluster",
     "collectives",
+    "connect",
     "coordinator",
     "data",
     "empty",

@@ -28,6 +28,7 @@ PINNED: dict[str, frozenset[str]] = {
             "checkpoint",
             "cluster",
             "collectives",
+            "connect",
             "coordinator",
             "data",
             "empty",

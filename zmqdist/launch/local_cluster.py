@@ -24,8 +24,10 @@ from zmqdist import errors, limits
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
+from zmqdist.clock import duration
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
+from zmqdist.launch.connection import Cluster
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
@@ -47,7 +49,7 @@ STOP_GRACE_S = 2.0
 POLL_S = 0.005
 
 
-class local_cluster:
+class local_cluster(Cluster):
     """A cluster on this host. `with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher and workers, and waits until they are
     ready.
 
@@ -67,11 +69,13 @@ class local_cluster:
     The cluster has its own token, so that no other process of this user joins the cluster by accident. A coordinator that is made with the
     cluster object has the token. One that is made with `target` reads it from the file that ZMQDIST_TOKEN_FILE names.
 
+    `status`, `scale` and `coordinator` are those of every cluster (zmqdist/launch/connection.py).
+
     Attributes:
       target: "zmq://host:port". ClusterCoordinator and Executor also accept the cluster object itself.
       credentials: the place of the cluster's token, `credentials.token_file`.
       dispatcher: the DispatchServer.
-      workers: number of workers that were started, including killed workers. The indices of all workers are below this number.
+      workers: the number of workers that the cluster is to have, killed ones included. The indices of all workers are below this number.
       ps: the addresses of the parameter servers, by index. A restarted parameter server has the same address.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
       pids: pids of the running child processes by task name, such as "worker:0". If `processes` is False, only `add_worker` starts such
@@ -88,9 +92,8 @@ class local_cluster:
 
     @errors.naming_system_errors()
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
-        for name, count in (("workers", workers), ("ps", ps)):
-            if type(count) is not int or count < 0:
-                raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
+        _check_count("workers", workers)
+        _check_count("ps", ps)
         # The config is made before a process is started, because its constructor raises if an option is wrong.
         config = DispatcherConfig(**options)
         config = dataclasses.replace(config, host=bindable(config.host))
@@ -103,7 +106,7 @@ class local_cluster:
             self._address = join_address(config.host, self._listener.getsockname()[1])
             self._folder = RunFolder()
             undo.callback(self._folder.close)
-            self.credentials = Credentials(token_file=str(self._folder.path / "token"))
+            super().__init__(f"zmq://{self._address}", Credentials(token_file=str(self._folder.path / "token")))
             token.create(self._folder.path / "token")
             self._ports = [undo.enter_context(contextlib.closing(Reserved(config.host))) for _ in range(ps)]
             undo.pop_all()
@@ -111,7 +114,7 @@ class local_cluster:
         self._children: Children | None = None
         self._processes: dict[str, Child] = {}
         self._threads: list[WorkerServer | Server] = []
-        self.workers = 0
+        self._workers = 0
         self._closed = threading.Lock()
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         """The open Executors of this cluster. `close` breaks them before it stops the workers."""
@@ -143,7 +146,7 @@ class local_cluster:
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         self._threads += [WorkerServer(self._worker(index, False)) for index in range(count)]
-        self.workers = count
+        self._workers = count
         if self.ps:
             from zmqdist.tasks.server import Server
 
@@ -166,6 +169,10 @@ class local_cluster:
     def target(self) -> str:
         self._check_open()
         return self.dispatcher.target
+
+    @property
+    def workers(self) -> int:
+        return self._workers
 
     @property
     def cancel_grace_s(self) -> float:
@@ -242,7 +249,37 @@ class local_cluster:
         self._check_open()
         started = self._start_processes(1)
         self._wait_for(started)
-        return self.workers - 1
+        return self._workers - 1
+
+    def scale(
+        self, count: int, *, grace_s: float = limits.GRACE_S, force: bool = False, timeout: float = START_LIMIT_S
+    ) -> None:
+        """Set the number of workers, and wait until the new ones have registered and the others, with the highest indices, have left.
+
+        Raises:
+          InvalidArgumentError: `count` is not a whole number of 0 or more.
+          DrainRefusedError: values or work would be lost with the workers that would leave, and `force` is False. Nothing has changed.
+          UnavailableError: a new worker ended or was not in time, or a worker has not left within `grace_s` and `timeout`.
+        """
+        self._check_open()
+        _check_count("count", count)
+        leaving = {f"worker:{index}": index for index in range(count, self._workers)}
+        reports = [report for report in self.dispatcher.drain_reports() if report.worker in leaving]
+        if not force and any(report.losses for report in reports):
+            raise errors.DrainRefusedError([report.to_dict() for report in reports])
+        self._workers = min(self._workers, count)
+        for report in reports:
+            with contextlib.suppress(errors.NotFoundError):  # the worker was lost meanwhile
+                self.dispatcher.drain("worker", leaving[report.worker], duration("grace_s", grace_s))
+        within_s = grace_s + duration("timeout", timeout)
+        if not self.dispatcher.wait_for(
+            lambda present: present.isdisjoint(("worker", index) for index in leaving.values()), within_s
+        ):
+            raise errors.UnavailableError(f"not all of {', '.join(leaving)} have left after {within_s:g} s")
+        for name in leaving.keys() & self._processes.keys():
+            self._processes.pop(name).ended.wait(within_s)
+        if count > self._workers:
+            self._wait_for(self._start_processes(count - self._workers))
 
     def close(self) -> None:
         """Stop the workers, the parameter servers and the dispatcher. A second call does nothing, nor does a call in a forked child of the
@@ -263,6 +300,7 @@ class local_cluster:
                 steps.callback(self._children.close, STOP_GRACE_S)
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
+            steps.callback(super().close)
             for executor in list(self._executors):
                 steps.callback(executor.cluster_closed)
 
@@ -272,12 +310,6 @@ class local_cluster:
         """
         if "_at_exit" in self.__dict__ and os.getpid() == self._pid and not self._closed.locked():
             in_background("zmqdist-local-cluster-close", self.close)
-
-    def __enter__(self) -> local_cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _worker(self, index: int, processes: bool) -> WorkerConfig:
         return WorkerConfig(
@@ -294,8 +326,8 @@ class local_cluster:
 
     def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
         """Start `workers` more workers, and the parameter servers with the indices `ps`. Return the processes."""
-        first, self.workers = self.workers, self.workers + workers
-        configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self.workers)]
+        first, self._workers = self._workers, self._workers + workers
+        configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self._workers)]
         return [self._start(config) for config in [*configs, *map(self._ps, ps)]]
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
@@ -341,6 +373,11 @@ class local_cluster:
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None and job == "worker":
             self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+
+
+def _check_count(name: str, count: int) -> None:
+    if type(count) is not int or count < 0:
+        raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
 
 
 def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:

@@ -5,8 +5,8 @@
         in this process and invites the workers to register with the dispatcher (worker_recruiter.py). A worker that starts later or
         restarts is invited when its server appears.
     A `local_cluster` with ps: it has its own dispatcher and workers.
-    None: the cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
-        effect as None.
+    None, or what `zmqdist.connect` returned for a cluster file: the cluster that `zmqdist launch` runs. A resolver that describes the
+        cluster of the environment has the same effect as None.
 
 Evaluators are not part of the connection, and the program does not wait for them. Each worker must be able to reach all ps. No other
 connections between workers and ps are needed.
@@ -49,6 +49,7 @@ log = logging.getLogger("zmqdist.training")
 
 ACCEPTED: Final = (
     "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
+    "what connect returned for a cluster file with ps, "
     "or nothing in a program that `zmqdist launch` started"
 )
 """The kinds of source that `connect` accepts, for error texts."""
@@ -343,7 +344,10 @@ def connect(
       OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port cannot be bound.
     """
     limit_s = duration("connect_timeout_s", connect_timeout_s)
-    if source is not None and isinstance(getattr(source, "target", None), str) and hasattr(source, "ps"):
+    is_target = isinstance(getattr(source, "target", None), str)
+    if is_target and (config := _running(getattr(source, "config", None))) is not None:
+        return _launched(limit_s, config)
+    if is_target and hasattr(source, "ps"):
         if not source.ps:
             raise ValueError(
                 "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
@@ -353,7 +357,7 @@ def connect(
 
     check_rpc_layer(source)
     if source is None or _is_launched(source):
-        return _launched(limit_s)
+        return _launched(limit_s, _config())
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
         spec, task_type, task_id = ClusterSpec(source.cluster_spec()), source.task_type, source.task_id
     elif isinstance(source, ClusterSpec | ClusterDef | Mapping):
@@ -510,7 +514,11 @@ def _config() -> Any:
     from zmqdist.cluster.config import ClusterConfig  # import here, because the import of YAML takes 20 ms
 
     config = ClusterConfig.from_environment() if os.environ.get(CONFIG_ENV) else None
-    return None if config is None or config.runtime is None else config
+    return _running(config)
+
+
+def _running(config: Any) -> Any:
+    return None if getattr(config, "runtime", None) is None else config
 
 
 def _is_launched(source: Any) -> bool:
@@ -523,8 +531,7 @@ def _is_launched(source: Any) -> bool:
     return config is not None and source.cluster_spec() == config.task_spec
 
 
-def _launched(timeout_s: float) -> ClusterConnection:
-    config = _config()
+def _launched(timeout_s: float, config: Any) -> ClusterConnection:
     if config is None:
         raise ValueError(f"no cluster was passed, and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     runtime, jobs = config.runtime, config.jobs

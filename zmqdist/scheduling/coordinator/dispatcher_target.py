@@ -8,12 +8,13 @@ from typing import Any
 from zmqdist import limits
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
+from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.scheduling.coordinator.result_form import ANY, ResultForm
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 
 ACCEPTED = (
-    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", '
+    'a ParameterServerStrategy, a DispatchServer, what local_cluster or connect returned, "host:port" or "zmq://host:port", '
     "or nothing in a program that `zmqdist launch` started"
 )
 
@@ -42,8 +43,11 @@ def resolve(target: Any, results: str | None = None) -> Target:
 
 
 def _resolve(target: Any) -> Target:
+    config = ClusterConfig.from_environment() if target is None else getattr(target, "config", None)
+    if isinstance(config, ClusterConfig) and config.runtime is not None:
+        return target_of(config, config.runtime)
     if target is None:
-        return _of_environment()
+        raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     address = target if isinstance(target, str) else getattr(target, "target", None)
     if not isinstance(address, str):
         raise ValueError(f"cannot schedule on {target!r}: wanted {ACCEPTED}")
@@ -58,11 +62,8 @@ def _resolve(target: Any) -> Target:
     return Target(address, given.vouched_by(address), cancel_grace_s=grace_s)
 
 
-def _of_environment() -> Target:
-    config = ClusterConfig.from_environment()
-    if config is None or config.runtime is None:
-        raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
-    runtime = config.runtime
+def target_of(config: ClusterConfig, runtime: RuntimeConfig) -> Target:
+    """Return the dispatcher of a cluster that `zmqdist launch` runs, with the settings of its file."""
     dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
     address = runtime.dispatcher.removeprefix("zmq://")
     return Target(

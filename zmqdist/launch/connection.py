@@ -1,0 +1,290 @@
+"""A cluster that runs already: `connect` finds its dispatcher, and `Cluster` is what programs do with it.
+
+`zmqdist.local_cluster` is a Cluster as well, one that starts and ends its processes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from zmqdist import clock as time
+from zmqdist import errors, limits
+from zmqdist.clock import duration
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.rpc.client import ZmqClient
+    from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+    from zmqdist.transport.credentials import Credentials
+
+C = TypeVar("C", bound="Cluster")
+
+IS_NO_DISPATCHER: Final = "is no dispatcher"
+
+CONNECT_S: Final = 10.0
+"""Seconds that `connect` waits for the dispatcher, and later calls for its replies."""
+
+LEAST_S: Final = 0.001
+"""The shortest time-out, because one of 0 ms means none to a client."""
+
+DECIDED_S: Final = 15.0
+"""Seconds beyond its time-out that the launcher may take to decide about a size, because it asks the
+programs what workers have for them.
+"""
+
+SCALE_S: Final = 60.0
+"""Seconds that new workers have to register."""
+
+LOOK_S: Final = 0.05
+"""Seconds between two checks whether workers have registered or left."""
+
+
+class Cluster:
+    """A running cluster: its dispatcher and workers. `connect` makes one, and `local_cluster` is one.
+
+        >>> import zmqdist as zd
+        >>> with zd.local_cluster(workers=2, processes=False) as cluster:
+        ...     with cluster.coordinator() as coordinator:
+        ...         print(cluster.workers, coordinator.schedule(sum, ([1, 2],)).fetch())
+        2 3
+
+    ClusterCoordinator, Executor and, if the cluster has parameter servers, ParameterServerStrategy
+    accept a Cluster as their target.
+
+    Attributes:
+      target: "zmq://host:port" of the dispatcher.
+      credentials: the places of the secrets for the cluster, never the secrets.
+      config: the ClusterConfig of a cluster that `zmqdist launch` runs; None without a cluster file.
+    """
+
+    def __init__(self, target: str, credentials: Credentials, config: ClusterConfig | None = None) -> None:
+        """Refer to a cluster without connecting to it; `connect` also connects."""
+        self._target = target
+        self.credentials = credentials
+        self.config = config
+        self._client: DispatcherClient | None = None
+        self._client_lock = threading.Lock()
+
+    @property
+    def target(self) -> str:
+        return self._target
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that the cluster is to have: what `scale` sets, lost workers included. Without a launcher that holds the
+        workers, the number of registered ones.
+        """
+        record = self.status()
+        return int(len(record["workers"]) if record["scaling"] is None else record["scaling"]["wanted"])
+
+    def status(self) -> dict[str, Any]:
+        """Return what `zmqdist status --json` prints: workers, queues, losses, data service. Durations are in seconds.
+
+        Raises UnavailableError if the dispatcher does not answer.
+        """
+        record: dict[str, Any] = self._dispatcher_client().call("status")
+        return record
+
+    def scale(
+        self, count: int, *, grace_s: float = limits.GRACE_S, force: bool = False, timeout: float = SCALE_S
+    ) -> None:
+        """Set the number of workers, and wait until the new ones have registered and the others have left.
+
+        Args:
+          grace_s: how long the running functions of leaving workers may take.
+          force: whether workers leave even if values or work are lost with them.
+          timeout: seconds to wait for new workers; the wait for leaving ones is longer by `grace_s`.
+
+        Raises:
+          DrainRefusedError: values or work would be lost, and `force` is False. Nothing has changed.
+          FailedPreconditionError: no launcher holds the workers, or `count` is out of the bounds of the cluster file.
+          UnavailableError: a worker failed or was not in time; the text names it.
+        """
+        client, grace_s = self._dispatcher_client(), duration("grace_s", grace_s)
+        decision = client.call("scale", "worker", count, grace_s, force, timeout_s=CONNECT_S + DECIDED_S)
+        if decision["refused"]:
+            raise errors.DrainRefusedError(decision["reports"])
+        if problem := client.wait_scaled(decision, duration("timeout", timeout), grace_s):
+            raise errors.UnavailableError(problem)
+
+    def coordinator(self, **options: Any) -> ClusterCoordinator:
+        """Return a new ClusterCoordinator of this cluster. `options` are those of ClusterCoordinator."""
+        from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+
+        return ClusterCoordinator(self, **options)
+
+    def close(self) -> None:
+        """End the connection. The cluster goes on running, and so do coordinators and Executors that were made with this object."""
+        with self._client_lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Cluster at {self.target}>"
+
+    def _dispatcher_client(self, timeout_s: float = CONNECT_S) -> DispatcherClient:
+        with self._client_lock:
+            if self._client is None:
+                address = self.target.removeprefix("zmq://")
+                self._client = DispatcherClient(address, self.credentials, "submit", timeout_s)
+            return self._client
+
+
+def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S) -> Cluster:
+    """Connect to a cluster that runs already, and return it once its dispatcher has answered.
+
+        >>> import zmqdist as zd
+        >>> with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as cluster:
+        ...     cluster.workers
+        0
+
+    Args:
+      address_or_file: "host:port" or "zmq://host:port" of the dispatcher, or the cluster file (`.yaml`
+        or `.yml`) that `zmqdist launch` runs on this host. None means the cluster that `zmqdist launch`
+        has named in the environment. The secrets of an address are those of the environment.
+      timeout: seconds to wait for the dispatcher, now and at each later call.
+
+    Raises:
+      ValueError: `address_or_file` has another form, or the environment names no cluster.
+      ConfigError, NotFoundError: the file has a mistake, or no cluster of the file runs on this host.
+      UnavailableError: no dispatcher answers within `timeout`.
+      UnauthenticatedError, FailedPreconditionError: the dispatcher refuses the secret, the secret is
+        missing, or another kind of server listens there.
+    """
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.scheduling.coordinator.dispatcher_target import resolve, target_of
+
+    name = None if address_or_file is None else os.fspath(address_or_file)
+    config = ClusterConfig.from_environment() if name is None else None
+    if name is not None and name.endswith((".yaml", ".yml")):
+        config = running_cluster(name)
+    place = resolve(name) if config is None or config.runtime is None else target_of(config, config.runtime)
+    cluster = Cluster(f"zmq://{place.address}", place.credentials, config)
+    cluster._dispatcher_client(max(duration("timeout", timeout), LEAST_S))
+    return cluster
+
+
+def running_cluster(file: str) -> ClusterConfig:
+    """Return the config of the cluster that runs on this host under the `name` in a cluster file."""
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.launch.folders import folders_in_use
+
+    name = ClusterConfig.load(file, runtime_allowed=True).name
+    found: list[ClusterConfig] = []
+    for folder in folders_in_use():
+        with contextlib.suppress(errors.ConfigError):  # the file is incomplete while its launcher starts or ends
+            running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
+            if running.name == name and running.runtime is not None:
+                found.append(running)
+    if not found:
+        raise errors.NotFoundError(
+            f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch {file}`"
+        )
+    if len(found) > 1:
+        targets = ", or ".join(map(_target_and_options, found))
+        raise errors.FailedPreconditionError(
+            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the option for its secret: {targets}"
+        )
+    return found[0]
+
+
+def _target_and_options(cluster: ClusterConfig) -> str:
+    """Return the words of a command line that name a running cluster: its dispatcher's address, and the option for its token or keys."""
+    runtime = cluster.runtime
+    assert runtime is not None
+    words = [runtime.dispatcher.removeprefix("zmq://")]
+    words += [] if runtime.token_file is None else ["--token-file", runtime.token_file]
+    words += [] if runtime.keys_dir is None else ["--keys", runtime.keys_dir]
+    return shlex.join(words)
+
+
+class DispatcherClient:
+    """A connection to a dispatcher, for a with-statement.
+
+    Args:
+      role: the role whose key is used. "client" may read the status, "submit" may also drain workers and stop the dispatcher, and "admin"
+        may also manage keys.
+      timeout_s: time limit of each call, including the time to connect.
+
+    Raises:
+      UnavailableError: no server replies within `timeout_s`.
+      UnauthenticatedError: the server refuses the token or key.
+      FailedPreconditionError: the server is not a dispatcher, or the secret cannot be read.
+    """
+
+    def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
+        from zmqdist.rpc.client import ZmqClient
+
+        self.address = address
+        self._timeout_s = timeout_s
+        security = credentials.client(address, role)
+        try:
+            self._client: ZmqClient = ZmqClient(address, "zmqdist", True, round(timeout_s * 1000), security=security)
+        except errors.DeadlineExceededError:
+            raise self._silent() from None
+        if not hasattr(self._client, "status_blocking"):
+            self._client.close()
+            problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
+            raise errors.FailedPreconditionError(problem)
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
+        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the constructor's `timeout_s`. Raises OpError."""
+        try:
+            return getattr(self._client, f"{method}_blocking")(*arguments, timeout_in_ms=round(timeout_s * 1000))
+        except errors.DeadlineExceededError:
+            raise self._silent() from None
+
+    def wait_scaled(self, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
+        """Wait until the workers that the launcher starts and ends by this decision have registered or
+        left, and return "". If a worker fails or a time limit passes, return a sentence that names them.
+        """
+        starts, leaves = set(decision["starts"]), set(decision["leaves"])
+        begun = time.monotonic()
+        while True:
+            scaling = self.call("status")["scaling"]
+            failed = sorted(starts & set(scaling["failed"]))
+            if failed:
+                return f"{', '.join(failed)} failed; the launcher shows why"
+            # Wait only for new workers that are still starting, because another command may meanwhile have told a new worker to leave.
+            waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
+            passed_s = time.monotonic() - begun
+            if waiting and passed_s >= wait_s:
+                return f"{', '.join(sorted(waiting))} did not register within {wait_s:g} s"
+            if staying and passed_s >= wait_s + grace_s:
+                return f"{', '.join(sorted(staying))} did not leave within {wait_s + grace_s:g} s"
+            if not waiting and not staying:
+                return ""
+            time.sleep(LOOK_S)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> DispatcherClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _silent(self) -> Exception:
+        from zmqdist.transport.endpoint import split
+
+        host, port = split(self.address.removeprefix("zmq://"))
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError as error:
+            return errors.UnavailableError(f"{self.address}: the name {host!r} cannot be looked up ({error.strerror})")
+        return errors.UnavailableError(
+            f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
+        )
