@@ -160,6 +160,52 @@ def test_a_loop_of_epochs_goes_on_in_the_next_process(cluster: TestCluster, at: 
         assert [int(x) for x in after] == list(range(100))
 
 
+def of_functions(distributed: Dataset) -> list[Dataset]:
+    """Pipelines of two passes over a dataset that their functions capture."""
+    return [
+        Dataset.range(2).flat_map(lambda _: distributed),
+        Dataset.range(2).flat_map(lambda _: Dataset.range(1).flat_map(lambda _: distributed)),
+        Dataset.range(2).interleave(lambda _: distributed, cycle_length=2, num_parallel_calls=2),
+        Dataset.range(1).flat_map(lambda _: distributed.repeat(2)),
+    ]
+
+
+@pytest.mark.parametrize("read_on", [0, 20, 80])
+@pytest.mark.parametrize("at", [0, 10, 40, 41, 80])
+@pytest.mark.parametrize("terms", [ONCE, ORDERED], ids=["exactly once", "ordered"])
+def test_passes_that_functions_read_go_on_without_a_job_name(
+    cluster: TestCluster, terms: dict[str, Any], at: int, read_on: int
+) -> None:
+    distributed = cluster.distribute(Dataset.range(40), **terms)
+    for one, other in zip(of_functions(distributed), of_functions(distributed), strict=True):
+        with iter(one) as first:
+            read = take(first, at)
+            state = through_json(first.state_dict())
+            take(first, min(read_on, 80 - at))
+        with iter(other) as second:
+            second.load_state_dict(state)
+            assert sorted(read + [int(x) for x in second]) == sorted(2 * list(range(40)))
+
+
+@pytest.mark.parametrize("terms", [ONCE, ORDERED, {}], ids=["exactly once", "ordered", "at most once"])
+def test_passes_of_a_job_that_functions_read_have_no_state(cluster: TestCluster, terms: dict[str, Any]) -> None:
+    distributed = cluster.distribute(Dataset.range(40), job_name="captured", **terms)
+    for dataset in of_functions(distributed):
+        with iter(dataset) as first:
+            before = first.state_dict()
+            for _ in range(2):
+                next(first)
+                with pytest.raises(UnimplementedError, match=r"the job 'captured' .* leave out job_name"):
+                    first.state_dict()
+            list(first)
+            with pytest.raises(UnimplementedError, match="the job 'captured'"):
+                first.state_dict()
+        with iter(dataset) as second:
+            second.load_state_dict(before)
+            with pytest.raises(UnimplementedError, match="the job 'captured'"):
+                next(second)
+
+
 def test_a_state_gives_a_reader_no_elements_of_others(cluster: TestCluster) -> None:
     def reader() -> Dataset:
         return cluster.distribute(Dataset.range(COUNT), job_name="two", **ONCE).repeat(2)

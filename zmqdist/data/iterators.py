@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -133,6 +133,16 @@ class CloseInterrupts:
             interrupt()
 
 
+@dataclass(slots=True)
+class StateRefusal:
+    """`reason`: why an iterator has no state; empty if it has one. `loaded`: whether it continues
+    from a state, so that a reason comes too late to refuse to save that state.
+    """
+
+    reason: str = ""
+    loaded: bool = False
+
+
 class Context:
     """The state that the nodes of one iterator share.
 
@@ -174,6 +184,7 @@ class Context:
         self.interrupts = CloseInterrupts()
         self.entropy = list(entropy) or ([0, 0] if probing else iterator_entropy())
         self.ordered = ordered
+        self._refusal = StateRefusal()
         self._splits = splits
         self._twin: Callable[[], SplitStream] | None = None
         self._sources = 0
@@ -244,7 +255,7 @@ class Context:
         """
         entropy = [*self.entropy, *origin]
         context = Context(self.options, self.probing, entropy=entropy, inner=True, ordered=self.ordered)
-        context.interrupts = self.interrupts
+        context.interrupts, context._refusal = self.interrupts, self._refusal
         context.timers = None  # the time of these datasets counts for the operator whose function returned them
         return context
 
@@ -263,8 +274,26 @@ class Context:
         known[1] = number + 1
         return known[0], number
 
+    def refuse_state_in_functions(self, reason: str) -> None:
+        """If a user function has returned the dataset that is being opened, have the whole iterator
+        refuse to save a state from now on.
+
+        Raises:
+          UnimplementedError: the iterator continues from a state that was saved before this was known.
+        """
+        if self._inner:
+            self._refusal.reason = reason
+            if self._refusal.loaded:
+                raise UnimplementedError(reason)
+
     def state(self, datasets: Sequence[DatasetLike]) -> dict[str, Any]:
-        """Return what later passes over these datasets, which are all of the pipeline, depend on."""
+        """Return what later passes over these datasets, which are all of the pipeline, depend on.
+
+        Raises:
+          UnimplementedError: see `refuse_state_in_functions`.
+        """
+        if self._refusal.reason:
+            raise UnimplementedError(self._refusal.reason)
         passes = [
             [number, self._passes[each.memory][1], each.memory.values.get("reader")]
             for number, each in enumerate(datasets)
@@ -274,6 +303,7 @@ class Context:
 
     def load(self, state: dict[str, Any], datasets: Sequence[DatasetLike]) -> None:
         """Continue after the passes in a state, also with later iterators over these datasets."""
+        self._refusal.loaded = True
         self.entropy[:] = state["entropy"]
         for number, next_pass, reader in state["passes"]:
             memory = datasets[number].memory

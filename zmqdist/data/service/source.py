@@ -21,8 +21,7 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        request = read_request_of(self.op, context.begin_pass(dataset.memory, shared=True)[1])
-        self._reader = ServiceReader(request, self.op.credentials, context.interrupts)
+        self._reader = ServiceReader(_next_request(dataset, context), self.op.credentials, context.interrupts)
         self._batch: Iterator[Any] = iter(())
         context.interrupts.close_blocks = True
 
@@ -50,7 +49,7 @@ class _PortionsNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._request = read_request_of(self.op, context.begin_pass(dataset.memory, shared=True)[1])
+        self._request = _next_request(dataset, context)
         dataset.memory.values.setdefault("reader", secrets.randbits(62))
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
@@ -88,6 +87,18 @@ class _PortionsNode(OperatorNode):
         super().close()
         if self._reader is not None:
             self._reader.close()
+
+
+def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:
+    if dataset.op.job_name is not None:
+        # Each pass of a job can be read once. A state has the passes of the datasets of its pipeline,
+        # but knows no datasets that functions will return.
+        context.refuse_state_in_functions(
+            f"no state tells which passes of the job {dataset.op.job_name!r} an iterator has read whose"
+            " function (of flat_map, interleave, ...) returns a dataset that is distributed with this"
+            " job_name: leave out job_name, or use the dataset outside of functions, such as by repeat()"
+        )
+    return read_request_of(dataset.op, context.begin_pass(dataset.memory, shared=True)[1])
 
 
 def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
