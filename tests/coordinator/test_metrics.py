@@ -134,16 +134,20 @@ def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_clus
         coordinator.schedule(work.same, (values[0],))
         until(lambda: len(begun(tmp_path)) == 2)
 
-        def figures() -> tuple[status.Totals, int, int]:
+        def figures() -> tuple[status.Totals, Any, Any]:
             address = coordinator.target.removeprefix("zmq://")
             with ZmqClient(address, "", True, security=coordinator.credentials.client(address, "submit")) as client:
                 sums = status.totals(client.status_blocking())
             return sums, *map(metrics.get_metric_summary, ("inflight_closures", "queued_closures"))
 
-        sums, inflight, queued = until(lambda: figures() if figures()[0].running == 2 else None)
-        assert (sums.running, sums.slots, sums.workers, sums.queued) == (2, 2, 2, 8 - inflight)
-        assert (inflight, queued) == (sums.running + sums.waiting, 9 - inflight)
-        assert 2 <= inflight <= 4
+        def are_right() -> bool:
+            sums, inflight, queued = figures()
+            # How many functions wait at their workers depends on how fast the workers were before.
+            size = (sums.running, sums.slots, sums.workers)
+            at_workers, at_dispatcher = sums.running + sums.waiting, sums.queued
+            return (size, inflight, at_dispatcher, queued) == ((2, 2, 2), at_workers, 8 - inflight, 9 - inflight)
+
+        until(are_right)
         go(tmp_path)
         coordinator.join()
         sums, inflight, queued = figures()

@@ -5,6 +5,7 @@ COLOCATED workers serve the readers of their own process; those without the tag 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -59,8 +60,12 @@ def test_coordinated_read() -> None:
         options: dict[str, Any] = {"job_name": "rounds", "num_consumers": 1}
         dataset = Dataset.range(1 << 55).repeat()
         with iter(cluster.distribute(dataset, OFF, consumer_index=0, **options)) as iterator:
-            read = [int(next(iterator)) for _ in range(20)]
-        assert sorted(read) == sorted(2 * TEN)
+            read: Counter[int] = Counter()
+            while (
+                min(read[x] for x in TEN) < 2
+            ):  # a worker that is late skips rounds, in which only the other one gives
+                read[int(next(iterator))] += 1
+        assert max(read.values()) == 2
 
 
 def test_add_remote_workers_mid_job() -> None:

@@ -16,6 +16,8 @@ from zmqdist.limits import TASK_PROCESSES_PER_CORE
 READERS = 20
 WORKERS = 2
 ELEMENTS = 10_000
+AHEAD = 400
+"""Elements that a reader requests ahead. Without a bound it may hold all of them when a process is killed."""
 TAKEN = 10
 
 
@@ -27,7 +29,7 @@ def test_many_readers_have_few_processes_and_survive_the_death_of_one() -> None:
 
         def read(_: int) -> int:
             """Return how many elements came after the death of a process."""
-            dataset = service.dealt(Dataset.range(ELEMENTS).map(process_of))
+            dataset = service.dealt(Dataset.range(ELEMENTS).map(process_of), max_outstanding_requests=AHEAD)
             with iter(dataset) as iterator:
                 running.update(int(next(iterator)) for _ in range(TAKEN))
                 everybody.wait()
