@@ -33,6 +33,9 @@ log = logging.getLogger("zmqdist.collectives")
 class ReduceOp(enum.Enum):
     """The operation that combines the values of all members. MEAN is the sum divided by the size of the group. The mean of integers is
     float64.
+
+    >>> zd.collectives.ReduceOp.MEAN.value
+    'mean'
     """
 
     SUM = "sum"
@@ -46,6 +49,9 @@ class ReduceOp(enum.Enum):
         """Return the ReduceOp of a name, such as "sum", or of a member of TensorFlow's enum. Case does
         not matter, and "product" is another name for "prod". A ReduceOp is returned unchanged.
 
+        >>> zd.collectives.ReduceOp.of("Mean") is zd.collectives.ReduceOp.MEAN
+        True
+
         Raises ValueError for any other value.
         """
         if isinstance(op, ReduceOp):
@@ -58,7 +64,11 @@ class ReduceOp(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """TensorFlow's choice of an implementation. It has no effect, because zmqdist has only one implementation."""
+    """TensorFlow's choice of an implementation. It has no effect, because zmqdist has only one implementation.
+
+    >>> zd.collectives.CommunicationImplementation.RING.value
+    'RING'
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -71,6 +81,9 @@ CollectiveCommunication = CommunicationImplementation
 @dataclass(frozen=True, init=False)
 class CommunicationOptions:
     """Options of collectives.
+
+    >>> zd.collectives.CommunicationOptions(timeout_seconds=60).timeout_seconds
+    60
 
     Attributes:
       bytes_per_pack: neighbouring arrays of a structure are reduced together up to about this number of bytes. 0 means the default. Results
@@ -105,7 +118,12 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """Return the options of this object, replaced by those options of `other` that do not have their default value."""
+        """Return the options of this object, replaced by those options of `other` that do not have their default value.
+
+        >>> options = zd.collectives.CommunicationOptions(timeout_seconds=60)
+        >>> options.merge(zd.collectives.CommunicationOptions(bytes_per_pack=100)).timeout_seconds
+        60
+        """
         if other is None:
             return self
         default = CommunicationImplementation.AUTO
@@ -117,7 +135,11 @@ class CommunicationOptions:
 
 
 def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Return CommunicationOptions, and log a warning, because CollectiveHints is their old name in TensorFlow."""
+    """Return CommunicationOptions, and log a warning, because CollectiveHints is their old name in TensorFlow.
+
+    >>> zd.collectives.CollectiveHints(timeout_seconds=60).timeout_seconds
+    60
+    """
     log.warning("CollectiveHints is deprecated: use CommunicationOptions")
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
@@ -139,6 +161,11 @@ class CollectiveMember(Protocol):
 
 class CrossDeviceOps:
     """TensorFlow's cross-device operations. Each combines the values that the replicas have, one value per replica, over a group of tasks.
+
+    >>> with zd.Server.create_local_server() as task:
+    ...     operations = zd.collectives.CrossDeviceOps(task)
+    ...     print(operations.reduce("sum", np.arange(3), destinations="all"))
+    [0 1 2]
 
     Every method is a collective, so all members of the group must call the methods in the same order. A method blocks until this task has
     the result. `timeout_seconds` of its options limits the wait for the other members, and for each piece of a large value.
@@ -163,6 +190,10 @@ class CrossDeviceOps:
     ) -> Any:
         """Reduce the values of all replicas, and return the result at every member.
 
+        >>> operations = zd.collectives.CrossDeviceOps(task)
+        >>> operations.reduce("sum", np.arange(3), destinations="all")
+        array([0, 1, 2])
+
         Raises:
           ValueError: the value is a list that does not have one item, the destinations are missing, or `reduce_op` is unknown.
         """
@@ -175,6 +206,10 @@ class CrossDeviceOps:
     ) -> list[Any]:
         """Reduce several values in one collective, and return the results in order.
 
+        >>> operations = zd.collectives.CrossDeviceOps(task)
+        >>> operations.batch_reduce("mean", [(np.ones(2), "all")])
+        [array([1., 1.])]
+
         Raises ValueError if the argument is not a list of pairs (value, destinations), or `reduce_op` is unknown.
         """
         pairs = list(value_destination_pairs)
@@ -184,13 +219,20 @@ class CrossDeviceOps:
         return values
 
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
-        """Return the value of the group's first member, at every member."""
+        """Return the value of the group's first member, at every member.
+
+        >>> zd.collectives.CrossDeviceOps(task).broadcast(np.arange(3))
+        array([0, 1, 2])
+        """
         return self._server.broadcast(tensor, 0, self._group, self._options.timeout_seconds)
 
     def gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
         """Concatenate the values of all replicas along an axis, and return the result at every member.
+
+        >>> zd.collectives.CrossDeviceOps(task).gather(np.arange(3), destinations="all", axis=0)
+        array([0, 1, 2])
 
         Raises:
           ValueError: a value is a scalar, or does not have this axis.

@@ -118,6 +118,12 @@ UNAUTHENTICATED = 16
 class OpError(Exception):
     """An operation of zmqdist failed.
 
+    >>> try:
+    ...     zd.data.Dataset.range(3).batch(0)
+    ... except zd.errors.OpError as error:
+    ...     print(error.error_code == zd.errors.INVALID_ARGUMENT)
+    True
+
     The constructor takes the arguments of TensorFlow's class, so that programs that use `tf.errors` need no changes. Classes with a fixed
     code also accept the message as the only argument. `node_def` and `op` have no meaning in zmqdist, and are None in every error that
     zmqdist raises.
@@ -345,6 +351,9 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
 class LostStart(tuple[str, int, "int | None", str]):
     """One attempt of a work item that ended because its process crashed or its worker was lost.
 
+    >>> zd.errors.LostStart("worker:0", 1, -9, "").exit_code
+    -9
+
     This is a tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`: -9 means
     that SIGKILL ended the process. None means that no process has read the exit code. `log` has the last lines of the process's output.
     """
@@ -551,12 +560,20 @@ def name_of(error_code: int) -> str:
 
 
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
-    """Return the error class of a code. Raises KeyError if no class has this code, as for OK."""
+    """Return the error class of a code. Raises KeyError if no class has this code, as for OK.
+
+    >>> zd.errors.exception_type_from_error_code(zd.errors.NOT_FOUND).__name__
+    'NotFoundError'
+    """
     return _BY_CODE[error_code]
 
 
 def error_code_from_exception_type(cls: type[BaseException]) -> int:
-    """Return the code of an error class. If the class has no code, return UNKNOWN and warn."""
+    """Return the code of an error class. If the class has no code, return UNKNOWN and warn.
+
+    >>> zd.errors.error_code_from_exception_type(zd.errors.NotFoundError) == zd.errors.NOT_FOUND
+    True
+    """
     code = getattr(cls, "code", None)
     if isinstance(cls, type) and issubclass(cls, OpError) and isinstance(code, int):
         return code

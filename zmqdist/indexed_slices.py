@@ -15,6 +15,10 @@ from zmqdist.plain_arrays import plain_array
 class IndexedSlices:
     """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. If an index occurs several times, its rows are added up.
 
+    >>> slices = zd.IndexedSlices(np.ones((2, 2)), np.array([1, 1]), dense_shape=(3, 2))
+    >>> slices.to_dense().tolist()
+    [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
+
     Attributes:
       values: the rows, shape (n, ...).
       indices: n integers.
@@ -41,6 +45,9 @@ class IndexedSlices:
     def to_dense(self) -> NDArray[Any]:
         """Return a new array of the shape `dense_shape`, with the rows of each index added up. Raises ValueError if `dense_shape` is
         None.
+
+        >>> zd.IndexedSlices(np.array([5]), np.array([1]), dense_shape=(3,)).to_dense().tolist()
+        [0, 5, 0]
         """
         if self.dense_shape is None:
             raise ValueError("a dense_shape is needed to make the whole array")

@@ -38,12 +38,19 @@ Structure: TypeAlias = Any
 
 
 def is_nested(structure: Structure) -> bool:
-    """Return whether `structure` is a list, tuple, namedtuple or dict, even if it is empty."""
+    """Return whether `structure` is a list, tuple, namedtuple or dict, even if it is empty.
+
+    >>> zd.nest.is_nested((1, 2)), zd.nest.is_nested("text")
+    (True, False)
+    """
     return isinstance(structure, (list, tuple, dict))
 
 
 def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
     """Return the leaves of a structure from left to right. If `structure` is a single leaf, return a list with this leaf.
+
+    >>> zd.nest.flatten({"b": 2, "a": (0, 1)})
+    [0, 1, 2]
 
     Args:
       expand_composites: whether to replace a leaf that consists of several values by these values, for example a ShardedVariable by its
@@ -69,6 +76,9 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
     """Return a copy of `structure` whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The leaves of
     `structure` are ignored.
 
+    >>> zd.nest.pack_sequence_as({"a": (0, 0), "b": 0}, [1, 2, 3])
+    {'a': (1, 2), 'b': 3}
+
     Raises:
       TypeError: `flat_sequence` is a leaf, or a dict in `structure` has keys that cannot be sorted.
       ValueError: the number of items of `flat_sequence` is not the number of leaves of `structure`.
@@ -83,6 +93,9 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
     """Apply `func` to the corresponding leaves of all structures. Return the results in the form of the first structure.
+
+    >>> zd.nest.map_structure(lambda x, y: x + y, {"a": (1, 2)}, {"a": (10, 20)})
+    {'a': (11, 22)}
 
     Raises:
       TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given, or `func` is not callable.
@@ -152,6 +165,8 @@ def as_numpy(value: Any) -> Any:
 
 def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool = True) -> None:
     """Check that two structures differ only in their leaves.
+
+    >>> zd.nest.assert_same_structure({"a": 1}, {"a": "one"})
 
     Args:
       check_types: whether a different class, such as a list in place of a tuple, counts as a difference. Two namedtuple classes with equal

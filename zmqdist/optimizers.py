@@ -39,6 +39,12 @@ class Optimizer:
     """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots. A ps
     applies the subclasses of this module only.
 
+    >>> optimizer, value = zd.optimizers.Momentum(0.1), np.zeros(2)
+    >>> slots = optimizer.slots(value)
+    >>> optimizer.update(value, np.ones(2), slots, 1)
+    >>> value.tolist()
+    [-0.1, -0.1]
+
     Attributes:
       learning_rate: a number of 0 or more.
     """
@@ -65,21 +71,33 @@ class Optimizer:
         return {}
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
+        """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the class is not one of this module.
+
+        >>> zd.optimizers.SGD(0.5).to_wire()
+        ('SGD', {'learning_rate': 0.5})
+        """
         if KINDS.get(type(self).__name__) is not type(self):
             raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer that the result of `to_wire` describes. Raises ValueError if no optimizer has this name and these fields."""
+        """Return the optimizer that the result of `to_wire` describes. Raises ValueError if no optimizer has this name and these fields.
+
+        >>> zd.optimizers.Optimizer.from_wire("SGD", {"learning_rate": 0.5})
+        SGD(learning_rate=0.5)
+        """
         kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:
             raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
         return kind(**values)
 
     def slots(self, like: Array) -> dict[str, Array]:
-        """Return new slots for a variable with the shape and dtype of `like`."""
+        """Return new slots for a variable with the shape and dtype of `like`.
+
+        >>> sorted(zd.optimizers.Adam().slots(np.zeros(2)))
+        ['m', 'v']
+        """
         return {name: np.full(like.shape, value, like.dtype) for name, value in self.slot_values.items()}
 
     def update(
@@ -91,6 +109,11 @@ class Optimizer:
         out: Array | None = None,
     ) -> None:
         """Apply one step in place.
+
+        >>> value = np.zeros(2)
+        >>> zd.optimizers.SGD(0.5).update(value, np.ones(2), {}, 1)
+        >>> value.tolist()
+        [-0.5, -0.5]
 
         Args:
           value: the value of the variable, an array of contiguous floats. It is changed, unless `out` is given.
@@ -110,7 +133,13 @@ class Optimizer:
             self._step(old, slope, dict(zip(slots, rest, strict=True)), coefficients, new)
 
     def update_rows(self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int) -> None:
-        """Apply one step to some rows of `value`, in place. `indices` must be unique."""
+        """Apply one step to some rows of `value`, in place. `indices` must be unique.
+
+        >>> value = np.zeros((3, 2))
+        >>> zd.optimizers.SGD(0.5).update_rows(value, np.array([1]), np.ones((1, 2)), {}, 1)
+        >>> value.tolist()
+        [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
+        """
         by, count = self._coefficients(step), max(1, PIECE // max(1, value[:1].size))
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
@@ -135,7 +164,11 @@ _BELOW_ONE: Final = frozenset({"momentum", "beta_1", "beta_2"})
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """value -= learning_rate * grad."""
+    """value -= learning_rate * grad.
+
+    >>> zd.optimizers.SGD(0.5)
+    SGD(learning_rate=0.5)
+    """
 
     def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
         np.subtract(value, grad * by[0], out=out)
@@ -144,6 +177,9 @@ class SGD(Optimizer):
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """velocity = momentum * velocity - learning_rate * grad; value += velocity.
+
+    >>> zd.optimizers.Momentum(0.1).momentum
+    0.9
 
     With `nesterov`: value += momentum * velocity - learning_rate * grad, with the new velocity.
     """
@@ -169,7 +205,11 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """accumulator += grad ** 2; value -= learning_rate * grad / sqrt(accumulator + epsilon)."""
+    """accumulator += grad ** 2; value -= learning_rate * grad / sqrt(accumulator + epsilon).
+
+    >>> sorted(zd.optimizers.Adagrad(0.1).slots(np.zeros(2)))
+    ['accumulator']
+    """
 
     learning_rate: float = 0.001
     initial_accumulator_value: float = 0.1
@@ -193,6 +233,9 @@ class Adagrad(Optimizer):
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """value -= rate * m / (sqrt(v) + epsilon), where m and v are moving averages of grad and grad ** 2 with decays beta_1 and beta_2.
+
+    >>> zd.optimizers.Adam(0.01).beta_1
+    0.9
 
     The rate is learning_rate * sqrt(1 - beta_2 ** step) / (1 - beta_1 ** step).
     """

@@ -24,6 +24,12 @@ SHARD_BYTES_MIN = 256 << 10
 class Partitioner:
     """The base class of all partitioners. A strategy calls its partitioner for each variable that is created in the strategy's scope,
     except scalars, per-worker variables and variables that are colocated with another variable.
+
+    >>> class Halves(zd.partitioners.Partitioner):
+    ...     def __call__(self, shape, dtype, axis=0):
+    ...         return [2] + [1] * (len(shape) - 1)
+    >>> Halves()((10, 4), np.float32)
+    [2, 1]
     """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
@@ -42,7 +48,11 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Splits every variable into the same number of shards. A variable with fewer rows is split into one shard for each row."""
+    """Splits every variable into the same number of shards. A variable with fewer rows is split into one shard for each row.
+
+    >>> zd.partitioners.FixedShardsPartitioner(2)((10, 4), np.float32)
+    [2, 1]
+    """
 
     def __init__(self, num_shards: int) -> None:
         """Raises ValueError if `num_shards` is not positive."""
@@ -54,6 +64,9 @@ class FixedShardsPartitioner(Partitioner):
 
 class MinSizePartitioner(Partitioner):
     """Splits a variable into one shard for each `min_shard_bytes` bytes, but into at most `max_shards` shards.
+
+    >>> zd.partitioners.MinSizePartitioner(1024, max_shards=4)((1000, 8), np.float32)
+    [4, 1]
 
     The number of shards is rounded up, as in TensorFlow. A shard can therefore be smaller than `min_shard_bytes`.
     """
@@ -79,7 +92,11 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """Splits a variable into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is."""
+    """Splits a variable into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is.
+
+    >>> zd.partitioners.MaxSizePartitioner(16_000)((1000, 8), np.float32)
+    [2, 1]
+    """
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16) -> None:
         """Set the bounds on shards.

@@ -39,6 +39,13 @@ _in_function: ContextVar[bool] = ContextVar("in_function", default=False)
 def set_seed(seed: int | None) -> None:
     """Set the seed of this process, so that random operations that are defined after this call are repeatable.
 
+    >>> zd.random.set_seed(7)
+    >>> first = list(Dataset.range(10).shuffle(10))
+    >>> zd.random.set_seed(7)
+    >>> list(Dataset.range(10).shuffle(10)) == first
+    True
+    >>> zd.random.set_seed(None)
+
     If the same program runs again with the same seed, its operations draw equal numbers, in every process. None restores the initial
     state, in which each run draws other numbers. The seed of an operation depends on the order in which operations are defined.
     """

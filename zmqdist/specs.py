@@ -31,6 +31,10 @@ from zmqdist.plain_arrays import plain_array
 class TensorSpec:
     """The shape and dtype that an array must have, and a name.
 
+    >>> spec = zd.TensorSpec((None, 2), np.float32)
+    >>> spec.is_compatible_with(np.zeros((5, 2), np.float32))
+    True
+
     Attributes:
       shape: a tuple of sizes, in which None means any size. If `shape` itself is None, the array may have any shape.
       dtype: a numpy dtype. `str` and `bytes` mean strings of any length.
@@ -54,12 +58,19 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
 
     def is_compatible_with(self, array: NDArray[Any] | np.generic) -> bool:
-        """Return whether `array` has this dtype, and a shape that fits."""
+        """Return whether `array` has this dtype, and a shape that fits.
+
+        >>> zd.TensorSpec((2,), np.int64).is_compatible_with(np.zeros(3, np.int64))
+        False
+        """
         return self.problem(array) is None
 
     def problem(self, array: NDArray[Any] | np.generic) -> str | None:
         """Return a text that says why `array` does not fit, such as "expected int32 of shape (2, None), given ...". None means that it
         fits.
+
+        >>> zd.TensorSpec((2,), np.int64).problem(np.zeros(3, np.int64))
+        'expected int64 of shape (2,), given int64 of shape (3,)'
         """
         if self._fits_dtype(array.dtype) and self._fits_shape(array.shape):
             return None
@@ -135,6 +146,12 @@ def function(
     func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
 ) -> Any:  # returns a Function, or a decorator that makes a Function
     """Declare the specs of the arguments and of the result of a function: `@function(input_signature=[TensorSpec((), np.int32)])`.
+
+    >>> @zd.function(input_signature=[zd.TensorSpec((None,), np.float64)])
+    ... def mean(x):
+    ...     return x.mean()
+    >>> float(mean(np.array([1.0, 3.0])))
+    2.0
 
     Args:
       func: the function. If it is None, `function` returns a decorator.

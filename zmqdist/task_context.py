@@ -52,6 +52,14 @@ def cancelled() -> bool:
     """Return whether the running function should end: its RemoteValue was cancelled, its `timeout` has passed, its round or coordinator
     ends, or its worker has lost the dispatcher.
 
+    >>> def count_until_cancelled():
+    ...     number = 0
+    ...     while not zd.cancelled() and number < 3:
+    ...         number += 1
+    ...     return number
+    >>> coordinator.submit(count_until_cancelled).result()
+    3
+
     In a handler of an RPC server, True means that the reply is no longer wanted, because the caller cancelled or disconnected, or the
     deadline has passed.
 
@@ -74,6 +82,10 @@ def scheduled() -> bool:
 def get_current_worker_index() -> int:
     """Return the index of the worker that runs this function: 3 for "worker:3", also after that worker was restarted.
 
+    >>> index = zd.coordinator.get_current_worker_index
+    >>> coordinator.options(worker=1).submit(index).result()
+    1
+
     Call it in a scheduled function, or in a function that creates a per-worker dataset or resource. If slots are processes, threads of
     such a function may call it as well.
 
@@ -86,6 +98,9 @@ def get_current_worker_index() -> int:
 def get_num_workers() -> int:
     """Return the number of workers. The dispatcher reports it with the functions that it sends to this worker, so it may be out of date,
     and may change while a function runs.
+
+    >>> coordinator.submit(zd.coordinator.get_num_workers).result()
+    2
 
     Indices may be higher than this number after workers have left.
 

@@ -42,6 +42,11 @@ _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 class ClusterConfig(Section, frozen=True):
     """A whole cluster file.
 
+    >>> rows = {"name": "it", "jobs": {"worker": {"count": 2}}, "program": "python it.py"}
+    >>> config = zd.ClusterConfig.from_dict(rows)
+    >>> config.jobs.worker.count
+    2
+
     `load`, `from_dict` and `from_environment` create and check a ClusterConfig. `msgspec.structs.replace` makes a changed copy without
     checking the copy.
     """
@@ -89,6 +94,12 @@ class ClusterConfig(Section, frozen=True):
     ) -> ClusterConfig:
         """Read and check a cluster file.
 
+        >>> from pathlib import Path
+        >>> lines = ["name: it", "jobs: {worker: {count: 2}}", "program: python it.py"]
+        >>> _ = Path(folder, "cluster.yaml").write_text(chr(10).join(lines))
+        >>> zd.ClusterConfig.load(f"{folder}/cluster.yaml").name
+        'it'
+
         Args:
           launcher: a value that replaces the `launcher` of the file.
           runtime_allowed: whether the file may have the section `runtime`, which a launcher writes for its roles.
@@ -104,6 +115,9 @@ class ClusterConfig(Section, frozen=True):
         """Return the config in the file that CONFIG_ENV names. `zmqdist launch` sets this variable for its processes. None means that the
         variable is not set or is JSON.
 
+        >>> zd.ClusterConfig.from_environment() is None
+        True
+
         Raises:
           ConfigError: the variable names a file that cannot be read or has a mistake.
         """
@@ -113,6 +127,10 @@ class ClusterConfig(Section, frozen=True):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
         """Return the config that a dict describes, in the form of `to_dict`.
+
+        >>> jobs = {"worker": {"count": 2}}
+        >>> zd.ClusterConfig.from_dict({"name": "it", "jobs": jobs, "program": "python it.py"}).name
+        'it'
 
         Raises:
           ConfigError: `data` has a mistake. The text names `(dict)` in place of the file, and line 1.
@@ -125,6 +143,11 @@ class ClusterConfig(Section, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the config as a new dict that JSON can represent. Keys with their default values are left out. The values of `env`, which
         may be secret, are included.
+
+        >>> rows = {"name": "it", "jobs": {"worker": {"count": 2}}, "program": "python it.py"}
+        >>> config = zd.ClusterConfig.from_dict(rows)
+        >>> config.to_dict()["jobs"]
+        {'worker': {'count': 2}}
         """
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
@@ -132,6 +155,11 @@ class ClusterConfig(Section, frozen=True):
     def to_yaml(self) -> str:
         """Return the text of a cluster file with this config. `load` returns an equal config from such a file. If the config has
         `runtime`, call `load` with `runtime_allowed=True`.
+
+        >>> rows = {"name": "it", "jobs": {"worker": {"count": 2}}, "program": "python it.py"}
+        >>> config = zd.ClusterConfig.from_dict(rows)
+        >>> print(config.to_yaml().splitlines()[0])
+        name: it
         """
         text: str = yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)
         return text
@@ -160,6 +188,12 @@ class ClusterConfig(Section, frozen=True):
 
     def tf_config(self, task_type: str, task_index: int) -> str:
         """Return the text of TF_CONFIG for one task.
+
+        >>> jobs = {"worker": {"tasks": ["host1:5000", "host2:5000"]}}
+        >>> rows = {"name": "it", "jobs": jobs, "program": "python it.py"}
+        >>> config = zd.ClusterConfig.from_dict(rows)
+        >>> '"index": 1' in config.tf_config("worker", 1)
+        True
 
         The chief may be missing in the file, because the program always runs as chief.
 
@@ -194,6 +228,9 @@ def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
 
 def schema() -> dict[str, Any]:
     """Return a JSON Schema of the cluster file, for editors. The schema accepts the keys, types and ranges that `load` accepts.
+
+    >>> zd.cluster.schema()["$schema"]
+    'https://json-schema.org/draft/2020-12/schema'
 
     Only `load` checks addresses, and the rules that involve several keys, such as the rule that no address is listed twice.
     """

@@ -23,11 +23,20 @@ class _Def:
     """The base class of the dataclasses below, with methods that copy an object and convert it to and from dicts and bytes."""
 
     def copy(self: _D) -> _D:
-        """Return a deep copy."""
+        """Return a deep copy.
+
+        >>> job = zd.tf.JobDef(name="worker", tasks={0: "host1:5000"})
+        >>> job.copy() == job
+        True
+        """
         return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON and YAML can represent. The indices of tasks are text in this dict."""
+        """Return a new dict that JSON and YAML can represent. The indices of tasks are text in this dict.
+
+        >>> zd.tf.JobDef(name="worker").to_dict()["name"]
+        'worker'
+        """
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
@@ -35,6 +44,9 @@ class _Def:
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
         """Return the object that a dict describes, in the form of `to_dict`. Absent keys get their defaults. The object shares no list or
         dict with `data`.
+
+        >>> zd.tf.JobDef.from_dict({"name": "worker"}).name
+        'worker'
 
         Raises:
           ValueError: a key is unknown, or a value has a wrong type. The text names the place.
@@ -47,11 +59,23 @@ class _Def:
         return made
 
     def SerializeToString(self) -> bytes:
-        """Return the object as JSON in UTF-8. Objects with equal contents give equal bytes."""
+        """Return the object as JSON in UTF-8. Objects with equal contents give equal bytes.
+
+        >>> job = zd.tf.JobDef(name="worker")
+        >>> other = zd.tf.JobDef()
+        >>> _ = other.ParseFromString(job.SerializeToString())
+        >>> other.name
+        'worker'
+        """
         return msgspec.json.encode(self.to_dict(), order="deterministic")
 
     def ParseFromString(self, serialized: bytes) -> int:
         """Replace the contents of this object by those in `serialized`, which `SerializeToString` has returned.
+
+        >>> job = zd.tf.JobDef()
+        >>> _ = job.ParseFromString(zd.tf.JobDef(name="ps").SerializeToString())
+        >>> job.name
+        'ps'
 
         Returns:
           The number of bytes of `serialized`, as the method of protocol buffers does.
@@ -82,7 +106,11 @@ def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
 
 @dataclass
 class JobDef(_Def):
-    """The name of a job, and the addresses of its tasks by index. A sparse job has no address at some indices."""
+    """The name of a job, and the addresses of its tasks by index. A sparse job has no address at some indices.
+
+    >>> zd.tf.JobDef(name="worker", tasks={0: "host1:5000"}).tasks[0]
+    'host1:5000'
+    """
 
     name: str = ""
     tasks: dict[int, str] = field(default_factory=dict)
@@ -90,7 +118,12 @@ class JobDef(_Def):
 
 @dataclass
 class ClusterDef(_Def):
-    """The jobs of a cluster. `==` also compares the order of the jobs, as in a protocol buffer."""
+    """The jobs of a cluster. `==` also compares the order of the jobs, as in a protocol buffer.
+
+    >>> job = zd.tf.JobDef(name="worker", tasks={0: "host1:5000"})
+    >>> zd.ClusterSpec(zd.tf.ClusterDef(job=[job])).jobs
+    ['worker']
+    """
 
     job: list[JobDef] = field(default_factory=list)
 
@@ -98,6 +131,11 @@ class ClusterDef(_Def):
 @dataclass
 class ClusterDeviceFilters(_Def):
     """The filters that decide which other tasks each task sees.
+
+    >>> filters = zd.tf.ClusterDeviceFilters()
+    >>> filters.set_device_filters("worker", 0, ["/job:ps"])
+    >>> filters.is_visible("worker", 0, "/job:worker/task:1")
+    False
 
     A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and each task that matches at least
     one filter. A task without filters sees all tasks.
@@ -107,6 +145,9 @@ class ClusterDeviceFilters(_Def):
 
     def set_device_filters(self, job_name: str, task_index: int, device_filters: Iterable[str]) -> None:
         """Replace the filters of one task.
+
+        >>> filters = zd.tf.ClusterDeviceFilters()
+        >>> filters.set_device_filters("worker", 0, ["/job:ps"])
 
         Raises:
           AssertionError: a filter is not a string. TensorFlow also raises AssertionError.
@@ -121,6 +162,9 @@ class ClusterDeviceFilters(_Def):
 
     def is_visible(self, job_name: str, task_index: int, device: str) -> bool:
         """Return whether the task sees `device`, a name like `/job:ps/task:0`.
+
+        >>> zd.tf.ClusterDeviceFilters().is_visible("worker", 0, "/job:ps/task:0")
+        True
 
         Raises:
           ValueError: `device` does not have this form.
@@ -145,6 +189,10 @@ def _parts(device: str) -> dict[str, str]:
 class ServerDef(_Def):
     """The cluster and the task of one server.
 
+    >>> cluster_def = zd.ClusterSpec({"worker": ["host1:5000"]}).as_cluster_def()
+    >>> zd.tf.ServerDef(cluster=cluster_def, job_name="worker").task_index
+    0
+
     Attributes:
       port: the port that the server binds. 0 means the port in the task's address.
       default_session_config: options for sessions, as values that JSON can represent.
@@ -161,6 +209,10 @@ class ServerDef(_Def):
 
     def own_address(self) -> str:
         """Return the address of this task in the cluster, without checking the address. If `port` is not 0, it replaces the port.
+
+        >>> cluster_def = zd.ClusterSpec({"worker": ["host1:5000"]}).as_cluster_def()
+        >>> zd.tf.ServerDef(cluster=cluster_def, job_name="worker").own_address()
+        'host1:5000'
 
         Raises:
           InvalidArgumentError: the cluster has no such task.

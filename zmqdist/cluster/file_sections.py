@@ -49,6 +49,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class DispatcherJob(Section, frozen=True):
     """The dispatcher, which queues the work and knows the workers.
 
+    >>> zd.cluster.DispatcherJob(address="127.0.0.1:5050").address
+    '127.0.0.1:5050'
+
     Without this section the launcher starts a dispatcher with the default settings.
     """
 
@@ -130,13 +133,20 @@ class DispatcherJob(Section, frozen=True):
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of this section that are also fields of DispatcherConfig, by name."""
+        """Return the fields of this section that are also fields of DispatcherConfig, by name.
+
+        >>> zd.cluster.DispatcherJob(work_dir="journal").settings()["work_dir"]
+        'journal'
+        """
         elsewhere = ("address", "queue_max", "queue_bytes_max")
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
 
 class Job(Section, frozen=True):
     """Tasks of one kind: a number of them (`count`), or their addresses (`tasks`).
+
+    >>> zd.cluster.WorkerJob(tasks=["host1:5000", "host2:5000"]).addresses()
+    {0: 'host1:5000', 1: 'host2:5000'}
 
     The repr shows the names of the variables in `env` but not their values, which may be secrets.
     """
@@ -160,13 +170,21 @@ class Job(Section, frozen=True):
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """Return the addresses of the tasks by index. The dict is empty if only a count is given."""
+        """Return the addresses of the tasks by index. The dict is empty if only a count is given.
+
+        >>> zd.cluster.WorkerJob(tasks=["host1:5000"]).addresses()
+        {0: 'host1:5000'}
+        """
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """Return the sorted indices of the tasks, whether or not the tasks have addresses."""
+        """Return the sorted indices of the tasks, whether or not the tasks have addresses.
+
+        >>> zd.cluster.WorkerJob(count=3).indices()
+        [0, 1, 2]
+        """
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -176,14 +194,22 @@ class Job(Section, frozen=True):
 
 
 class SingleJob(Job, frozen=True):
-    """A job of one task. Neither count nor tasks need be given."""
+    """A job of one task. Neither count nor tasks need be given.
+
+    >>> zd.cluster.SingleJob().indices()
+    [0]
+    """
 
     def indices(self) -> list[int]:
         return super().indices() or [0]
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to them."""
+    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to them.
+
+    >>> zd.cluster.EvaluatorJob(program="python evaluate.py").indices()
+    [0]
+    """
 
     program: Annotated[
         str | list[str] | None,
@@ -194,7 +220,11 @@ class EvaluatorJob(SingleJob, frozen=True):
 
 
 class ServingJob(Job, frozen=True):
-    """Tasks that serve as long as the program runs, and are restarted when they crash."""
+    """Tasks that serve as long as the program runs, and are restarted when they crash.
+
+    >>> zd.cluster.ServingJob(count=2).indices()
+    [0, 1]
+    """
 
     restarts: Annotated[
         int,
@@ -225,6 +255,9 @@ class ServingJob(Job, frozen=True):
     def advertised_at(self, index: int) -> str | None:
         """Return the address at which other processes reach a task. None means the address that the task binds.
 
+        >>> zd.cluster.ServingJob(count=1).advertised_at(0) is None
+        True
+
         "%port%" in the result means the port that the task chooses when it starts.
         """
         address = self.addresses().get(index)
@@ -234,7 +267,11 @@ class ServingJob(Job, frozen=True):
 
 
 class WorkerJob(ServingJob, frozen=True):
-    """Processes that run functions."""
+    """Processes that run functions.
+
+    >>> zd.cluster.WorkerJob(count=2, slots=4).slots
+    4
+    """
 
     min: Annotated[
         TaskCount | None,
@@ -284,18 +321,30 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return the most workers that the launcher starts unless a user scales the cluster: `max`, or else the number in the file."""
+        """Return the most workers that the launcher starts unless a user scales the cluster: `max`, or else the number in the file.
+
+        >>> zd.cluster.WorkerJob(count=2, max=8).most()
+        8
+        """
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
-        """Return the number of slots of a worker on this host. `auto` means the number of cores that this process may use."""
+        """Return the number of slots of a worker on this host. `auto` means the number of cores that this process may use.
+
+        >>> zd.cluster.WorkerJob(count=2, slots=4).slots_here()
+        4
+        """
         if self.slots != "auto":
             return self.slots
         return min(blas_threads.cores(), limits.SLOTS_MAX)
 
 
 class JobsConfig(Section, frozen=True):
-    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator whose value is null has its default settings."""
+    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator whose value is null has its default settings.
+
+    >>> zd.cluster.JobsConfig(worker=zd.cluster.WorkerJob(count=2)).worker.count
+    2
+    """
 
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[
@@ -309,13 +358,21 @@ class JobsConfig(Section, frozen=True):
     )
 
     def task_jobs(self) -> dict[str, Job]:
-        """Return the jobs of this file that have tasks, by name. These are all jobs except the dispatcher."""
+        """Return the jobs of this file that have tasks, by name. These are all jobs except the dispatcher.
+
+        >>> list(zd.cluster.JobsConfig(worker=zd.cluster.WorkerJob(count=2)).task_jobs())
+        ['worker']
+        """
         every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
         return {name: job for name, job in every.items() if job is not None}
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect (peers with a token, on loopback only, or peers with CURVE keys), and which results are accepted."""
+    """Which peers may connect (peers with a token, on loopback only, or peers with CURVE keys), and which results are accepted.
+
+    >>> zd.cluster.SecurityConfig(keys="keys").keys
+    'keys'
+    """
 
     curve: Annotated[
         bool | Literal["auto"],

@@ -23,6 +23,10 @@ Tasks: TypeAlias = "list[str] | dict[int, str]"
 class ClusterSpec:
     """The jobs of a cluster with the addresses of their tasks.
 
+    >>> spec = zd.ClusterSpec({"worker": ["host1:5000", "host2:5000"], "ps": ["host3:5000"]})
+    >>> spec.jobs
+    ['worker', 'ps']
+
     Args:
       cluster: a ClusterDef, another ClusterSpec, or a dict. The keys of the dict are names of jobs, and each value is a list or tuple of
         addresses or a dict {index: address}. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
@@ -50,15 +54,27 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Return how many tasks the job has. Raises ValueError for an unknown job."""
+        """Return how many tasks the job has. Raises ValueError for an unknown job.
+
+        >>> zd.ClusterSpec({"worker": ["host1:5000", "host2:5000"]}).num_tasks("worker")
+        2
+        """
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Return the indices of the job's tasks, sorted. Raises ValueError for an unknown job."""
+        """Return the indices of the job's tasks, sorted. Raises ValueError for an unknown job.
+
+        >>> zd.ClusterSpec({"worker": {3: "host1:5000", 1: "host2:5000"}}).task_indices("worker")
+        [1, 3]
+        """
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Return the address of one task. Raises ValueError if the job or the index is unknown. The index must be an int."""
+        """Return the address of one task. Raises ValueError if the job or the index is unknown. The index must be an int.
+
+        >>> zd.ClusterSpec({"worker": ["host1:5000", "host2:5000"]}).task_address("worker", 1)
+        'host2:5000'
+        """
         tasks = self._job(job_name)
         if not isinstance(task_index, int) or task_index not in tasks:
             raise ValueError(f"job {job_name!r} has no task with index {task_index!r}")
@@ -66,6 +82,9 @@ class ClusterSpec:
 
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Return a list with the address of each task at its index. At an index without a task the list has None. An empty job gives [].
+
+        >>> zd.ClusterSpec({"worker": {1: "host2:5000"}}).job_tasks("worker")
+        [None, 'host2:5000']
 
         The list is as long as the highest index requires, so do not call this if indices may be in the millions.
 
@@ -76,15 +95,26 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """Return the jobs as a new dict. A dense job is a list, a sparse job is a dict, and an empty job is {}."""
+        """Return the jobs as a new dict. A dense job is a list, a sparse job is a dict, and an empty job is {}.
+
+        >>> zd.ClusterSpec({"worker": ["host1:5000"]}).as_dict()
+        {'worker': ['host1:5000']}
+        """
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object: copy it, do not change it."""
+        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object: copy it, do not change it.
+
+        >>> zd.ClusterSpec({"worker": ["host1:5000"]}).as_cluster_def().job[0].name
+        'worker'
+        """
         return self._def
 
     def validate(self) -> list[str]:
         """Return one sentence for each problem with the addresses. An empty list means that there is no problem.
+
+        >>> zd.ClusterSpec({"worker": ["host1:5000"]}).validate()
+        []
 
         A problem is an address that is not `host:port`, such as one without a port or with an IPv6 host without brackets. An address that
         two tasks have is also a problem, except with port 0, for which the system chooses a port.

@@ -22,6 +22,9 @@ from zmqdist.wire.namedtuples import known_namedtuple
 class Ragged(NamedTuple):
     """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`.
 
+    >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).to_list()
+    [[1], [2, 3]]
+
     Attributes:
       values: the rows, joined along axis 0.
       row_splits: integers of shape (number of rows + 1,).
@@ -31,21 +34,36 @@ class Ragged(NamedTuple):
     row_splits: Any
 
     def shape(self) -> tuple[int | None, ...]:
-        """Return (number of rows, None, ...). The second size is None because the rows differ in length."""
+        """Return (number of rows, None, ...). The second size is None because the rows differ in length.
+
+        >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).shape()
+        (2, None)
+        """
         return (len(self.row_splits) - 1, None, *self.values.shape[1:])
 
     def rows(self) -> Iterator[Any]:
-        """Return an iterator over the rows, which are views of `values`."""
+        """Return an iterator over the rows, which are views of `values`.
+
+        >>> print(*zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).rows())
+        [1] [2 3]
+        """
         return (self.values[low:high] for low, high in pairwise(self.row_splits.tolist()))
 
     def to_list(self) -> list[Any]:
-        """Return the rows as nested lists."""
+        """Return the rows as nested lists.
+
+        >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 0, 3])).to_list()
+        [[], [1, 2, 3]]
+        """
         return [row.tolist() for row in self.rows()]
 
 
 @known_namedtuple
 class Sparse(NamedTuple):
     """An array of shape `dense_shape` that is zero except for `values[i]` at `indices[i]`.
+
+    >>> zd.data.Sparse(np.array([[0, 1]]), np.array([5]), np.array([2, 2])).to_dense().tolist()
+    [[0, 5], [0, 0]]
 
     Attributes:
       indices: int64 of shape (number of values, rank), in row-major order.
@@ -59,23 +77,39 @@ class Sparse(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Sparse:
-        """Return an array as a Sparse with the array's non-zero values."""
+        """Return an array as a Sparse with the array's non-zero values.
+
+        >>> zd.data.Sparse.of(np.eye(2)).indices.tolist()
+        [[0, 0], [1, 1]]
+        """
         dense = plain_array(array, "Sparse.of")
         coordinates = np.nonzero(dense)
         return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
 
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the dense array."""
+        """Return the shape of the dense array.
+
+        >>> zd.data.Sparse.of(np.eye(3)).shape()
+        (3, 3)
+        """
         return tuple(int(size) for size in self.dense_shape)
 
     def to_dense(self) -> Any:
-        """Return the dense array."""
+        """Return the dense array.
+
+        >>> zd.data.Sparse.of(np.eye(2)).to_dense().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        """
         dense = np.zeros(self.shape(), self.values.dtype)
         dense[tuple(self.indices.T)] = self.values
         return dense
 
     def rows(self) -> Iterator[Any]:
-        """Yield the slices along axis 0, each as a Sparse."""
+        """Yield the slices along axis 0, each as a Sparse.
+
+        >>> [row.values.tolist() for row in zd.data.Sparse.of(np.array([[0, 2], [3, 4]])).rows()]
+        [[2], [3, 4]]
+        """
         bounds = np.searchsorted(self.indices[:, 0], np.arange(self.dense_shape[0] + 1))
         for low, high in pairwise(bounds.tolist()):
             yield Sparse(self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:].copy())

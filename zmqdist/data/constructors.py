@@ -52,6 +52,9 @@ class DatasetConstructors(Tree):
         """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, with the dtype
         `output_type`. The arguments may be floats. An integer `output_type` cuts off the fractions of the numbers.
 
+        >>> print(*Dataset.range(2, 10, 3))
+        2 5 8
+
         Raises:
           InvalidArgumentError: the step is 0, an argument is not finite, or an integer `output_type` cannot hold the numbers.
           ValueError: there are no arguments, or more than three.
@@ -67,12 +70,19 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of one element, `tensors`. Arrays are not copied, and the element has read-only views of them."""
+        """Return a dataset of one element, `tensors`. Arrays are not copied, and the element has read-only views of them.
+
+        >>> print(*Dataset.from_tensors([[1, 2], [3, 4]]))
+        [[1 2] [3 4]]
+        """
         return cls(sources.Tensors.build(tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
         """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied, and the elements have read-only views of them.
+
+        >>> print(*Dataset.from_tensor_slices([[1, 2], [3, 4]]))
+        [1 2] [3 4]
 
         Raises:
           ValueError: a leaf is a scalar, a Ragged or a Sparse, or the leaves differ in length.
@@ -90,6 +100,10 @@ class DatasetConstructors(Tree):
         name: str | None = None,
     ) -> D:
         """Return a dataset of the items that `generator(*args)` yields. Each iterator calls `generator`.
+
+        >>> words = Dataset.from_generator(lambda: iter("abc"))
+        >>> print(*words)
+        a b c
 
         If neither `output_signature` nor `output_types` is passed, the first item determines the spec, and the other items are not checked.
         The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items. If the
@@ -110,6 +124,9 @@ class DatasetConstructors(Tree):
     def from_source(cls: type[D], source: Any, output_signature: Any = None, name: str | None = None) -> D:
         """Return a dataset of the items of an iterable, or of an object with items by position: a list, a torch or Hugging Face dataset, a
         Grain source.
+
+        >>> print(*Dataset.from_source(["a", "b", "c"]))
+        a b c
 
         An object with `len(source)` and `source[position]` is read by position. A data service can split it among workers, and the state of
         an iterator is a position. For any other object, each iterator calls `iter(source)`. If the result can save its position
@@ -145,10 +162,18 @@ class DatasetConstructors(Tree):
     ) -> D:
         """Return a dataset of random int64 numbers in [0, 2**32), without end. Each iterator yields the same numbers, unless
         `rerandomize_each_iteration` is True.
+
+        >>> numbers = Dataset.random(seed=7).take(2)
+        >>> list(numbers) == list(numbers)
+        True
         """
         return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 
     @classmethod
     def counter(cls: type[D], start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> D:
-        """Return a dataset of the numbers start, start + step, start + 2 * step, ..., without end."""
+        """Return a dataset of the numbers start, start + step, start + 2 * step, ..., without end.
+
+        >>> print(*Dataset.counter(10, 5).take(3))
+        10 15 20
+        """
         return cls(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))

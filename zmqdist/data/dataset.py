@@ -79,6 +79,10 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
 class Dataset(DatasetConstructors, DatasetResults):
     """A pipeline whose elements are computed while it is iterated: `for element in dataset`.
 
+    >>> dataset = Dataset.range(10).filter(lambda x: x % 2 == 0).map(lambda x: x * x)
+    >>> print(*dataset)
+    0 4 16 36 64
+
     A dataset is immutable and can be iterated any number of times. Each iterator starts at the beginning.
     """
 
@@ -108,6 +112,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Return a dataset of the names of the files and folders that match `file_pattern`. Each iterator shuffles the names. With
         `shuffle=False` they are sorted.
 
+        >>> Dataset.range(3).save(f"{folder}/listed")
+        >>> len(Dataset.list_files(f"{folder}/listed/*")) > 0
+        True
+
         The files are listed once, in this call. Raises InvalidArgumentError if no file matches.
         """
         files = sources.files_matching(file_pattern)
@@ -124,6 +132,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         name: str | None = None,
     ) -> Dataset:
         """Return the dataset that `save` or `distributed_save` wrote to `path`.
+
+        >>> Dataset.range(3).save(f"{folder}/loaded")
+        >>> print(*Dataset.load(f"{folder}/loaded"))
+        0 1 2
 
         A `distributed_save` can be loaded before it is complete. Iterators then yield its elements as the chunks are committed.
 
@@ -159,6 +171,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return a dataset of `map_func(element)`. An iterator raises the error of a failed call, and then continues with the next element.
 
+        >>> print(*Dataset.range(4).map(lambda x: x + 10))
+        10 11 12 13
+
         Args:
           num_parallel_calls: the number of threads that call `map_func`. AUTOTUNE means one thread per processor. With
             None, the thread that reads the dataset calls `map_func`.
@@ -174,45 +189,87 @@ class Dataset(DatasetConstructors, DatasetResults):
         )
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map with a state. `scan_func(state, element)` returns (next state, output element), and `initial_state` is the first state."""
+        """Map with a state. `scan_func(state, element)` returns (next state, output element), and `initial_state` is the first state.
+
+        >>> print(*Dataset.range(5).scan(0, lambda total, x: (total + x, total + x)))
+        0 1 3 6 10
+        """
         return self._then(elementwise.Scan(element(initial_state), user_function(scan_func, "scan")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """Return a dataset of (number, element), numbered from `start`."""
+        """Return a dataset of (number, element), numbered from `start`.
+
+        >>> [(int(number), x) for number, x in Dataset.from_source(["a", "b"]).enumerate(start=1)]
+        [(1, 'a'), (2, 'b')]
+        """
         return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """Set how the pipeline runs. An option that a later call sets overrides the option of an earlier call."""
+        """Set how the pipeline runs. An option that a later call sets overrides the option of an earlier call.
+
+        >>> options = zd.data.Options()
+        >>> options.deterministic = False
+        >>> int(sum(Dataset.range(4).map(abs, num_parallel_calls=2).with_options(options)))
+        6
+        """
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes Options, not {type(options).__name__}")
         return self._then(elementwise.WithOptions(options.as_dict()))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a result that is not a bool."""
+        """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a result that is not a bool.
+
+        >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 1))
+        1 3 5
+        """
         return self._then(filtering.Filter(user_function(predicate, "filter")))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """Keep the first `count` elements, or all elements if `count` is negative."""
+        """Keep the first `count` elements, or all elements if `count` is negative.
+
+        >>> print(*Dataset.range(10).take(3))
+        0 1 2
+        """
         return self._then(filtering.Take(checked_int(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """Drop the first `count` elements, or all elements if `count` is negative."""
+        """Drop the first `count` elements, or all elements if `count` is negative.
+
+        >>> print(*Dataset.range(5).skip(3))
+        3 4
+        """
         return self._then(filtering.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`, ..."""
+        """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`, ...
+
+        >>> print(*Dataset.range(7).shard(3, 1))
+        1 4
+        """
         return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Keep the elements before the first element for which `predicate` returns False."""
+        """Keep the elements before the first element for which `predicate` returns False.
+
+        >>> print(*Dataset.range(10).take_while(lambda x: x < 3))
+        0 1 2
+        """
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Keep the first of equal numbers or strings. An iterator holds each distinct value, and raises TypeError for other elements."""
+        """Keep the first of equal numbers or strings. An iterator holds each distinct value, and raises TypeError for other elements.
+
+        >>> print(*Dataset.from_source([3, 1, 3, 2, 1]).unique())
+        3 1 2
+        """
         return self._then(filtering.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
-        """Leave out elements whose computation raises an error. With `log_warning`, log a warning for each error."""
+        """Leave out elements whose computation raises an error. With `log_warning`, log a warning for each error.
+
+        >>> print(*Dataset.from_source([1, 0, 2]).map(lambda x: 2 // int(x)).ignore_errors())
+        2 1
+        """
         return self._then(filtering.IgnoreErrors(bool(log_warning)))
 
     # -- batches, shuffles and windows --
@@ -227,6 +284,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Stack each `batch_size` consecutive elements along a new axis 0. Iterating raises InvalidArgumentError if their shapes differ.
 
+        >>> print(*Dataset.range(5).batch(2))
+        [0 1] [2 3] [4]
+
         Args:
           drop_remainder: whether to leave out a last batch that is smaller.
           num_parallel_calls, deterministic: as for `map`. The threads stack the elements, which saves time for large arrays.
@@ -236,7 +296,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(batching.BatchOp(size, bool(drop_remainder), calls, deterministic))
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """Split each element along axis 0. Raises ValueError if the spec shows that an element cannot be split."""
+        """Split each element along axis 0. Raises ValueError if the spec shows that an element cannot be split.
+
+        >>> print(*Dataset.from_source([[0, 1], [2, 3]]).unbatch())
+        0 1 2 3
+        """
         known, declared = self.known_spec, self.declared_spec
         if known is not UNKNOWN_SPEC:
             batching.rows_in(known)
@@ -245,6 +309,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
         """Split batches, and stack the rows to batches of another size. If `batch_size` is a list, its sizes are used in turn. A batch of
         size 0 has no rows.
+
+        >>> print(*Dataset.range(6).batch(3).rebatch([4, 2]))
+        [0 1 2 3] [4 5]
 
         Raises:
           InvalidArgumentError: a size is negative, no size is positive, or the sizes are no list.
@@ -269,6 +336,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Shuffle elements through a buffer of `buffer_size` elements. The buffer yields a random element, which the next input element
         replaces. A size of -2 buffers all elements.
 
+        >>> shuffled = Dataset.range(10).shuffle(10, seed=7)
+        >>> sorted(shuffled) == list(range(10))
+        True
+
         Each iterator, and each epoch of a later `repeat`, yields another order, unless `reshuffle_each_iteration=False`.
         """
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
@@ -283,6 +354,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         name: str | None = None,
     ) -> Dataset:
         """Batch elements that differ in size. Each element is padded to `padded_shapes`, or to the largest size in its batch.
+
+        >>> spec = zd.TensorSpec((None,), np.int64)
+        >>> rows = Dataset.range(1, 3).map(np.arange, output_signature=spec)
+        >>> print(*rows.padded_batch(2, padding_values=-1))
+        [[ 0 -1] [ 0 1]]
 
         Args:
           padded_shapes: a shape for each leaf. None or -1 in a shape stands for the largest size in the batch.
@@ -303,7 +379,13 @@ class Dataset(DatasetConstructors, DatasetResults):
     def ragged_batch(
         self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
     ) -> Dataset:
-        """Batch elements that differ in size along axis 0. Each leaf of a batch is a `Ragged(values, row_splits)`. Scalars are stacked."""
+        """Batch elements that differ in size along axis 0. Each leaf of a batch is a `Ragged(values, row_splits)`. Scalars are stacked.
+
+        >>> spec = zd.TensorSpec((None,), np.int64)
+        >>> rows = Dataset.range(1, 3).map(np.arange, output_signature=spec)
+        >>> next(iter(rows.ragged_batch(2))).to_list()
+        [[0], [0, 1]]
+        """
         size = batching.BatchOp.checked(batch_size)
         return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
 
@@ -320,6 +402,12 @@ class Dataset(DatasetConstructors, DatasetResults):
         name: str | None = None,
     ) -> Dataset:
         """Batch elements of similar length. Bucket i takes elements of lengths in [bucket_boundaries[i - 1], bucket_boundaries[i]).
+
+        >>> spec = zd.TensorSpec((None,), np.int64)
+        >>> rows = Dataset.range(1, 5).map(np.arange, output_signature=spec)
+        >>> buckets = rows.bucket_by_sequence_length(len, [3], [2, 2])
+        >>> [batch.shape for batch in buckets]
+        [(2, 2), (2, 4)]
 
         Args:
           element_length_func: a function that returns the length of an element.
@@ -354,6 +442,12 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return a dataset of windows, which are datasets of `size` elements. A window starts every `shift` elements (default: `size`).
 
+        >>> for window in Dataset.range(4).window(2, shift=1, drop_remainder=True):
+        ...     print(*window)
+        0 1
+        1 2
+        2 3
+
         If the elements are tuples or dicts, a window is such a structure with a dataset for each leaf.
 
         Args:
@@ -374,6 +468,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         name: str | None = None,
     ) -> Dataset:
         """Group elements by key, and return a dataset of the elements of all datasets that `reduce_func(key, dataset)` returns.
+
+        >>> numbers = Dataset.range(6)
+        >>> print(*numbers.group_by_window(lambda x: x % 2, lambda key, group: group.batch(3), 3))
+        [0 2 4] [1 3 5]
 
         `reduce_func` is called as soon as a key has `window_size` elements, and at the end of the input with the remaining elements of each
         key.
@@ -397,11 +495,18 @@ class Dataset(DatasetConstructors, DatasetResults):
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
         """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE means 8 elements, or more if elements are
         computed quickly.
+
+        >>> print(*Dataset.range(4).prefetch(2))
+        0 1 2 3
         """
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
         """Cache the elements of the first complete iteration in memory, or in a file whose name begins with `filename`.
+
+        >>> cached = Dataset.range(3).cache()
+        >>> print(*cached, *cached)
+        0 1 2 0 1 2
 
         Iterating raises AlreadyExistsError while another iterator writes the same file, or if a crash has left `<filename>.data.part`.
         """
@@ -417,6 +522,10 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Store the elements of a complete iteration on disk, in a folder below `path`. Later iterators read them from the folder.
 
+        >>> stored = Dataset.range(3).snapshot(f"{folder}/snapshot")
+        >>> print(*stored, *stored)
+        0 1 2 0 1 2
+
         The folder is named after the pipeline's fingerprint, so that a changed pipeline gets another folder. The `compression` is "GZIP" or
         "ZLIB". With "AUTO" or None the files are not compressed. `reader_func` and `shard_func` are as for `load` and `save`.
 
@@ -430,12 +539,21 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- combining datasets --
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Repeat the dataset `count` times, or without end if `count` is None or negative."""
+        """Repeat the dataset `count` times, or without end if `count` is None or negative.
+
+        >>> print(*Dataset.range(2).repeat(3))
+        0 1 0 1 0 1
+        """
         return self._then(combining.Repeat(-1 if count is None else checked_int(count, "count")))
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Join elements of several datasets until the shortest ends: `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
+        """Join elements of several datasets until the shortest ends: `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`.
+
+        >>> numbers = Dataset.range(3)
+        >>> [(int(x), int(y)) for x, y in Dataset.zip(numbers, numbers.skip(1))]
+        [(0, 1), (1, 2)]
+        """
         if datasets is None:
             datasets = args[0] if len(args) == 1 else args
         elif args:
@@ -448,7 +566,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Append the elements of another dataset. Raises TypeError if the elements of the datasets differ in structure or dtype."""
+        """Append the elements of another dataset. Raises TypeError if the elements of the datasets differ in structure or dtype.
+
+        >>> print(*Dataset.range(2).concatenate(Dataset.range(7, 9)))
+        0 1 7 8
+        """
         if not is_dataset(dataset):
             raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
         specs = self.known_spec, dataset.known_spec
@@ -457,7 +579,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(combining.Concatenate(), dataset)
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map each element to a dataset, and return a dataset of the elements of these datasets, one dataset after the other."""
+        """Map each element to a dataset, and return a dataset of the elements of these datasets, one dataset after the other.
+
+        >>> print(*Dataset.range(4).flat_map(lambda n: Dataset.range(n)))
+        0 0 1 0 1 2
+        """
         return self._then(combining.Interleave(user_function(map_func, "flat_map")))
 
     def interleave(
@@ -471,6 +597,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Map each element to a dataset, have `cycle_length` of these datasets open, and yield `block_length` elements from each open
         dataset in turn.
+
+        >>> print(*Dataset.range(2).interleave(lambda n: Dataset.range(n * 10, n * 10 + 3), 2))
+        0 10 1 11 2 12
 
         Args:
           cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If
@@ -499,6 +628,10 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
+        >>> datasets = [Dataset.range(10, 13), Dataset.range(20, 23)]
+        >>> print(*Dataset.choose_from_datasets(datasets, Dataset.from_source([0, 1, 1, 0])))
+        10 20 21 11
+
         Args:
           stop_on_empty_dataset: True ends the iteration when a chosen dataset has ended. False skips choices of datasets that have ended.
 
@@ -524,6 +657,10 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Take each element from a dataset that is drawn at random, in proportion to `weights`. Draws of datasets that have ended are
         skipped.
+
+        >>> datasets = [Dataset.range(3), Dataset.range(10, 13)]
+        >>> print(*sorted(Dataset.sample_from_datasets(datasets, seed=1)))
+        0 1 2 10 11 12
 
         Args:
           weights: float32 or float64 values, or a dataset of such vectors; None means equal weights. A dataset with weight 0 is never read.
@@ -561,6 +698,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Return a dataset of (class, element) that leaves out random elements, so that the classes occur in the proportions of
         `target_dist`.
 
+        >>> numbers = Dataset.range(100)
+        >>> balanced = numbers.rejection_resample(lambda x: int(x >= 90), [0.5, 0.5], [0.9, 0.1])
+        >>> 5 < len(list(balanced)) < 50
+        True
+
         Args:
           class_func: a function that returns the class of an element, in [0, len(target_dist)).
           initial_dist: the proportions of the classes in the input. With None they are estimated from the elements seen so far.
@@ -577,7 +719,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
-        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if the result is not a Dataset."""
+        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if the result is not a Dataset.
+
+        >>> print(*Dataset.range(6).apply(lambda dataset: dataset.skip(2).batch(2)))
+        [2 3] [4 5]
+        """
         made = transformation_func(self)
         if not is_dataset(made):
             raise TypeError(f"the function of apply must return a Dataset, not {type(made).__name__}")

@@ -33,7 +33,13 @@ class _Group:
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options that are set, as plain values. Members of enums are replaced by their names."""
+        """Return the options that are set, as plain values. Members of enums are replaced by their names.
+
+        >>> options = zd.data.Options()
+        >>> options.deterministic = True
+        >>> options.as_dict()["deterministic"]
+        True
+        """
         found: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
@@ -46,7 +52,14 @@ class _Group:
         return found
 
     def update(self, values: dict[str, Any]) -> None:
-        """Set the options in `values`, which `as_dict` returned."""
+        """Set the options in `values`, which `as_dict` returned.
+
+        >>> options, others = zd.data.Options(), zd.data.Options()
+        >>> others.stats = True
+        >>> options.update(others.as_dict())
+        >>> options.stats
+        True
+        """
         for name, value in values.items():
             have = getattr(self, name)
             if isinstance(have, _Group):
@@ -82,6 +95,11 @@ class _Service(_Group):
 class Options(_Group):
     """Options for how a pipeline runs. Attach them by `Dataset.with_options`. Every option is None until it is set.
 
+    >>> options = zd.data.Options()
+    >>> options.threading.private_threadpool_size = 2
+    >>> int(sum(Dataset.range(4).map(abs, num_parallel_calls=2).with_options(options)))
+    6
+
     Attributes:
       stats: True counts elements and measures times of the operators, for `iterator.stats()`.
       deterministic: False lets parallel operators yield elements in the order in which they are ready. None means True.
@@ -114,7 +132,11 @@ class Options(_Group):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:
-        """Return the Options from the result of `as_dict`."""
+        """Return the Options from the result of `as_dict`.
+
+        >>> zd.data.Options.of(zd.data.Options().as_dict()).deterministic is None
+        True
+        """
         options = cls()
         options.update(values)
         return options

@@ -40,6 +40,11 @@ def TextLineDataset(
 ) -> Dataset:
     """Return a dataset of the lines of text files, as str without line endings.
 
+    >>> from pathlib import Path
+    >>> _ = Path(folder, "lines.txt").write_text("one" + chr(10) + "two")
+    >>> print(*zd.data.TextLineDataset(f"{folder}/lines.txt"))
+    one two
+
     Args:
       compression_type: None, "GZIP" or "ZLIB".
     """
@@ -58,6 +63,11 @@ def FixedLengthRecordDataset(
     name: str | None = None,
 ) -> Dataset:
     """Return a dataset of records of `record_bytes` bytes each, as bytes. The header and footer of each file are skipped.
+
+    >>> from pathlib import Path
+    >>> _ = Path(folder, "records").write_bytes(b"abcdef")
+    >>> list(zd.data.FixedLengthRecordDataset(f"{folder}/records", 3))
+    [b'abc', b'def']
 
     Raises:
       InvalidArgumentError: `record_bytes` is not positive, another size is negative, or, while iterating, a file does not consist of whole

@@ -20,6 +20,9 @@ class DatasetResults(Tree):
     def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
         """Compute `state = reduce_func(state, element)` for each element, beginning with `initial_state`, and return the last state.
 
+        >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
+        10
+
         Raises:
           TypeError: the state changes its structure, dtype or shape.
         """
@@ -43,6 +46,10 @@ class DatasetResults(Tree):
     ) -> None:
         """Write all elements to the folder `path`. Saving again to the folder adds a newer copy, and `load` reads the newest copy.
 
+        >>> Dataset.range(3).save(f"{folder}/saved")
+        >>> print(*Dataset.load(f"{folder}/saved"))
+        0 1 2
+
         Args:
           compression: None, "GZIP" or "ZLIB".
           shard_func: a function that returns, for an element, the number of the file into which the element is written.
@@ -62,6 +69,9 @@ class DatasetResults(Tree):
 
     def get_single_element(self, name: str | None = None) -> Any:
         """Return the only element.
+
+        >>> int(Dataset.range(5).batch(5).map(np.sum).get_single_element())
+        10
 
         Raises:
           InvalidArgumentError: there is no element, or more than one.

@@ -55,7 +55,11 @@ class Tree:
         return DatasetIterator(self, Context(self.options()))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Return an iterator over the elements, whose arrays are read-only."""
+        """Return an iterator over the elements, whose arrays are read-only.
+
+        >>> [array.flags.writeable for array in Dataset.range(4).batch(2).as_numpy_iterator()]
+        [False, False]
+        """
         return map(read_only, self)
 
     def __bool__(self) -> bool:
@@ -71,7 +75,11 @@ class Tree:
         return count
 
     def cardinality(self) -> int:
-        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show the number."""
+        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show the number.
+
+        >>> Dataset.range(10).batch(4).cardinality()
+        3
+        """
         return int(_fold(self, lambda dataset, counts: dataset.op.cardinality(counts)))
 
     @property
@@ -119,12 +127,22 @@ class Tree:
         return spec
 
     def probe(self) -> Iterator[Any]:
-        """Yield the elements without side effects: change no random numbers of later iterators, write no caches and start no threads."""
+        """Yield the elements without side effects: change no random numbers of later iterators, write no caches and start no threads.
+
+        >>> print(*Dataset.range(3).probe())
+        0 1 2
+        """
         with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
             yield from iterator
 
     def options(self) -> Options:
-        """Return the options that `with_options` has set in this dataset and in the datasets below it. All other options are None."""
+        """Return the options that `with_options` has set in this dataset and in the datasets below it. All other options are None.
+
+        >>> options = zd.data.Options()
+        >>> options.deterministic = False
+        >>> Dataset.range(3).with_options(options).batch(2).options().deterministic
+        False
+        """
         options = Options()
         for each in self.walk():
             if each.op.name == "options":
@@ -134,7 +152,11 @@ class Tree:
     # -- the tree --
 
     def walk(self) -> list[Tree]:
-        """Return every dataset in the tree once, inputs first and this dataset last."""
+        """Return every dataset in the tree once, inputs first and this dataset last.
+
+        >>> [dataset.op.name for dataset in Dataset.range(3).batch(2).walk()]
+        ['range', 'batch']
+        """
         found: dict[int, Tree] = {}
 
         def visit(dataset: Tree) -> None:
@@ -149,6 +171,10 @@ class Tree:
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:
         """Return a copy in which each dataset is replaced by the result of `change`, inputs first. Return `self` if no dataset was changed.
 
+        >>> dataset = Dataset.range(3).batch(2)
+        >>> dataset.rewrite(lambda part: part) is dataset
+        True
+
         Args:
           change: a function that gets a dataset whose inputs are already rewritten, and returns this dataset or a replacement.
         """
@@ -160,11 +186,19 @@ class Tree:
         return done[id(self)]  # type: ignore[no-any-return]
 
     def has_functions(self) -> bool:
-        """Return whether the description contains functions, which are pickles."""
+        """Return whether the description contains functions, which are pickles.
+
+        >>> Dataset.range(3).has_functions(), Dataset.range(3).map(lambda x: -x).has_functions()
+        (False, True)
+        """
         return '"pickle"' in self.serialize()
 
     def serialize(self) -> str:
         """Return the tree as JSON, for `deserialize`.
+
+        >>> from zmqdist.data.dataset import deserialize
+        >>> print(*deserialize(Dataset.range(3).serialize()))
+        0 1 2
 
         Raises:
           FailedPreconditionError: a function captures an object that cannot be pickled. The error text names the object.
@@ -181,11 +215,20 @@ class Tree:
         return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """Return a hash of the description. Datasets with equal hashes have the same operators with the same arguments."""
+        """Return a hash of the description. Datasets with equal hashes have the same operators with the same arguments.
+
+        >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint()
+        True
+        """
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:
-        """Return the pipeline as text: one line for each operator, with its cardinality and spec, sources last."""
+        """Return the pipeline as text: one line for each operator, with its cardinality and spec, sources last.
+
+        >>> print(Dataset.range(3).batch(2).explain())
+        batch(size=2): 2 elements, TensorSpec(shape=(None,), ...)
+          range(...): 3 elements, TensorSpec(shape=(), ...)
+        """
         lines: list[str] = []
 
         def visit(dataset: Tree, depth: int) -> None:

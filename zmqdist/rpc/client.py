@@ -54,6 +54,15 @@ def new_incarnation() -> int:
 class RpcClient:
     """A client of one server; `Client.create` makes it.
 
+    >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+    >>> server.register("scale", lambda array, by: array * by)
+    >>> server.start()
+    >>> client = zd.rpc.Client.create("zmq", server.address)
+    >>> client.scale_blocking(np.arange(3), 10)
+    array([ 0, 10, 20])
+    >>> client.close()
+    >>> server.stop()
+
     Close it with `close` or a with-statement. Closing ends unanswered calls with CANCELLED. A client that the program drops is closed when
     the results of its calls were dropped, too.
 
@@ -84,6 +93,15 @@ class RpcClient:
     ) -> ZmqClient:
         """Connect to a server and fetch its list of methods. This blocks until the server replies.
 
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.register("double", lambda x: 2 * x)
+        >>> server.start()
+        >>> client = zd.rpc.Client.create("zmq", server.address)
+        >>> sorted(client.methods())
+        ['double']
+        >>> client.close()
+        >>> server.stop()
+
         Args:
           rpc_layer: "zmq".
           address: "host:port" or "zmq://host:port".
@@ -112,16 +130,27 @@ class RpcClient:
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Call a method by its name (`ZmqClient.call`)."""
+        """Call a method by its name (`ZmqClient.call`).
+
+        >>> client.call("scale", [np.arange(3), 10]).get_value()
+        [array([ 0, 10, 20])]
+        """
         raise NotImplementedError("call this method on the client that Client.create returns")
 
     def snapshot(self) -> ClientSnapshot:
-        """Return the client's current figures (`ZmqClient.snapshot`)."""
+        """Return the client's current figures (`ZmqClient.snapshot`).
+
+        >>> client.snapshot().calls >= 0
+        True
+        """
         raise NotImplementedError("call this method on the client that Client.create returns")
 
 
 class ZmqClient(RpcClient):
     """The concrete class that `Client.create` returns.
+
+    >>> client.scale(np.arange(3), 10).get_value()
+    array([ 0, 10, 20])
 
     A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor does not wait for the server.
     """
@@ -167,6 +196,9 @@ class ZmqClient(RpcClient):
     ) -> StatusOrResult:
         """Call a method by its name, without waiting for the reply.
 
+        >>> client.call("scale", [np.arange(3), 10]).get_value()
+        [array([ 0, 10, 20])]
+
         Args:
           method_name: the name under which the method is registered, dots included.
           args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
@@ -203,6 +235,9 @@ class ZmqClient(RpcClient):
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
         """Call a generator function by its name, without waiting. The client's list of methods need not contain the name.
 
+        >>> [int(item) for item in client.stream("count", 3)]
+        [0, 1, 2]
+
         Args:
           timeout_in_ms: deadline of the whole stream in milliseconds. 0 or less means the client's default.
 
@@ -216,6 +251,9 @@ class ZmqClient(RpcClient):
 
     def methods(self) -> dict[str, MethodInfo]:
         """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
+
+        >>> sorted(client.methods())
+        ['count', 'scale']
 
         If the connection ends meanwhile, this method requests the list once more, because a restarted server may listen at the address.
 
@@ -237,6 +275,8 @@ class ZmqClient(RpcClient):
     def refresh(self) -> None:
         """Fetch the list of the server's methods again, and update this client's attributes to match. This
         blocks as `methods` does, and raises the errors of `methods`.
+
+        >>> client.refresh()
         """
         methods = self.methods()
         offered: dict[str, Callable[..., Any]] = {}
@@ -258,11 +298,18 @@ class ZmqClient(RpcClient):
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
         """Return the functions that call a method: `m` and, unless it is a stream, `m_blocking`. `info` is from the result of `methods`.
         The method's name need not be an identifier.
+
+        >>> _, blocking = client.stubs(client.methods()["scale"])
+        >>> blocking(np.arange(3), 10)
+        array([ 0, 10, 20])
         """
         return stubs(self._channel, info, self._timeout_in_ms)
 
     def snapshot(self) -> ClientSnapshot:
         """Return the client's current figures: calls, waiting threads, large arrays in flight, messages.
+
+        >>> client.snapshot().calls >= 0
+        True
 
         This is cheap, and any thread may call it.
 
@@ -272,7 +319,13 @@ class ZmqClient(RpcClient):
         return self._channel.snapshot()
 
     def close(self) -> None:
-        """Close the connection. Unanswered calls end with CANCELLED, and later calls with FAILED_PRECONDITION. Idempotent."""
+        """Close the connection. Unanswered calls end with CANCELLED, and later calls with FAILED_PRECONDITION. Idempotent.
+
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.start()
+        >>> zd.rpc.Client.create("zmq", server.address).close()
+        >>> server.stop()
+        """
         self._channel.close()
 
     def __enter__(self) -> ZmqClient:

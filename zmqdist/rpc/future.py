@@ -18,6 +18,10 @@ from zmqdist.transport.channel import Channel
 class StatusOrResult(NotAFuture):
     """The outcome of one call, which never changes. Any thread may call the methods, in any order and repeatedly.
 
+    >>> result = client.scale(np.arange(3), 10)
+    >>> result.is_ok(), result.get_value().tolist()
+    (True, [0, 10, 20])
+
     Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or the connection ends; if
     no server is connected, they wait for a server. Dropping the object does not cancel the call: the remote function still runs. `bool` of
     the object is True even if the call ends with an error.
@@ -32,17 +36,28 @@ class StatusOrResult(NotAFuture):
         self._value: tuple[Any] | None = None
 
     def is_ok(self) -> bool:
-        """Wait for the end of the call. Return whether the call ended with a value."""
+        """Wait for the end of the call. Return whether the call ended with a value.
+
+        >>> client.scale(np.arange(3)).is_ok()
+        True
+        """
         self._channel.wait(self._call)
         return self._call.code == 0
 
     def get_error(self) -> tuple[int, str]:
-        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call ended with a value."""
+        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call ended with a value.
+
+        >>> client.scale(np.arange(3)).get_error()
+        (0, '')
+        """
         self._channel.wait(self._call)
         return self._call.code, self._call.message
 
     def get_value(self) -> Any:
         """Wait for the end of the call, and return its value, which is the same object each time.
+
+        >>> client.scale(np.arange(3)).get_value()
+        array([0, 2, 4])
 
         Raises:
           OpError: the call ended with an error; the code of the error decides the class.
@@ -57,11 +72,22 @@ class StatusOrResult(NotAFuture):
         return value[0]
 
     def done(self) -> bool:
-        """Return whether the call has ended. Never waits."""
+        """Return whether the call has ended. Never waits.
+
+        >>> result = client.scale(np.arange(3))
+        >>> _ = result.get_value()
+        >>> result.done()
+        True
+        """
         return self._channel.poll(self._call)
 
     def cancel(self) -> bool:
         """End the call with CANCELLED. Return False if the call had ended before.
+
+        >>> result = client.scale(np.arange(3))
+        >>> _ = result.get_value()
+        >>> result.cancel()  # too late
+        False
 
         If the server has not started the function when the cancellation arrives, the function does not run. A running function goes on,
         and can check `zmqdist.cancelled()`.
@@ -71,6 +97,13 @@ class StatusOrResult(NotAFuture):
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
         """Have `fn(self)` called once when the call has ended, in a thread of the client. If the call has ended already, invoke `fn` at
         once in this thread.
+
+        >>> import queue
+        >>> values = queue.Queue()
+        >>> result = client.scale(np.arange(3))
+        >>> result.add_done_callback(lambda result: values.put(result.get_value()))
+        >>> values.get(timeout=10)
+        array([0, 2, 4])
 
         Callbacks of one client run one after the other. `fn` may wait for other calls, but must not wait for an event that another
         callback causes. If `fn` raises in the client's thread, the exception is logged. The client cannot be garbage-collected until `fn`

@@ -19,6 +19,9 @@ PARAMETER_KIND: Callable[[int], Any] = type(inspect.Parameter.POSITIONAL_ONLY)
 class MethodInfo:
     """One method of a server. `str(info)` is a readable line: `scale(array, by=10) -> float32[?, 3]`.
 
+    >>> print(client.methods()["scale"])
+    scale(array, by=2)...
+
     Attributes:
       name: the name to give to `Client.call`.
       signature: the parameters, or None if Python cannot determine them. Each default value is shown as a short text or as `...`.
@@ -52,7 +55,11 @@ class MethodInfo:
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
     def to_wire(self) -> list[Any]:
-        """Return the fields in the form in which they travel. The order is part of the protocol, so a new field is added at the end."""
+        """Return the fields in the form in which they travel. The order is part of the protocol, so a new field is added at the end.
+
+        >>> client.methods()["scale"].to_wire()[0]
+        'scale'
+        """
         parameters = None
         if self.signature is not None:
             parameters = [

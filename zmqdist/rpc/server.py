@@ -23,6 +23,11 @@ from zmqdist.wire.hello import our_hello
 class RpcServer:
     """A server of methods; `Server.create` makes it.
 
+    >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+    >>> server.register("double", lambda x: 2 * x)
+    >>> server.start()
+    >>> server.stop()
+
     Stop the server with `stop` or a with-statement. A server that the program drops without `stop` is stopped in the background.
     """
 
@@ -36,6 +41,12 @@ class RpcServer:
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> ZmqServer:
         """Return a server for `address` that does not listen yet, because `start` opens the port. This does not block.
+
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.start()
+        >>> server.address.startswith("127.0.0.1:")
+        True
+        >>> server.stop()
 
         Args:
           rpc_layer: "zmq".
@@ -58,20 +69,39 @@ class RpcServer:
         return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
     def register(self, method_name: str, func: Callable[..., Any]) -> None:
-        """Register a function as a method (`ZmqServer.register`)."""
+        """Register a function as a method (`ZmqServer.register`).
+
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.register("double", lambda x: 2 * x)
+        """
         raise NotImplementedError("call this method on the server that Server.create returns")
 
     def start(self) -> None:
-        """Listen on the address (`ZmqServer.start`)."""
+        """Listen on the address (`ZmqServer.start`).
+
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.start()
+        >>> server.stop()
+        """
         raise NotImplementedError("call this method on the server that Server.create returns")
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the server's current figures (`ZmqServer.snapshot`)."""
+        """Return the server's current figures (`ZmqServer.snapshot`).
+
+        >>> zd.rpc.Server.create("zmq", "127.0.0.1:0").snapshot().clients
+        0
+        """
         raise NotImplementedError("call this method on the server that Server.create returns")
 
 
 class ZmqServer(RpcServer):
-    """The concrete class that `Server.create` returns."""
+    """The concrete class that `Server.create` returns.
+
+    >>> server = zd.rpc.ZmqServer("127.0.0.1:0")
+    >>> server.register("double", lambda x: 2 * x)
+    >>> server.start()
+    >>> server.stop()
+    """
 
     def __init__(
         self,
@@ -114,6 +144,12 @@ class ZmqServer(RpcServer):
     ) -> None:
         """Register `func` as a method that every authenticated client may call. Use this before `start`.
 
+        >>> @zd.function(input_signature=[zd.TensorSpec((None,), np.float64)])
+        ... def mean(x):
+        ...     return x.mean()
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.register("mean", mean)
+
         The arguments and errors are those of `RpcService.register`, where `method_name` is `name` and
         `func` is `fn`. The function runs in this process, in several threads at the same time unless
         `inline` or `batch` is set. All its runs share the state that `func` captures, so guard that
@@ -132,6 +168,10 @@ class ZmqServer(RpcServer):
 
     def start(self) -> None:
         """Listen on the address and serve calls in the background. A second call does nothing.
+
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.start()
+        >>> server.stop()
 
         Raises:
           UnknownError: the address could not be bound, for instance because the port is in use.
@@ -159,6 +199,10 @@ class ZmqServer(RpcServer):
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Refuse new calls, wait at most `grace_s` seconds for the accepted calls, send their replies and free the port. Idempotent.
 
+        >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        >>> server.start()
+        >>> server.stop(grace_s=1.0)
+
         Accepted calls are those that run, and those that wait for a thread and whose arguments have arrived. Calls whose arguments have not
         arrived, and streams, end at once with UNAVAILABLE.
 
@@ -174,6 +218,9 @@ class ZmqServer(RpcServer):
 
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
+
+        >>> zd.rpc.Server.create("zmq", "127.0.0.1:0").snapshot().clients
+        0
 
         Any thread may call this. It occupies the server's loop for some microseconds, plus less than a microsecond for each client.
         All figures are zero before `start`. After `stop` they describe the moment of the stop.

@@ -44,6 +44,10 @@ _numbers = itertools.count(1)
 class Stream:
     """The items of one call of a generator function, for `for item in stream` or `async for`. One thread at a time may use it.
 
+    >>> stream = client.count(3)
+    >>> [int(item) for item in stream]
+    [0, 1, 2]
+
     Iteration ends as the generator does: normally or, after all items, with an OpError for the exception of the generator. Iteration raises
     UnavailableError if the connection has ended, and DeadlineExceededError if the deadline of the whole stream has passed. To stop early,
     call `close`, leave a `with` block, or drop the stream; each of these also closes the generator at the server.
@@ -108,7 +112,13 @@ class Stream:
             self._turn.release()
 
     def close(self) -> None:
-        """End the stream at this client and at the server. Items that the caller has not taken are lost. Idempotent."""
+        """End the stream at this client and at the server. Items that the caller has not taken are lost. Idempotent.
+
+        >>> stream = client.count(1_000_000)
+        >>> int(next(stream))
+        0
+        >>> stream.close()
+        """
         call, self._call = self._call, None
         self._ready.clear()
         self._failure = None

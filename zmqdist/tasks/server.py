@@ -46,6 +46,10 @@ from zmqdist.variables.variable_host import VariableHost
 class Server:
     """One task of a cluster, which serves in the background.
 
+    >>> with zd.Server.create_local_server() as task:
+    ...     print(zd.Session(task.target).run(pow, 2, 3))
+    8
+
     The constructor binds the port, even with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
     cluster may start in any order. Call `stop()`, or use the server in a with-statement. If the program drops the last reference to the
     server, the server stops in the background.
@@ -124,7 +128,12 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Mapping[str, Any] | None = None, start: bool = True) -> Server:
-        """Return the server of a new cluster with a single task: job "localhost", on a free port of loopback."""
+        """Return the server of a new cluster with a single task: job "localhost", on a free port of loopback.
+
+        >>> with zd.Server.create_local_server() as task:
+        ...     print(task.task)
+        localhost:0
+        """
         return Server({"localhost": ["localhost:0"]}, protocol="zmq", config=config, start=start)
 
     @property
@@ -164,6 +173,9 @@ class Server:
     def check_alive(self, task: str | tuple[str, int]) -> bool:
         """Return whether a task replies now.
 
+        >>> task.check_alive("localhost:0")
+        True
+
         If the task does not reply, this blocks for up to TASK_PROBE_S.
 
         Args:
@@ -185,6 +197,9 @@ class Server:
 
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
+
+        >>> type(task.snapshot()).__name__
+        'TaskSnapshot'
 
         This is cheap. Any thread may call it, but not a method that runs in the loop of this server.
         """
@@ -219,6 +234,9 @@ class Server:
     def current() -> Server:
         """Return the server of the task on which the calling function runs.
 
+        >>> zd.Session(task.target).run(lambda: zd.Server.current().task)
+        'localhost:0'
+
         Only functions that `Session.run` runs may call this.
 
         Raises:
@@ -250,7 +268,10 @@ class Server:
         return self._coordination.client
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have reached the barrier of this name. `CoordinationClient.barrier` documents the arguments."""
+        """Wait until all tasks have reached the barrier of this name. `CoordinationClient.barrier` documents the arguments.
+
+        >>> task.barrier("ready", timeout=10)
+        """
         self._coordination.client.barrier(name, timeout, tasks)
 
     @property
@@ -259,13 +280,19 @@ class Server:
         return self._coordination.client.kv
 
     def task_states(self) -> dict[str, TaskState]:
-        """Return the states of the tasks, by name. `CoordinationClient.task_states` documents it."""
+        """Return the states of the tasks, by name. `CoordinationClient.task_states` documents it.
+
+        >>> sorted(task.task_states())
+        ['localhost:0']
+        """
         return self._coordination.client.task_states()
 
     # -- start and stop --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Serve in the background. A second call does nothing.
+
+        >>> task.start()  # a second call does nothing
 
         Raises:
           FailedPreconditionError: the server was stopped, or `join` was called before `start`.
@@ -279,6 +306,11 @@ class Server:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until this server has stopped, for instance because of `stop`, `Session.stop_task` or `Session.shutdown`.
+
+        >>> with zd.Server.create_local_server() as other:
+        ...     other.stop()
+        ...     other.join(timeout=10)
+        True
 
         As in TensorFlow, joining a server that was never started stops it.
 
@@ -294,6 +326,9 @@ class Server:
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the server: refuse new calls, wait for the running calls and reply to them, and free the port. Idempotent.
+
+        >>> other = zd.Server.create_local_server()
+        >>> other.stop()
 
         A function that runs on this server must not call `stop`, because it would wait for itself. It can call `Session.stop_task`.
 
@@ -311,6 +346,10 @@ class Server:
 
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
         """Send a value to a task of the cluster, which may be this task. This does not block.
+
+        >>> _ = task.send(np.arange(3), "localhost:0", "numbers")
+        >>> task.recv("localhost:0", "numbers")
+        array([0, 1, 2])
 
         Args:
           value: numbers, texts, arrays, and lists, tuples and dicts of them. The caller may change the value afterwards, because a snapshot
@@ -332,6 +371,10 @@ class Server:
 
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
         """Wait for the next value that a task sends to this task under a tag.
+
+        >>> _ = task.send("text", "localhost:0", "words")
+        >>> task.recv("localhost:0", "words", timeout=10)
+        'text'
 
         Values of one sender under one tag arrive in the order of sending. If the sender has not started yet, this waits for the sender.
 
@@ -357,6 +400,9 @@ class Server:
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
         """Return the group of these tasks, for collectives.
 
+        >>> task.all_reduce(np.arange(3), group=task.group(["localhost:0"], name="alone"))
+        array([0, 1, 2])
+
         Args:
           tasks: the members in the order of their ranks; all members must pass the same list. `None` means all tasks of this task's job.
           name: operations of groups with different names are independent; by default the name is the list of tasks.
@@ -377,6 +423,9 @@ class Server:
         options: CommunicationOptions | None = None,
     ) -> Any:
         """Reduce the values of all members, and return the result, which has the same bits at every member.
+
+        >>> task.all_reduce(np.arange(3), "sum")
+        array([0, 1, 2])
 
         All members of the group must call this method, which blocks until all have called it.
 
@@ -411,6 +460,9 @@ class Server:
     ) -> NDArray[Any]:
         """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
 
+        >>> task.reduce_scatter(np.arange(4))
+        array([0, 1, 2, 3])
+
         If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one array. A scalar raises ValueError. The
         other arguments, and the errors, are those of `all_reduce`.
         """
@@ -418,6 +470,9 @@ class Server:
 
     def all_gather(self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
         """Concatenate the arrays of all members by rank, and return the result at every member.
+
+        >>> task.all_gather(np.arange(2))
+        array([0, 1])
 
         Args:
           x: an array or a structure of arrays. Members may differ only in the sizes along `axis`.
@@ -432,11 +487,18 @@ class Server:
         return self._operations.all_gather(x, axis, group, timeout)
 
     def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """Concatenate as `all_gather` does, but return the result only at the member of rank `root`, and None at the other members."""
+        """Concatenate as `all_gather` does, but return the result only at the member of rank `root`, and None at the other members.
+
+        >>> task.gather(np.arange(2), root=0)
+        array([0, 1])
+        """
         return self._operations.gather(x, root, axis, group, timeout)
 
     def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
         """Return the value of the member of rank `root` at every member.
+
+        >>> task.broadcast(np.arange(2), root=0)
+        array([0, 1])
 
         Args:
           x: at the root an array, or any structure that `send` takes. The root's result may share memory with `x`. The other members'
@@ -451,6 +513,9 @@ class Server:
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
         """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the item that rank i has sent to this member.
 
+        >>> task.all_to_all(np.array([[1, 2]]))
+        array([[1, 2]])
+
         `x` must have one item for each member. Raises the errors of `all_reduce`.
         """
         return self._operations.all_to_all(x, group, timeout)
@@ -460,11 +525,18 @@ class Server:
     ) -> Any:
         """Return the object of the member of rank `root` at every member. The object must be picklable. The other arguments, and the
         errors, are those of `broadcast`.
+
+        >>> task.broadcast_object({"rate": 0.1})
+        {'rate': 0.1}
         """
         return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises the errors of `all_reduce`."""
+        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises the errors of `all_reduce`.
+
+        >>> task.all_gather_object({"rank": 0})
+        [{'rank': 0}]
+        """
         return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:

@@ -117,6 +117,10 @@ class _Cluster:
 class Session:
     """A connection to the tasks of a cluster, which runs functions on them and keeps named variables there.
 
+    >>> with zd.Session(task.target) as session:
+    ...     print(session.run(np.add, 1, 2))
+    3
+
     Methods may be called from any thread. Close the session, or use it in a with-statement.
     """
 
@@ -160,6 +164,9 @@ class Session:
     def run(self, fn: Callable[..., Any], *args: Any, timeout_in_ms: float = 0, task: Any = None) -> Any:
         """Run `fn(*args)` in a thread of a task's process, wait for it, and return its value.
 
+        >>> zd.Session(task.target).run(sorted, [2, 3, 1])
+        [1, 2, 3]
+
         In the function, `zmqdist.Server.current()` is the server of that task, with its variables. `zmqdist.cancelled()` becomes true when
         no caller waits for the function any more. A long function should poll it, because a thread cannot be stopped from outside.
 
@@ -190,6 +197,11 @@ class Session:
     def assign(self, name: str, value: Any, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> None:
         """Set a named variable on a task. Dtype and shape may differ from those of the previous value.
 
+        >>> session = zd.Session(task.target)
+        >>> session.assign("rate", 0.1)
+        >>> float(session.read("rate"))
+        0.1
+
         Args:
           value: anything that NumPy can turn into an array of numbers or text.
           container: a name by which `reset` can clear the variable; "" means the task's default container, which has the name of the task's
@@ -206,6 +218,11 @@ class Session:
     def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
         """Return a copy of a named variable, as an array that the caller owns. The arguments are those of `assign`.
 
+        >>> session = zd.Session(task.target)
+        >>> session.assign("weights", np.arange(3))
+        >>> session.read("weights")
+        array([0, 1, 2])
+
         Raises:
           FailedPreconditionError: the variable was not assigned, or was cleared.
           OpError: any error of `run`.
@@ -215,6 +232,11 @@ class Session:
     def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
         """Return shape and dtype of each variable in a container, by name. The arguments are those of
         `assign`, the errors those of `run`.
+
+        >>> session = zd.Session(task.target)
+        >>> session.assign("bias", np.zeros(2, np.float32), container="run 1")
+        >>> list(session.variables("run 1"))
+        ['bias']
         """
         found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
         return dict(found)
@@ -222,6 +244,9 @@ class Session:
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
         """Return every task of the cluster with its state. This waits for the target only. A task that does not reply within TASK_PROBE_S
         is reported as missing.
+
+        >>> len(zd.Session(task.target).list_tasks())
+        1
         """
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
@@ -237,12 +262,21 @@ class Session:
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
         """Stop the server of a task, as `Server.stop(grace)` does. This returns when the task has received the request, before the task has
         stopped.
+
+        >>> other = zd.Server.create_local_server()
+        >>> zd.Session(other.target).stop_task()
+        >>> other.join(timeout=10)
+        True
         """
         connection = self._reach(task, due := self._due(timeout_in_ms), "stop_task")
         self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
     def shutdown(self, grace: float | None = None, *, timeout_in_ms: float = 0) -> list[str]:
         """Stop all tasks of the cluster that are up, and return their names.
+
+        >>> other = zd.Server.create_local_server()
+        >>> zd.Session(other.target).shutdown()
+        ['localhost:0']
 
         Raises:
           UnavailableError: a task that is up did not receive the request. The target stops nevertheless, with the tasks that received it.
@@ -262,6 +296,10 @@ class Session:
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """Clear containers on all tasks that are up and that the target sees, and end every session with this target.
+
+        >>> other = zd.Server.create_local_server()
+        >>> zd.Session.reset(other.target)
+        >>> other.stop()
 
         Args:
           containers: names of the containers; None or an empty list means all containers.
@@ -287,6 +325,8 @@ class Session:
     def close(self) -> None:
         """Close the session. Operations under way end with CancelledError, and the variables of an isolated
         session are freed. Idempotent.
+
+        >>> zd.Session(task.target).close()
         """
         with self._lock:
             if self._closed:
@@ -304,7 +344,11 @@ class Session:
             each.client.close()
 
     def snapshot(self) -> SessionSnapshot:
-        """Return an immutable record of this moment: operations under way and connections. This calls no task."""
+        """Return an immutable record of this moment: operations under way and connections. This calls no task.
+
+        >>> type(zd.Session(task.target).snapshot()).__name__
+        'SessionSnapshot'
+        """
         with self._lock:
             connections = [self._master, *self._other_connections.values()]
         names = tuple(each.name for each in connections if each.opened)

@@ -50,19 +50,35 @@ class ArrayLike(NDArrayOperatorsMixin):
         return math.prod(self.shape)
 
     def numpy(self) -> NDArray[Any]:
-        """Return the current value."""
+        """Return the current value.
+
+        >>> (zd.Variable([1.0, 2.0]) + 1).tolist()
+        [2.0, 3.0]
+        """
         raise NotImplementedError
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
-        """Set the rows `sparse_delta.indices` to `sparse_delta.values`."""
+        """Set the rows `sparse_delta.indices` to `sparse_delta.values`.
+
+        >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
+        >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
+        array([7, 5])
+        """
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Request the rows with these numbers. Return a future, whose `get_value()` returns an array of the rows in the order of `rows`."""
+        """Request the rows with these numbers. Return a future, whose `get_value()` returns an array of the rows in the order of `rows`.
+
+        >>> zd.Variable([5, 6, 7]).start_rows([2, 0]).get_value()
+        array([7, 5])
+        """
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
         """Return the rows `indices`, in this order. Only these rows are transferred.
+
+        >>> zd.Variable([[1, 2], [3, 4], [5, 6]]).sparse_read([2, 0]).tolist()
+        [[5, 6], [1, 2]]
 
         Args:
           indices: row numbers, from 0 on, in an array of any shape. In the result, this shape replaces the first axis of the variable.
@@ -77,6 +93,9 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
         """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that contain such a position are transferred.
+
+        >>> zd.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]]).tolist()
+        [2, 3]
 
         Args:
           indices: an array whose last axis holds the positions. The k numbers of a position, which count from 0, index the first k axes of

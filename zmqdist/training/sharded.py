@@ -36,6 +36,10 @@ from zmqdist.variables.casts import cast
 class ShardedVariable(ArrayLike):
     """A variable in shards. It pickles as a handle, so that its copy in another process has the same shards.
 
+    >>> table = zd.ShardedVariable([zd.Variable([[1, 2]]), zd.Variable([[3, 4], [5, 6]])])
+    >>> table.shape, table[2].tolist()
+    ((3, 2), [5, 6])
+
     Attributes:
       name: name of the whole variable.
       shape: shape of the whole variable.
@@ -132,28 +136,53 @@ class ShardedVariable(ArrayLike):
     def numpy(self) -> NDArray[Any]:
         """Return the current value: the rows of all shards in order. Blocks for one message to each shard. Raises PSUnavailableError if a
         shard is lost.
+
+        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).numpy()
+        array([1, 2, 3])
         """
         array: NDArray[Any] = self.start_read().get_value()
         return array
 
     def read_value(self) -> NDArray[Any]:
-        """Return the current value, as `numpy()` does."""
+        """Return the current value, as `numpy()` does.
+
+        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).read_value()
+        array([1, 2, 3])
+        """
         return self.numpy()
 
     def value(self) -> NDArray[Any]:
-        """Return the current value, as `numpy()` does."""
+        """Return the current value, as `numpy()` does.
+
+        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).value()
+        array([1, 2, 3])
+        """
         return self.numpy()
 
     def start_read(self) -> Gathered:
-        """Request the values of all shards. Return a future of the whole value."""
+        """Request the values of all shards. Return a future of the whole value.
+
+        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).start_read().get_value()
+        array([1, 2, 3])
+        """
         return start_read(self._variables)
 
     def start_rows(self, rows: Rows) -> Gathered:
-        """Request rows from the shards that hold them. Return a future of an array of these rows."""
+        """Request rows from the shards that hold them. Return a future of an array of these rows.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.start_rows(np.array([2, 0])).get_value()
+        array([3, 1])
+        """
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
-        """Look up rows of this table, as `embedding.embedding_lookup` does."""
+        """Look up rows of this table, as `embedding.embedding_lookup` does.
+
+        >>> table = zd.ShardedVariable([zd.Variable([[1, 2]]), zd.Variable([[3, 4], [5, 6]])])
+        >>> table.embedding_lookup([2, 0]).tolist()
+        [[5, 6], [1, 2]]
+        """
         return embedding.embedding_lookup(self, ids, max_norm)
 
     # -- updating
@@ -163,6 +192,10 @@ class ShardedVariable(ArrayLike):
     ) -> ShardedVariable:
         """Set all rows, and return this variable when all shards have replied. The arguments other than `value` have no effect, and exist
         because TensorFlow has them.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.assign([7, 8, 9]).numpy()
+        array([7, 8, 9])
 
         Args:
           value: an array of exactly the shape of the variable. Integers may become floats, but floats do not become integers.
@@ -177,19 +210,33 @@ class ShardedVariable(ArrayLike):
     def assign_add(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Add `value` to all rows. Everything else is as for `assign`."""
+        """Add `value` to all rows. Everything else is as for `assign`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.assign_add([10, 10, 10]).numpy()
+        array([11, 12, 13])
+        """
         return self._update("add", value)
 
     def assign_sub(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Subtract `value` from all rows. Everything else is as for `assign`."""
+        """Subtract `value` from all rows. Everything else is as for `assign`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.assign_sub([1, 1, 1]).numpy()
+        array([0, 1, 2])
+        """
         return self._update("sub", value)
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
         """Add values to rows, and return this variable. If a row is named twice, both values are added.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_add(zd.IndexedSlices(np.array([10, 10]), np.array([2, 2]))).numpy()
+        array([ 1,  2, 23])
 
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
@@ -201,13 +248,23 @@ class ShardedVariable(ArrayLike):
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Subtract values from rows. Everything else is as for `scatter_add`."""
+        """Subtract values from rows. Everything else is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_sub(zd.IndexedSlices(np.array([3]), np.array([2]))).numpy()
+        array([1, 2, 0])
+        """
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Multiply rows. Everything else is as for `scatter_add`."""
+        """Multiply rows. Everything else is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_mul(zd.IndexedSlices(np.array([5]), np.array([2]))).numpy()
+        array([ 1,  2, 15])
+        """
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(
@@ -215,36 +272,65 @@ class ShardedVariable(ArrayLike):
     ) -> ShardedVariable:
         """Divide rows. A division of integers by 0 raises InvalidArgumentError, and shards without a 0 have been updated. Everything else
         is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1.0]), zd.Variable([2.0, 3.0])])
+        >>> table.scatter_div(zd.IndexedSlices(np.array([3.0]), np.array([2]))).numpy()
+        array([1., 2., 1.])
         """
         return self._scatter("div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`."""
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_min(zd.IndexedSlices(np.array([0]), np.array([2]))).numpy()
+        array([1, 2, 0])
+        """
         return self._scatter("min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`."""
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_max(zd.IndexedSlices(np.array([9]), np.array([2]))).numpy()
+        array([1, 2, 9])
+        """
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`."""
+        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.scatter_update(zd.IndexedSlices(np.array([9]), np.array([0]))).numpy()
+        array([9, 2, 3])
+        """
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows, as `scatter_update`."""
+        """Set rows, as `scatter_update`.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.batch_scatter_update(zd.IndexedSlices(np.array([9]), np.array([0]))).numpy()
+        array([9, 2, 3])
+        """
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
         """Apply a gradient, with an optimizer or a function of the user. The server of each shard applies the gradient's rows for this
         shard. Blocks until all shards have replied.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1.0]), zd.Variable([2.0, 3.0])])
+        >>> table.apply(zd.optimizers.SGD(0.5), np.ones(3))
+        >>> table.numpy()
+        array([0.5, 1.5, 2.5])
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`. Each shard has slots of its own.
@@ -260,7 +346,13 @@ class ShardedVariable(ArrayLike):
         self.start_apply(fn, grad, step).get_value()
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Send the requests of `apply`. Return a future that is done when all shards have replied."""
+        """Send the requests of `apply`. Return a future that is done when all shards have replied.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1.0]), zd.Variable([2.0, 3.0])])
+        >>> _ = table.start_apply(zd.optimizers.SGD(0.5), np.ones(3), None).get_value()
+        >>> table.numpy()
+        array([0.5, 1.5, 2.5])
+        """
 
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
@@ -271,6 +363,10 @@ class ShardedVariable(ArrayLike):
     def shares(self, grad: Any) -> list[Any]:
         """Cut a gradient into one part for each shard. A shard gets a part even if the gradient has none of its rows, because optimizers
         count steps and synchronous training counts gradients.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> len(table.shares(np.array([1, 1, 1])))
+        2
         """
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
@@ -281,7 +377,12 @@ class ShardedVariable(ArrayLike):
         return [IndexedSlices(values[places], local) for local, places in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
-        """Raise UnimplementedError, because several shards cannot be compared and set atomically."""
+        """Raise UnimplementedError, because several shards cannot be compared and set atomically.
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> table.variables[0].compare_and_set([5], expected=[1])  # one shard can
+        True
+        """
         raise UnimplementedError(
             f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set atomically: use compare_and_set "
             "of each of its .variables, or make the variable in one piece",
@@ -292,7 +393,13 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of all rows. Return a future that is done when all shards have replied. `kind` is "assign", "add" or "sub"."""
+        """Start an update of all rows. Return a future that is done when all shards have replied. `kind` is "assign", "add" or "sub".
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> _ = table.start_update("add", [1, 1, 1]).get_value()
+        >>> table.numpy()
+        array([2, 3, 4])
+        """
 
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
@@ -311,6 +418,11 @@ class ShardedVariable(ArrayLike):
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
         """Start a scatter update. Return a future that is done when the shards have replied. `kind` is the part of the method's name after
         "scatter_".
+
+        >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
+        >>> _ = table.start_scatter("add", np.array([2]), np.array([5])).get_value()
+        >>> table.numpy()
+        array([1, 2, 8])
         """
 
         def start(delta: IndexedSlices) -> Gathered:

@@ -62,6 +62,9 @@ class OnWorkers:
     ) -> Any:
         """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context. Blocks until all replicas have ended.
 
+        >>> strategy.run(lambda x: x + 1, args=(1,))
+        2
+
         Args:
           args, kwargs: arguments of `fn`. They may contain a PerReplica at any leaf of a structure. Each replica then gets its own value of
             the PerReplica.
@@ -83,6 +86,9 @@ class OnWorkers:
     def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Combine the values of the replicas of this worker.
 
+        >>> int(strategy.reduce("sum", strategy.run(lambda: 3), axis=None))
+        3
+
         Args:
           reduce_op: "SUM" or "MEAN", in upper or lower case, or a ReduceOp.
           value: the result of `run`, or any structure.
@@ -97,13 +103,20 @@ class OnWorkers:
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Return the replicas' arrays concatenated along `axis`. With one replica, return its value unchanged."""
+        """Return the replicas' arrays concatenated along `axis`. With one replica, return its value unchanged.
+
+        >>> strategy.gather(strategy.run(lambda: np.arange(2)), axis=0)
+        array([0, 1])
+        """
         self._used("gather")
         return per_replica.gather_replicas(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return a tuple with the value of each replica. From a structure with PerReplica leaves, the tuple has one structure for each
         replica. For a value without PerReplica leaves, return a tuple of this value only.
+
+        >>> strategy.experimental_local_results(strategy.run(lambda: 3))
+        (3,)
         """
         if per_replica.select(value, 0) is value:
             return (value,)
@@ -114,6 +127,11 @@ class OnWorkers:
     ) -> distributed_dataset.DistributedDataset:
         """Return a dataset for `create_per_worker_dataset` that splits each batch of `dataset` between the replicas of a worker. `options`
         must be None.
+
+        >>> batches = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2))
+        >>> per_worker = coordinator.create_per_worker_dataset(batches)
+        >>> coordinator.submit(next, iter(per_worker)).result()
+        array([0, 1])
         """
         _refuse_options("experimental_distribute_dataset", options)
         return distributed_dataset.DistributedDataset(dataset, self.num_replicas_in_sync)
@@ -123,6 +141,11 @@ class OnWorkers:
     ) -> distributed_dataset.DistributedDatasetsFromFunction:
         """Return a dataset for `create_per_worker_dataset` in which each replica of a worker gets an element of its own. The elements are
         those of the dataset that `dataset_fn(InputContext)` returns. `options` must be None.
+
+        >>> numbers = strategy.distribute_datasets_from_function(lambda context: Dataset.range(2))
+        >>> per_worker = coordinator.create_per_worker_dataset(numbers)
+        >>> int(coordinator.submit(next, iter(per_worker)).result())
+        0
         """
         _refuse_options("distribute_datasets_from_function", options)
         return distributed_dataset.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
@@ -132,7 +155,12 @@ class OnWorkers:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[distributed_dataset.ValueContext], Any]
     ) -> Any:
-        """Call `value_fn(ValueContext)` once for each replica. Return the results as a value that can be passed to `run`."""
+        """Call `value_fn(ValueContext)` once for each replica. Return the results as a value that can be passed to `run`.
+
+        >>> values = strategy.experimental_distribute_values_from_function(lambda context: 7)
+        >>> strategy.run(lambda x: x + 1, args=(values,))
+        8
+        """
         return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
     @property
@@ -191,6 +219,12 @@ class Extended:
 
 class ParameterServerStrategy(OnWorkers):
     """Variables on the parameter servers (ps) of a cluster, functions on its workers.
+
+    >>> with strategy.scope():  # strategy = zd.ParameterServerStrategy(cluster)
+    ...     weights = zd.Variable(np.zeros(2), name="weights")
+    >>> weights.apply(zd.optimizers.SGD(0.5), np.ones(2))
+    >>> weights.numpy()
+    array([-0.5, -0.5])
 
     The constructor blocks until all workers and ps have answered. Close a strategy, or use it in a with-statement.
 
@@ -310,6 +344,9 @@ class ParameterServerStrategy(OnWorkers):
     def task_states(self) -> Any:
         """Return a list with the state of each worker by index, then of each ps. The state of a live task is None. The state of any other
         task is an UnavailableError that names the task. Blocks for up to a few seconds if a task does not answer.
+
+        >>> strategy.task_states()
+        [None, None, None, None]
         """
         return self.cluster.task_states()
 
@@ -341,6 +378,11 @@ class ParameterServerStrategy(OnWorkers):
         """Return a context manager inside which new variables are placed on the parameter servers. Scopes of one strategy nest, but scopes
         of different strategies do not.
 
+        >>> with strategy.scope():
+        ...     bias = zd.Variable(0.0, name="bias")
+        >>> bias.task in ("ps:0", "ps:1")
+        True
+
         Raises:
           RuntimeError: inside another strategy's scope or `run`.
           FailedPreconditionError: the strategy was closed.
@@ -353,6 +395,12 @@ class ParameterServerStrategy(OnWorkers):
     def apply(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None = None) -> None:
         """Apply gradients to several variables. This has the effect of `variable.apply(optimizer, grad)` for each pair, but sends only one
         message to each parameter server. Blocks until all servers have replied.
+
+        >>> with strategy.scope():
+        ...     a, b = zd.Variable(1.0), zd.Variable(2.0)
+        >>> strategy.apply(zd.optimizers.SGD(0.5), [(1.0, a), (1.0, b)])
+        >>> float(a.numpy()), float(b.numpy())
+        (0.5, 1.5)
 
         Args:
           grads_and_vars: pairs of a gradient (an array, or IndexedSlices) and its variable, which may be sharded. A pair whose gradient is
@@ -367,6 +415,11 @@ class ParameterServerStrategy(OnWorkers):
     def read(self, variables: Any) -> Any:
         """Return the structure `variables` with each variable replaced by its value. This sends one message to each parameter server that
         has some of the variables. Raises as `Variable.numpy`.
+
+        >>> with strategy.scope():
+        ...     a, b = zd.Variable([1, 2]), zd.Variable([3])
+        >>> strategy.read({"a": a, "b": b})
+        {'a': array([1, 2]), 'b': array([3])}
         """
         return read_all(variables)
 
@@ -424,6 +477,10 @@ class ParameterServerStrategy(OnWorkers):
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Have each worker build a resource `fn(*args, **kwargs)`, as `create_per_worker_resource` does. A function that captures the
         result gets the resource of the worker that runs it.
+
+        >>> lists = strategy.per_worker_resource(list, "ab")
+        >>> coordinator.submit(len, lists).result()
+        2
         """
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 

@@ -49,6 +49,10 @@ _handles: weakref.WeakValueDictionary[Any, Variable] = weakref.WeakValueDictiona
 class Variable(ArrayLike):
     """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has made the variable.
 
+    >>> weights = zd.Variable(np.zeros(2))  # in `strategy.scope()`, on a parameter server
+    >>> weights.assign_add([1, 2]).numpy()
+    array([1., 2.])
+
     Args:
       initial_value: an array, a value that NumPy can convert to an array, or a function that returns such a value. If `shape` and `dtype`
         are given and the variable is not a scalar, the parameter server calls the function. A function with the parameters
@@ -121,7 +125,12 @@ class Variable(ArrayLike):
         return self.storage.task
 
     def is_same(self, other: object) -> bool:
-        """Return whether `other` is a handle of this variable. Unlike this method, `==` compares values."""
+        """Return whether `other` is a handle of this variable. Unlike this method, `==` compares values.
+
+        >>> one, other = zd.Variable(1.0), zd.Variable(1.0)
+        >>> one.is_same(one), one.is_same(other)
+        (True, False)
+        """
         return isinstance(other, Variable) and other.storage.key == self.storage.key
 
     # -- reading --------------------------------------------------------------------------------------------------------
@@ -129,6 +138,9 @@ class Variable(ArrayLike):
     def numpy(self) -> Any:
         """Return the current value as an array, or as a NumPy scalar if the variable is a scalar. Blocks for one message to the variable's
         server.
+
+        >>> zd.Variable([1.0, 2.0]).numpy()
+        array([1., 2.])
 
         Raises:
           PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
@@ -147,7 +159,13 @@ class Variable(ArrayLike):
         return version
 
     def read_versioned(self) -> tuple[int, Any]:
-        """Return (version, value), read atomically, for `compare_and_set`."""
+        """Return (version, value), read atomically, for `compare_and_set`.
+
+        >>> count = zd.Variable(1)
+        >>> version, value = count.assign_add(1).read_versioned()
+        >>> version, int(value)
+        (2, 2)
+        """
         version, value = self.storage.read().get_value()
         return version, _scalar(value)
 
@@ -156,6 +174,9 @@ class Variable(ArrayLike):
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Variable:
         """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no effect, and exist because TensorFlow has
         them.
+
+        >>> zd.Variable([1, 2]).assign([3, 4]).numpy()
+        array([3, 4])
 
         Raises:
           InvalidArgumentError: `value` has another shape, or cannot be cast to the dtype. Integers may become floats, but not the reverse.
@@ -168,20 +189,32 @@ class Variable(ArrayLike):
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Add to the value, atomically. Arguments and errors as for `assign`."""
+        """Add to the value, atomically. Arguments and errors as for `assign`.
+
+        >>> zd.Variable([1, 2]).assign_add([10, 10]).numpy()
+        array([11, 12])
+        """
         self.start_update("add", delta).get_value()
         return self
 
     def assign_sub(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Subtract from the value, atomically. Arguments and errors as for `assign`."""
+        """Subtract from the value, atomically. Arguments and errors as for `assign`.
+
+        >>> zd.Variable([1, 2]).assign_sub([1, 1]).numpy()
+        array([0, 1])
+        """
         self.start_update("sub", delta).get_value()
         return self
 
     def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
         """Set the value if its version is `version` and the value equals `expected`. Either condition may be left out. The server compares
         and sets the value atomically. Return whether the value was set.
+
+        >>> count = zd.Variable(1)
+        >>> count.compare_and_set(5, expected=1), count.compare_and_set(7, expected=1)
+        (True, False)
 
         Raises:
           ValueError: both conditions are left out.
@@ -196,33 +229,67 @@ class Variable(ArrayLike):
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows are added. Raises the errors of `assign`,
         InvalidArgumentError if an index is out of range, and TypeError if `sparse_delta` is not IndexedSlices.
+
+        >>> rows = zd.IndexedSlices(np.array([10, 10]), np.array([1, 1]))
+        >>> zd.Variable([1, 2, 3]).scatter_add(rows).numpy()
+        array([ 1, 22,  3])
         """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Subtract from rows of the value. Everything else is as for `scatter_add`."""
+        """Subtract from rows of the value. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([2]), np.array([1]))
+        >>> zd.Variable([1, 2, 3]).scatter_sub(rows).numpy()
+        array([1, 0, 3])
+        """
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Multiply rows of the value. Everything else is as for `scatter_add`."""
+        """Multiply rows of the value. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([5]), np.array([1]))
+        >>> zd.Variable([1, 2, 3]).scatter_mul(rows).numpy()
+        array([ 1, 10,  3])
+        """
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for `scatter_add`."""
+        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([4.0]), np.array([1]))
+        >>> zd.Variable([1.0, 2.0]).scatter_div(rows).numpy()
+        array([1. , 0.5])
+        """
         return self._scatter("div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`."""
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([3]), np.array([1]))
+        >>> zd.Variable([5, 5]).scatter_min(rows).numpy()
+        array([5, 3])
+        """
         return self._scatter("min", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`."""
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([9]), np.array([1]))
+        >>> zd.Variable([5, 5]).scatter_max(rows).numpy()
+        array([5, 9])
+        """
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything else is as for `scatter_add`."""
+        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
+        >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
+        array([7, 5])
+        """
         return self._scatter("update", sparse_delta)
 
     batch_scatter_update = scatter_update
@@ -230,6 +297,11 @@ class Variable(ArrayLike):
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
         """Apply a gradient at the parameter server. This takes one message, because the optimizer's slots are at the server. Blocks until
         the gradient is applied.
+
+        >>> weights = zd.Variable(np.zeros(2))
+        >>> weights.apply(zd.optimizers.SGD(0.5), np.ones(2))
+        >>> weights.numpy()
+        array([-0.5, -0.5])
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
@@ -254,7 +326,11 @@ class Variable(ArrayLike):
     # -- requests that do not block ----------------------------------------------------------------------------------------
 
     def start_read(self) -> Future:
-        """Request the value, and return a future of it."""
+        """Request the value, and return a future of it.
+
+        >>> zd.Variable([1, 2]).start_read().get_value()
+        array([1, 2])
+        """
         cache = read_cache.current_cache()
         if cache is None or self.storage.task is None:
             return Then(self.storage.read(), lambda reply: _scalar(reply[1]))
@@ -268,17 +344,32 @@ class Variable(ArrayLike):
         return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
-        """Request rows of the value. Return a future of an array with these rows, in the order of `rows`."""
+        """Request rows of the value. Return a future of an array with these rows, in the order of `rows`.
+
+        >>> zd.Variable([5, 6, 7]).start_rows([2, 0]).get_value()
+        array([7, 5])
+        """
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Update the whole value. Return a future that is done when the server has replied. `kind` is "assign", "add" or "sub"."""
+        """Update the whole value. Return a future that is done when the server has replied. `kind` is "assign", "add" or "sub".
+
+        >>> count = zd.Variable(1)
+        >>> _ = count.start_update("add", 4).get_value()
+        >>> int(count.numpy())
+        5
+        """
         change = _DENSE[kind]
         return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
         """Start a scatter update. Return a future that is done when the server has replied. `kind` is the end of a method's name, such as
         "add" for `scatter_add`.
+
+        >>> count = zd.Variable([1, 2])
+        >>> _ = count.start_scatter("add", [1], [5]).get_value()
+        >>> count.numpy()
+        array([1, 7])
         """
 
         def start(delta: IndexedSlices) -> Future:
@@ -287,7 +378,13 @@ class Variable(ArrayLike):
         return once_for_all(self, IndexedSlices(values, indices), start)
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Send the request of `apply`. Return a future that is done when the server has replied."""
+        """Send the request of `apply`. Return a future that is done when the server has replied.
+
+        >>> weights = zd.Variable(np.zeros(2))
+        >>> _ = weights.start_apply(zd.optimizers.SGD(0.5), np.ones(2), None).get_value()
+        >>> weights.numpy()
+        array([-0.5, -0.5])
+        """
         return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:

@@ -20,6 +20,11 @@ from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
     """Return an uninitialized array, as `numpy.empty` does, but in shared memory, so that `freeze` needs no copy.
 
+    >>> array = zd.empty((2, 3))
+    >>> array[:] = 1
+    >>> float(zd.freeze(array).sum())
+    6.0
+
     Use it for a large array that you fill once and then freeze. The array occupies a file descriptor until it is collected.
 
     Args:
@@ -37,13 +42,21 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """Return an uninitialized array in shared memory, with the shape, dtype and memory order of `a`. Raises the errors of `freeze`."""
+    """Return an uninitialized array in shared memory, with the shape, dtype and memory order of `a`. Raises the errors of `freeze`.
+
+    >>> zd.empty_like(np.zeros((2, 3), np.int32)).dtype
+    dtype('int32')
+    """
     _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 
 
 def freeze(a: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the same content that no process can change any more; `a` itself stays writable.
+
+    >>> frozen = zd.freeze(np.arange(3))
+    >>> frozen.flags.writeable
+    False
 
     Freeze an array that you send often, or to many processes of this host. The processes share the memory of the frozen array, so that
     sending the array costs the same whatever its size. The array is read-only in each process that receives it. Its memory is freed when no

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 class ClientSnapshot:
     """One client at one moment.
 
+    >>> type(client.snapshot()).__name__
+    'ClientSnapshot'
+
     Attributes:
       connected: whether the server's hello has arrived on the current connection, and the server has not announced its stop.
       shared_memory: whether arrays above 512 KiB travel to the server through shared memory. Otherwise they travel in chunks.
@@ -51,6 +54,9 @@ class ClientSnapshot:
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """One server at one moment.
+
+    >>> type(zd.rpc.Server.create("zmq", "127.0.0.1:0").snapshot()).__name__
+    'ServerSnapshot'
 
     Attributes:
       clients: connections that have not ended, and whose hello the server accepted.

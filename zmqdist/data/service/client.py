@@ -58,6 +58,10 @@ def distribute(
     """Return a transformation for `Dataset.apply`. The operators before the transformation run on the service's workers, and the operators
     after it run in this program.
 
+    >>> distributed = zd.data.service.distribute("distributed_epoch", cluster)
+    >>> print(*sorted(Dataset.range(5).apply(distributed)))
+    0 1 2 3 4
+
     Use it when one program cannot compute elements fast enough. Applying the transformation registers the dataset, and blocks until a
     dispatcher replies, for up to an hour. docs/data_service.md explains the arguments that are not listed here, which are as in tf.data
     service.
@@ -116,6 +120,9 @@ def register_dataset(
 ) -> str:
     """Register a dataset with the service. Return the dataset's id, for `from_dataset_id` in this program or another program.
 
+    >>> zd.data.service.register_dataset(cluster, Dataset.range(3), dataset_id="three")
+    'three'
+
     Use this when several programs read one pipeline, and only one of these programs has the pipeline's code. Blocks until a dispatcher
     replies, for up to an hour. No element is computed.
 
@@ -168,6 +175,10 @@ def from_dataset_id(
     ordered: bool = False,
 ) -> Dataset:
     """Return a dataset of the elements of a registered pipeline. `distribute` explains the arguments that are not listed here.
+
+    >>> id = zd.data.service.register_dataset(cluster, Dataset.range(4))
+    >>> print(*sorted(zd.data.service.from_dataset_id("distributed_epoch", cluster, id)))
+    0 1 2 3
 
     Requests the dataset's metadata from the dispatcher, and blocks until the dispatcher replies, for up to an hour.
 

@@ -11,6 +11,11 @@ from zmqdist.data.structure import invalid
 class ShardingPolicy(IntEnum):
     """Which part of the data each worker computes.
 
+    >>> policy = zd.data.service.ShardingPolicy.DYNAMIC
+    >>> distributed = zd.data.service.distribute(policy, cluster)
+    >>> print(*sorted(Dataset.range(3).apply(distributed)))
+    0 1 2
+
     With OFF, every worker computes the whole dataset. With DYNAMIC, the dispatcher gives each position of the sources to one worker, first
     come, first served. All other policies are static: they give each worker a fixed shard, by the worker's index in the dispatcher's
     `worker_addresses`. FILE takes a shard of the files, and DATA a shard of the elements. FILE_OR_DATA takes a shard of the files if the
@@ -47,6 +52,14 @@ def policy_of(processing_mode: Any) -> ShardingPolicy:
 
 class CrossTrainerCache:
     """An argument of `distribute` for several trainers that read the same elements, so that each element is computed only once.
+
+    >>> cache = zd.data.service.CrossTrainerCache(trainer_id="first")
+    >>> endless = Dataset.range(3).repeat()
+    >>> shared = zd.data.service.distribute(
+    ...     "parallel_epochs", cluster, job_name="shared", cross_trainer_cache=cache
+    ... )
+    >>> len(list(endless.apply(shared).take(4)))
+    4
 
     Use it when several trainers have the same expensive pipeline, as in a hyperparameter search. Each worker has a window of the latest
     elements, from which all trainers of a job read. No trainer gets an element twice, but a trainer that is too slow misses elements.

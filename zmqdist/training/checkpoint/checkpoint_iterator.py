@@ -54,7 +54,13 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the complete checkpoint that was saved last, or None if there is no complete checkpoint."""
+    """Return the path of the complete checkpoint that was saved last, or None if there is no complete checkpoint.
+
+    >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-latest"
+    >>> path = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
+    >>> zd.checkpoint.latest_checkpoint(place) == path
+    True
+    """
     found = checkpoints(directory)
     return found[-1][0] if found else None
 
@@ -67,6 +73,11 @@ def checkpoints_iterator(
 ) -> Iterator[str]:
     """Yield the path of each new checkpoint of a directory. If several checkpoints appear while the caller works on a checkpoint, only the
     latest of them is yielded. Between checkpoints the iterator blocks and polls the directory.
+
+    >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-iterator"
+    >>> _ = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
+    >>> [path[-6:] for path in zd.checkpoint.checkpoints_iterator(place, timeout=0)]
+    ['ckpt-1']
 
     The iterator ends when training has finished (`CheckpointManager.finish`) and the last checkpoint was yielded.
 

@@ -33,7 +33,15 @@ _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.A
 
 
 class CheckpointManager:
-    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A with-statement closes the manager."""
+    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A with-statement closes the manager.
+
+    >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
+    >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=3)
+    >>> manager.restore_or_initialize() is None
+    True
+    >>> manager.save(1).endswith("ckpt-1")
+    True
+    """
 
     def __init__(
         self,
@@ -99,6 +107,11 @@ class CheckpointManager:
     def save(self, step: SupportsIndex | None = None) -> str:
         """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks until the checkpoint is on disk.
 
+        >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/run-of-save", 3)
+        >>> manager.save(1).endswith("ckpt-1")
+        True
+
         Args:
           step: an integer of Python or NumPy, or a variable that holds an integer. None means the highest number in the directory + 1. An
             existing checkpoint with the number `step` is replaced.
@@ -116,6 +129,11 @@ class CheckpointManager:
         """Record the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last
         saved step. A save without a step does not count. Return the path of the checkpoint, or None if none was saved.
 
+        >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=0), f"{folder}/run-of-maybe"
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3, every_steps=10)
+        >>> [manager.maybe_save(step) is not None for step in (0, 5, 10)]
+        [False, False, True]
+
         Raises:
           As `save`.
         """
@@ -132,6 +150,13 @@ class CheckpointManager:
 
     def restore_or_initialize(self) -> str | None:
         """Restore the latest checkpoint and return its path. If there is no checkpoint, change nothing and return None.
+
+        >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-restore"
+        >>> _ = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
+        >>> again = zd.checkpoint.Checkpoint(epoch=0)
+        >>> _ = zd.checkpoint.CheckpointManager(again, place, 3).restore_or_initialize()
+        >>> again.epoch
+        4
 
         Raises:
           As `zmqdist.checkpoint.restore`, and the error of an earlier periodic save.
@@ -151,6 +176,13 @@ class CheckpointManager:
     def finish(self) -> None:
         """Close the manager, and mark the directory as finished. The `checkpoints_iterator` of a program that waits for a new checkpoint
         then ends.
+
+        >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-finish"
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3)
+        >>> _ = manager.save(1)
+        >>> manager.finish()
+        >>> len(list(zd.checkpoint.checkpoints_iterator(place)))
+        1
         """
         self.close()
         storage.make_folder(self._directory)
@@ -159,6 +191,10 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Stop periodic saving, and wait until a periodic save in progress has ended. A second call does nothing.
+
+        >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-close"
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3, every_s=600)
+        >>> manager.close()
 
         Raises:
           The error of a periodic save that no call has raised yet.

@@ -31,6 +31,12 @@ class _Source:
 class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
+    >>> checkpoint = zd.checkpoint.Checkpoint(weights=zd.Variable([1.0, 2.0]), epoch=1)
+    >>> path = checkpoint.save(f"{folder}/objects")
+    >>> checkpoint.epoch = 5
+    >>> checkpoint.restore(path).epoch
+    1
+
     An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved.
     If your model's class is a subclass of Checkpoint, its attributes are saved.
 
@@ -44,12 +50,21 @@ class Checkpoint(Container):
             setattr(self, name, value)
 
     def save(self, path: str | os.PathLike[str], *, step: SupportsIndex | None = None) -> str:
-        """Write a checkpoint of all attributes, as `zmqdist.checkpoint.save` does."""
+        """Write a checkpoint of all attributes, as `zmqdist.checkpoint.save` does.
+
+        >>> path = zd.checkpoint.Checkpoint(epoch=1).save(f"{folder}/by-save")
+        >>> zd.checkpoint.load(path)
+        {'epoch': 1}
+        """
         return save(path, self, step=step)
 
     def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
         """Restore the attributes that the checkpoint holds. Existing attributes are restored at once, and other attributes when they are
         set. Attributes that the checkpoint does not hold stay unchanged.
+
+        >>> path = zd.checkpoint.save(f"{folder}/by-restore", {"epoch": 4})
+        >>> zd.checkpoint.Checkpoint(epoch=0).restore(path).epoch
+        4
 
         If `path` is None, as `latest_checkpoint` returns it for an empty directory, nothing is restored. Raises the errors of
         `zmqdist.checkpoint.restore`. If the checkpoint is refused, no attribute has changed.
@@ -66,6 +81,10 @@ class Checkpoint(Container):
     def assert_existing_objects_matched(self) -> Checkpoint:
         """Raise AssertionError if an attribute was not restored because the checkpoint does not hold it, or if there was no checkpoint.
         Return this object.
+
+        >>> path = zd.checkpoint.save(f"{folder}/matched", {"epoch": 4, "rate": 0.1})
+        >>> restored = zd.checkpoint.Checkpoint(epoch=0).restore(path)
+        >>> _ = restored.assert_existing_objects_matched()
         """
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
@@ -76,6 +95,9 @@ class Checkpoint(Container):
     def assert_consumed(self) -> Checkpoint:
         """Raise AssertionError if an attribute was not restored, or if the checkpoint holds an entry that was restored to no attribute.
         Return this object.
+
+        >>> path = zd.checkpoint.save(f"{folder}/consumed", {"epoch": 4})
+        >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0).restore(path).assert_consumed()
         """
         source = self.assert_existing_objects_matched()._restored_from()
         names = [name for name in source.reader.manifest.names if name.startswith(source.prefix)]

@@ -32,6 +32,11 @@ from zmqdist.training.checkpoint.writer import ToWrite, write
 def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
     """Write a checkpoint, or replace the one at `path`. Blocks until the checkpoint is on disk.
 
+    >>> weights = zd.Variable([1.0, 2.0])
+    >>> path = zd.checkpoint.save(f"{folder}/saved", {"weights": weights, "epoch": 3})
+    >>> zd.checkpoint.load(path)
+    {'epoch': 3, 'weights': array([1., 2.])}
+
     Args:
       path: a folder, which is made if necessary, or a URL that fsspec knows.
       variables: a variable, a list of variables (saved under their names), or any structure of dicts, lists and `Checkpoint`s with
@@ -80,6 +85,12 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
     """Restore a checkpoint that `save` wrote. Variables and their slots are assigned, arrays are changed in place, and numbers and strings
     are replaced in their dict, list or Checkpoint. Blocks until all are restored.
 
+    >>> weights = zd.Variable([1.0, 2.0])
+    >>> path = zd.checkpoint.save(f"{folder}/restored", {"weights": weights})
+    >>> zd.checkpoint.restore(path, {"weights": weights.assign([0.0, 0.0])})
+    >>> weights.numpy()
+    array([1., 2.])
+
     Args:
       path: path of the checkpoint.
       variables: as for `save`. A variable may have other shards than when it was saved.
@@ -114,6 +125,10 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
 
 def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the contents of a checkpoint by name: arrays, numbers and strings. Needs no cluster.
+
+    >>> path = zd.checkpoint.save(f"{folder}/loaded-values", {"w": np.ones(2), "epoch": 3})
+    >>> zd.checkpoint.load(path, ["epoch"])
+    {'epoch': 3}
 
     Args:
       names: the names of the items to return. None means all items.
