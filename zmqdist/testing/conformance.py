@@ -12,6 +12,9 @@ def check_resolver(resolver: ClusterResolver) -> None:
     """Call all methods of a resolver, and check that their results agree with each other. This function sets attributes only in a copy of
     the resolver, so the resolver itself does not change.
 
+    >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+    >>> zd.testing.check_resolver(zd.resolvers.SimpleClusterResolver(spec, rpc_layer="zmq"))
+
     Pass a resolver that describes a real cluster, the larger the better. The function cannot know the right addresses: it only compares the
     results of the methods with each other.
 

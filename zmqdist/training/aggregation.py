@@ -12,7 +12,11 @@ from zmqdist.variables.storage import mean_of
 
 
 class VariableAggregation(str, enum.Enum):
-    """How a variable combines the values that several replicas assign to it into one value."""
+    """How a variable combines the values that several replicas assign to it into one value.
+
+    >>> zd.tf.VariableAggregation.MEAN.name
+    'MEAN'
+    """
 
     NONE = "none"
     SUM = "sum"
@@ -21,7 +25,11 @@ class VariableAggregation(str, enum.Enum):
 
 
 class VariableSynchronization(str, enum.Enum):
-    """When copies of a variable are synchronized. zmqdist has one copy of each variable, so it stores this setting without any effect."""
+    """When copies of a variable are synchronized. zmqdist has one copy of each variable, so it stores this setting without any effect.
+
+    >>> zd.tf.VariableSynchronization.AUTO.name
+    'AUTO'
+    """
 
     AUTO = "auto"
     NONE = "none"

@@ -41,6 +41,9 @@ class Rendezvous(Protocol):
 class ReplicaContext:
     """The context of one replica while `strategy.run` calls its function.
 
+    >>> strategy.run(lambda: zd.tf.get_replica_context().num_replicas_in_sync > 0)
+    True
+
     Attributes:
       strategy: the strategy whose `run` calls the function. It is None in the default context.
       replica_id_in_sync_group: index of the replica, from 0.
@@ -55,6 +58,11 @@ class ReplicaContext:
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
         """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas. Blocks until all of them have called this method.
+
+        >>> def add(strategy, value):
+        ...     return value
+        >>> strategy.run(lambda: zd.tf.get_replica_context().merge_call(add, args=(3,)))
+        3
 
         `merge_fn` runs in the cross-replica context. With several replicas, each leaf of its arguments is a PerReplica of the leaves that
         the replicas have passed. A single replica's arguments are passed unchanged.
@@ -74,6 +82,11 @@ class ReplicaContext:
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
         """Return the sum or the mean of the replicas' values, which are arrays or structures of arrays. The result is the same in each
         replica. Blocks as `merge_call`.
+
+        >>> def total():
+        ...     return zd.tf.get_replica_context().all_reduce("sum", np.float64(3))
+        >>> float(strategy.run(total))
+        3.0
         """
         return self.merge_call(lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,))
 
@@ -101,6 +114,10 @@ _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 def get_strategy() -> Any:
     """Return the strategy of the innermost scope or `run` in which the calling thread is. Return None if the thread is in no scope and no
     `run`.
+
+    >>> with strategy.scope():
+    ...     print(zd.tf.get_strategy() is strategy)
+    True
     """
     if thread_state.replica is not None:
         return thread_state.replica.strategy
@@ -108,13 +125,23 @@ def get_strategy() -> Any:
 
 
 def has_strategy() -> bool:
-    """Return whether the calling thread is in the scope or the `run` of a strategy."""
+    """Return whether the calling thread is in the scope or the `run` of a strategy.
+
+    >>> zd.tf.has_strategy()
+    False
+    >>> with strategy.scope():
+    ...     print(zd.tf.has_strategy())
+    True
+    """
     return get_strategy() is not None
 
 
 def get_replica_context() -> ReplicaContext | None:
     """Return the replica context of the calling thread. Inside `strategy.run` this is the context of the current replica. Inside
     `strategy.scope()` it is None (cross-replica context). Elsewhere it is a default context with a single replica.
+
+    >>> strategy.run(lambda: zd.tf.get_replica_context().replica_id_in_sync_group)
+    0
     """
     if thread_state.replica is not None:
         return thread_state.replica
@@ -122,7 +149,12 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Return whether the calling thread is inside a scope and in no replica."""
+    """Return whether the calling thread is inside a scope and in no replica.
+
+    >>> with strategy.scope():
+    ...     print(zd.tf.in_cross_replica_context())
+    True
+    """
     return thread_state.replica is None and bool(thread_state.scopes)
 
 
@@ -165,6 +197,13 @@ def check_not_in_another(strategy: Strategy) -> None:
 def variable_creator_scope(creator: Creator) -> Iterator[None]:
     """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
     and the result.
+
+    >>> def doubled(next_creator, **options):
+    ...     options["initial_value"] = options["initial_value"] * 2
+    ...     return next_creator(**options)
+    >>> with strategy.scope(), zd.tf.variable_creator_scope(doubled):
+    ...     print(zd.Variable(np.ones(2)).numpy())
+    [2. 2.]
 
     If this context manager is entered outside the strategy's scope, `kwargs["device"]` is the device that the strategy has chosen, and
     `creator` may change it. If it is entered inside that scope, `creator` is called before the strategy chooses a device.

@@ -26,6 +26,9 @@ from zmqdist.training.per_replica import PerReplica
 class InputContext:
     """The argument of a dataset function. It describes the replicas for which the function makes a dataset.
 
+    >>> zd.tf.InputContext(2, 0, 2).get_per_replica_batch_size(64)
+    32
+
     Attributes:
       num_input_pipelines: always 1.
       input_pipeline_id: always 0.
@@ -38,7 +41,11 @@ class InputContext:
         self.num_replicas_in_sync = num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the batch size of one replica. Raises ValueError if `global_batch_size` is not divisible by the number of replicas."""
+        """Return the batch size of one replica. Raises ValueError if `global_batch_size` is not divisible by the number of replicas.
+
+        >>> zd.tf.InputContext(2, 0, 4).get_per_replica_batch_size(64)
+        16
+        """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             raise ValueError(

@@ -64,6 +64,10 @@ def embedding_lookup_sparse(
 ) -> NDArray[Any]:
     """For each bag, return one row that combines the rows of the bag's ids.
 
+    >>> table = zd.Variable(np.arange(6.0).reshape(3, 2))
+    >>> zd.parameter_server.embedding_lookup_sparse(table, [[0, 2], [1]]).tolist()
+    [[2.0, 3.0], [2.0, 3.0]]
+
     Args:
       params: the table.
       sp_ids: the bags.
@@ -94,6 +98,10 @@ def safe_embedding_lookup_sparse(
 ) -> NDArray[Any]:
     """Remove invalid ids, and return one row for each bag as `embedding_lookup_sparse` does. An id below 0 is invalid. If the combiner is
     not "sum", an id whose weight is not above 0 is invalid too.
+
+    >>> table = zd.Variable(np.arange(6.0).reshape(3, 2))
+    >>> zd.parameter_server.safe_embedding_lookup_sparse(table, [[1, -1], []]).tolist()
+    [[2.0, 3.0], [0.0, 0.0]]
 
     Args:
       default_id: the id that is put, with weight 1, into each bag without valid ids. None means that the row of such a bag is zeros.

@@ -18,6 +18,9 @@ from zmqdist.plain_arrays import joined, plain_array
 class PerReplica:
     """One value for each replica of a worker.
 
+    >>> zd.parameter_server.PerReplica((1, 2)).values
+    (1, 2)
+
     Attributes:
       values: tuple of the values, in the order of the replicas.
     """

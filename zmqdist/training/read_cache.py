@@ -32,6 +32,12 @@ def cache_variable_reads() -> Iterator[None]:
     """Return a context manager that caches reads of variables in the calling thread. Inside it, a read returns the cached value even after
     an assignment.
 
+    >>> count = zd.Variable(1)
+    >>> with zd.cache_variable_reads():
+    ...     first = count.numpy()
+    ...     print(count.numpy() == first)
+    True
+
     Raises:
       ValueError: the thread is inside such a scope already. That scope continues.
     """

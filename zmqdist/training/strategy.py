@@ -354,6 +354,9 @@ class ParameterServerStrategy(OnWorkers):
         """Close the coordinator, drop the variables, and release the cluster, so that another program can use the workers. A second call
         does nothing.
 
+        >>> with zd.local_cluster(workers=1, ps=1, processes=False) as other:
+        ...     zd.ParameterServerStrategy(other).close()
+
         Args:
           shutdown_cluster: also stop the servers of workers and ps, wherever they run, so that their `Server.join` returns. A
             `local_cluster` is closed. The launcher of `zmqdist launch` stops the workers when this program ends.

@@ -41,7 +41,16 @@ def check_rpc_layer(resolver: Any) -> None:
 
 
 class ClusterResolver(abc.ABC):
-    """The base class of all resolvers."""
+    """The base class of all resolvers.
+
+    >>> class Fixed(zd.resolvers.ClusterResolver):
+    ...     def cluster_spec(self):
+    ...         return zd.ClusterSpec({"worker": ["host1:5000"]})
+    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+    ...         return "zmq://host1:5000"
+    >>> Fixed().cluster_spec().num_tasks("worker")
+    1
+    """
 
     _task_type: str | None = None
     _task_id: int | None = None
@@ -49,11 +58,20 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster as it is now."""
+        """Return the cluster as it is now.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec).cluster_spec() == spec
+        True
+        """
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the URL of a task, or of the cluster's master if no task is named. "" means that there is no server to connect to.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec).master("worker", 0, "zmq")
+        'zmq://host1:5000'
 
         Raises:
           ValueError: the cluster has no such task.
@@ -104,6 +122,11 @@ class ClusterResolver(abc.ABC):
     ) -> dict[str, int]:
         """Return the number of accelerators of each type, as {"GPU": 4}. {} means that no accelerators are known.
 
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> resolver = zd.resolvers.SimpleClusterResolver(spec, num_accelerators={"GPU": 2})
+        >>> resolver.num_accelerators()
+        {'GPU': 2}
+
         Args:
           task_type, task_id: if both are given, count only the accelerators of the task that they name. The result is {} unless this is the
             task of this process, because the accelerators of other tasks are not known.
@@ -119,6 +142,10 @@ class ClusterResolver(abc.ABC):
     def validate(self) -> list[str]:
         """Return one sentence for each problem with the cluster and with the task of this process. An empty list means that there is no
         problem.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec).validate()
+        []
 
         This checks the names of jobs, that there is at most one chief and one evaluator, that the cluster has the task of this process, and
         the form of addresses. A chief or an evaluator need not be in the cluster, because it may run beside the cluster. This method

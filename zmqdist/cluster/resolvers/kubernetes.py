@@ -29,7 +29,11 @@ from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program runs, which decides how it finds the API server."""
+    """Where the program runs, which decides how it finds the API server.
+
+    >>> zd.resolvers.ExecutableLocation.OFF_CLUSTER.name
+    'OFF_CLUSTER'
+    """
 
     WITHIN_CLUSTER = 0
     """The program runs in a pod and uses the pod's service account."""

@@ -67,6 +67,13 @@ class RankClusterResolver(ResolverByRank):
     """A resolver whose tasks are the processes that mpirun, mpiexec or torchrun has started. Rank 0 is the chief. The constructor reads the
     environment variables.
 
+    >>> import os, unittest.mock
+    >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
+    ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+    ...     print(resolver.cluster_spec().as_dict())
+    {'chief': ['a:8888'], 'worker': ['a:8889']}
+
     In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster, and the arguments have no effect.
 
     Args:

@@ -12,6 +12,10 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 class SimpleClusterResolver(ClusterResolver):
     """A resolver whose methods return the arguments of its constructor.
 
+    >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+    >>> zd.resolvers.SimpleClusterResolver(spec, rpc_layer="zmq").master("worker", 0)
+    'zmq://host1:5000'
+
     Args:
       master: the address that the method `master` returns if no task is named.
       num_accelerators: the result of the method `num_accelerators`, for any task.
@@ -43,11 +47,21 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the argument `cluster_spec`."""
+        """Return the argument `cluster_spec`.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec).cluster_spec().jobs
+        ['worker']
+        """
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the URL of the argument `master`."""
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the URL of the argument `master`.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec).master("worker", 0, "zmq")
+        'zmq://host1:5000'
+        """
         named = task_type is not None and task_id is not None
         address = self._spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
         return master_url(address, rpc_layer or self._rpc_layer)
@@ -59,5 +73,10 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return a copy of the argument `num_accelerators`, for any task."""
+        """Return a copy of the argument `num_accelerators`, for any task.
+
+        >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
+        >>> zd.resolvers.SimpleClusterResolver(spec, num_accelerators={"GPU": 2}).num_accelerators()
+        {'GPU': 2}
+        """
         return dict(self._num_accelerators)

@@ -30,6 +30,14 @@ class SlurmClusterResolver(ResolverByRank):
     """A resolver whose tasks are the processes of a Slurm job step. The constructor reads Slurm's variables, and `cluster_spec` assigns
     GPUs to this process.
 
+    >>> import os, unittest.mock
+    >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+    >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+    ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+    ...     print(resolver.cluster_spec().as_dict(), resolver.task_id)
+    {'worker': ['n1:8888', 'n2:8888']} 1
+
     `task_type` and `task_id` are known at once. As in TensorFlow, `get_task_info` and `master` know the task of this process only after the
     first call of `cluster_spec`, or after a user has set the task. In a process that `zmqdist launch` has started, the resolver describes
     the launcher's cluster, and the arguments have no effect.

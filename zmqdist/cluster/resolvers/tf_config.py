@@ -23,6 +23,14 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 class TFConfigClusterResolver(ClusterResolver):
     """A resolver of the cluster in TF_CONFIG or else in ZMQDIST_CONFIG. Each method and attribute reads the variable when it is used.
 
+    >>> import json, os
+    >>> spec, own = {"worker": ["host1:5000"]}, {"type": "worker", "index": 0}
+    >>> os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": own})
+    >>> resolver = zd.resolvers.TFConfigClusterResolver()
+    >>> resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
+    ({'worker': ['host1:5000']}, 'worker', 0)
+    >>> del os.environ["TF_CONFIG"]
+
     Args:
       task_type, task_id, rpc_layer, environment: values that win over those in the variable.
 
@@ -47,7 +55,14 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the `cluster` of the variable, or an empty ClusterSpec if the variable has none."""
+        """Return the `cluster` of the variable, or an empty ClusterSpec if the variable has none.
+
+        >>> import os
+        >>> os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["host1:5000"]}}'
+        >>> zd.resolvers.TFConfigClusterResolver().cluster_spec().as_dict()
+        {'worker': ['host1:5000']}
+        >>> del os.environ["TF_CONFIG"]
+        """
         variable, config = _read()
         cluster = config.get("cluster", {})
         try:
@@ -57,6 +72,13 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the URL of a task, by default of the task of this process.
+
+        >>> import os
+        >>> jobs = '{"worker": ["host1:5000"], "ps": ["host2:5000"]}'
+        >>> os.environ["TF_CONFIG"] = f'{{"cluster": {jobs}}}'
+        >>> zd.resolvers.TFConfigClusterResolver().master("worker", 0, "zmq")
+        'zmq://host1:5000'
+        >>> del os.environ["TF_CONFIG"]
 
         If the variable has a `session_master`, return this value unchanged. Otherwise, if the cluster has at most one task, return "".
 
@@ -127,7 +149,11 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return how many accelerators of each type a task has, by default the task of this process."""
+        """Return how many accelerators of each type a task has, by default the task of this process.
+
+        >>> zd.resolvers.TFConfigClusterResolver().num_accelerators()
+        {}
+        """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         return super().num_accelerators(task_type, task_id, config_proto)

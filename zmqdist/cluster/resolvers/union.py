@@ -13,6 +13,11 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 class UnionResolver(ClusterResolver):
     """A resolver with the jobs of several resolvers. All other values are those of the first resolver, unless an argument overrides them.
 
+    >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
+    >>> servers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"ps": ["host2:5000"]}))
+    >>> sorted(zd.resolvers.UnionResolver(workers, servers).cluster_spec().jobs)
+    ['ps', 'worker']
+
     If a job is in several resolvers and dense in all of them, its lists of tasks are concatenated. If the job is sparse in one of them, its
     tasks keep their indices.
 
@@ -44,6 +49,10 @@ class UnionResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the jobs of all resolvers.
 
+        >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
+        >>> zd.resolvers.UnionResolver(workers).cluster_spec().jobs
+        ['worker']
+
         Raises:
           KeyError: a job is sparse in one resolver, and two resolvers have a task of this job with the same index.
         """
@@ -54,7 +63,12 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the master of the first resolver."""
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the master of the first resolver.
+
+        >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
+        >>> zd.resolvers.UnionResolver(workers).master("worker", 0, "zmq")
+        'zmq://host1:5000'
+        """
         rpc_layer = rpc_layer or self.rpc_layer
         if task_type is not None and task_id is not None:
             return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer)
@@ -91,7 +105,12 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the accelerators that the first resolver reports."""
+        """Return the accelerators that the first resolver reports.
+
+        >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
+        >>> zd.resolvers.UnionResolver(workers).num_accelerators()
+        {}
+        """
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

@@ -84,6 +84,10 @@ FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, En
 class DispatchServer:
     """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
 
+    >>> with zd.DispatchServer() as dispatcher:
+    ...     print(dispatcher.target.startswith("zmq://"))
+    True
+
     The dispatcher runs in a thread of its own. Stop it with `stop`, or use it in a with-statement. A server to which the program no longer
     refers stops in the background. In a script `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
@@ -110,7 +114,11 @@ class DispatchServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind the port and serve. Workers and coordinators can connect once `start` has returned. Starting again has no effect."""
+        """Bind the port and serve. Workers and coordinators can connect once `start` has returned. Starting again has no effect.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     dispatcher.start()  # a second call does nothing
+        """
         with self._lock:
             if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
@@ -120,6 +128,9 @@ class DispatchServer:
     def stop(self) -> None:
         """Stop the dispatcher at once. Its queues and sessions are lost. Idempotent.
 
+        >>> dispatcher = zd.DispatchServer()
+        >>> dispatcher.stop()
+
         Workers go on running their functions for half the duration of a lease, and wait for another dispatcher at this address. To stop the
         workers as well, call `shutdown` instead.
         """
@@ -127,7 +138,13 @@ class DispatchServer:
             self._runtime.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit."""
+        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit.
+
+        >>> dispatcher = zd.DispatchServer()
+        >>> dispatcher.stop()
+        >>> dispatcher.join()
+        True
+        """
         return self._runtime.stopped.wait(seconds(timeout))
 
     @property
@@ -167,7 +184,12 @@ class DispatchServer:
         return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
-        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows them. Waits for the loop."""
+        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows them. Waits for the loop.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     print(len(dispatcher.snapshot().workers))
+        0
+        """
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
@@ -213,11 +235,22 @@ class DispatchServer:
         self._runtime.scaler = scaler
 
     def drain_reports(self) -> list[DrainReport]:
-        """Return for each worker what would become of its values and work if it left. Waits at most DESCRIBED_S for the programs."""
+        """Return for each worker what would become of its values and work if it left. Waits at most DESCRIBED_S for the programs.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     print(dispatcher.drain_reports())
+        []
+        """
         return self._runtime.reporter.reports()
 
     def drain(self, job: str, index: int, grace_s: float) -> None:
         """Have a worker leave after it has finished its running functions, or after `grace_s`. Waits for the loop, not for the worker.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
+        ...         dispatcher.drain("worker", 0, grace_s=1.0)
+        ...         worker.join()
+        True
 
         Raises:
           NotFoundError: no worker of this name is registered.
@@ -226,7 +259,11 @@ class DispatchServer:
         self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent."""
+        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent.
+
+        >>> dispatcher = zd.DispatchServer()
+        >>> dispatcher.shutdown(grace_s=1.0)
+        """
         loop = self._runtime.loop
         # `run` raises FailedPreconditionError if another thread has stopped the server meanwhile.
         with contextlib.suppress(errors.FailedPreconditionError):

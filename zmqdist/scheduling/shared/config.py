@@ -40,6 +40,10 @@ START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
 class DispatcherConfig(BrokerSettings):
     """The address of a dispatcher, the state that it keeps, and its time limits for workers and readers.
 
+    >>> config = zd.data.service.DispatcherConfig(port=0, client_timeout_ms=60_000)
+    >>> config.client_timeout_ms
+    60000
+
     Attributes:
       port: the port to bind; 0 chooses a free port.
       protocol: "zmq" or "tcp", which mean the same; None means "zmq".
@@ -139,6 +143,9 @@ class DispatcherConfig(BrokerSettings):
 @dataclass(frozen=True)
 class WorkerConfig:
     """The name of a worker, its dispatcher, its slots and its addresses.
+
+    >>> zd.data.service.WorkerConfig("host1:5050", slots=4).slots
+    4
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
@@ -309,7 +316,12 @@ class WorkerConfig:
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
-        """Return the address at which other processes reach the worker's server, which is bound at `bound` ("host:port")."""
+        """Return the address at which other processes reach the worker's server, which is bound at `bound` ("host:port").
+
+        >>> config = zd.data.service.WorkerConfig("host1:5050", worker_address="host2:%port%")
+        >>> config.advertised("0.0.0.0:7000")
+        'host2:7000'
+        """
         host, _, port = bound.rpartition(":")
         if self.worker_address is not None:
             return advertised_address(self.worker_address.replace(BOUND_PORT, port), port)

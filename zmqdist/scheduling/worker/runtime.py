@@ -75,6 +75,12 @@ FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 class WorkerServer:
     """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
 
+    >>> with zd.DispatchServer() as dispatcher:
+    ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)):
+    ...         with zd.ClusterCoordinator(dispatcher) as coordinator:
+    ...             print(coordinator.submit(pow, 2, 3).result())
+    8
+
     The slots are threads unless the config has `processes=True`, which the command `zmqdist worker` sets. The dispatcher may be started
     later, because `start` waits for the dispatcher, and logs that it waits.
 
@@ -115,6 +121,10 @@ class WorkerServer:
     def start(self) -> None:
         """Start the worker, and return once the dispatcher has registered it. If the worker is started already, only wait.
 
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
+        ...         worker.start()  # a second call does nothing
+
         Raises:
           FailedPreconditionError: the worker was stopped before. The docstring of the class lists the other errors.
         """
@@ -130,6 +140,9 @@ class WorkerServer:
     def stop(self, grace_s: float = 0.0) -> None:
         """Leave the dispatcher and end the slots. Blocks until the worker has ended. Idempotent.
 
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)).stop()
+
         Functions that have not begun are returned to the dispatcher at once, for other workers.
 
         Args:
@@ -143,7 +156,14 @@ class WorkerServer:
         self._runtime.stop(grace_s)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit."""
+        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     worker = zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address))
+        ...     worker.stop()
+        ...     worker.join()
+        True
+        """
         return self._runtime.stopped.wait(seconds(timeout))
 
     @property
@@ -194,6 +214,11 @@ class WorkerServer:
 
     def snapshot(self) -> WorkerSnapshot:
         """Return an immutable record of the worker's running and waiting work, and of the data that it holds. Waits for the loop.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
+        ...         print(type(worker.snapshot()).__name__)
+        WorkerSnapshot
 
         Raises:
           FailedPreconditionError: the worker was not started, or has stopped.

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 class MultiProcessRunnerResult(NamedTuple):
     """The results and the output of the tasks of a run.
 
+    >>> result = zd.testing.MultiProcessRunnerResult(return_value=[1, 2], stdout=[])
+    >>> result.return_value
+    [1, 2]
+
     Attributes:
       return_value: the results of the functions, in no particular order and without None.
       stdout: the lines that the tasks wrote, each prefixed with the task and ending with a newline; empty without `return_output`.

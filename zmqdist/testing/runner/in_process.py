@@ -48,6 +48,10 @@ def create_in_process_cluster(
 ) -> InProcessCluster:
     """Start a `zmqdist.Server` for each task of a cluster, in threads of this process.
 
+    >>> with zd.testing.create_in_process_cluster(num_workers=2, num_ps=0) as spec:
+    ...     print(list(spec), len(spec["worker"]))
+    ['worker'] 2
+
     Args:
       rpc_layer: must be "zmq".
 

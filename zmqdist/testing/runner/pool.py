@@ -32,6 +32,11 @@ TERM_GRACE_S = 3.0
 class MultiProcessPoolRunner:
     """Processes for the tasks of a cluster. The first `run` starts the processes, and each later `run` uses them again.
 
+    >>> pool = zd.testing.MultiProcessPoolRunner(zd.testing.create_cluster_spec(num_workers=2))
+    >>> pool.run(abs, args=(-3,))
+    [3, 3]
+    >>> pool.shutdown()
+
     Args:
       cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` returns it.
       initializer: a function that each process calls once, without arguments, before it runs other functions.

@@ -50,6 +50,10 @@ def create_cluster_spec(
     """Return a cluster on this host, as a dict of jobs to addresses. Its ports stay reserved while the dict, or a runner made with it, is
     referenced.
 
+    >>> spec = zd.testing.create_cluster_spec(num_workers=2, num_ps=1)
+    >>> {job: len(addresses) for job, addresses in spec.items()}
+    {'worker': 2, 'ps': 1}
+
     Raises:
       ValueError: a number of tasks is below 0.
       OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.

@@ -47,6 +47,12 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFP
 class MultiProcessRunner:
     """Runs a function in every task of a cluster. The function `run` is a short form for most tests.
 
+    >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+    >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+    ...     runner.start()
+    ...     print(runner.join().return_value)
+    [3]
+
     Args:
       fn: the function that every task runs.
       cluster_spec: a dict of jobs to addresses; `create_cluster_spec` makes one with free ports.
@@ -435,6 +441,10 @@ def run(
 ) -> MultiProcessRunnerResult:
     """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. `timeout` is the argument of
     `MultiProcessRunner.join`, and the others are those of MultiProcessRunner. The errors are those of MultiProcessRunner and its `join`.
+
+    >>> spec = zd.testing.create_cluster_spec(num_workers=2)
+    >>> sorted(zd.testing.run(abs, spec, args=(-3,)).return_value)
+    [3, 3]
     """
     with MultiProcessRunner(
         fn,

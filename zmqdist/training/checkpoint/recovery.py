@@ -94,7 +94,15 @@ class RecoverySnapshot:
 
 
 class Recovery:
-    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes the Recovery."""
+    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes the Recovery.
+
+    >>> with strategy.scope():
+    ...     weights = zd.Variable(np.zeros(2))
+    >>> checkpoint = zd.checkpoint.Checkpoint(weights=weights)
+    >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/recovered", 3)
+    >>> with zd.checkpoint.Recovery(strategy, manager) as recovery:
+    ...     path = manager.save(1)  # a lost server gets the values of this checkpoint
+    """
 
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
@@ -131,13 +139,25 @@ class Recovery:
             raise
 
     def close(self) -> None:
-        """Stop watching, and wait until a recovery in progress has ended. A second call does nothing."""
+        """Stop watching, and wait until a recovery in progress has ended. A second call does nothing.
+
+        >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/closed", 3)
+        >>> zd.checkpoint.Recovery(strategy, manager).close()
+        """
         self._closing.set()
         for thread in self._threads:
             thread.join()
 
     def snapshot(self) -> RecoverySnapshot:
-        """Return the watched servers and the versions seen so far, without sending a message. Any thread may call this."""
+        """Return the watched servers and the versions seen so far, without sending a message. Any thread may call this.
+
+        >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
+        >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/looked-at", 3)
+        >>> with zd.checkpoint.Recovery(strategy, manager) as recovery:
+        ...     print(type(recovery.snapshot()).__name__)
+        RecoverySnapshot
+        """
         seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
         names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(

@@ -22,6 +22,14 @@ def distributed_save(
     """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks until the dispatcher has begun the
     snapshot.
 
+    >>> service, numbers = zd.data.service, Dataset.range(5)
+    >>> config = service.DispatcherConfig(work_dir=f"{folder}/work", fault_tolerant_mode=True)
+    >>> with service.DispatchServer(config) as dispatcher:
+    ...     with service.WorkerServer(service.WorkerConfig(dispatcher.address)):
+    ...         service.distributed_save(numbers, f"{folder}/five", dispatcher).wait(60)
+    >>> print(*sorted(Dataset.load(f"{folder}/five")))
+    0 1 2 3 4
+
     Use this for a pipeline that is expensive and read often. Each element is computed by one worker, and again only if that worker ends
     before it has committed the element. All workers and the dispatcher must reach the folder by the same path. The service continues to
     write after this program has ended, and after restarts of the dispatcher and of workers. This function does not wait until the
