@@ -161,6 +161,12 @@ class ValueContext:
     """The argument of a function that `experimental_distribute_values_from_function` calls. It describes the replica for which the function
     makes a value.
 
+    >>> values = strategy.experimental_distribute_values_from_function(
+    ...     lambda context: context.replica_id_in_sync_group
+    ... )
+    >>> strategy.run(lambda x: x, args=(values,))
+    0
+
     Attributes:
       replica_id_in_sync_group: index of the replica, from 0.
       num_replicas_in_sync: number of replicas.

@@ -46,7 +46,15 @@ class ResolverByRank(ClusterResolver):
         self._per_node = dict(per_node)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster of the ranks, or in a process of `zmqdist launch` the cluster of the launcher."""
+        """Return the cluster of the ranks, or in a process of `zmqdist launch` the cluster of the launcher.
+
+        >>> import os, unittest.mock
+        >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
+        ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+        ...     print(resolver.cluster_spec().as_dict())
+        {'chief': ['a:8888'], 'worker': ['a:8889']}
+        """
         if self._launched is not None:
             return self._launched.cluster_spec()
         addresses = [f"{host}:{self._port_base + index}" for host, index in self._places()]
@@ -58,7 +66,15 @@ class ResolverByRank(ClusterResolver):
         return ClusterSpec(cluster)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address."""
+        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address.
+
+        >>> import os, unittest.mock
+        >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
+        ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+        ...     print(resolver.master("worker", 0))
+        zmq://a:8889
+        """
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)

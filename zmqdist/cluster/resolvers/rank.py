@@ -119,6 +119,13 @@ class RankClusterResolver(ResolverByRank):
     def validate(self) -> list[str]:
         """Return the problems that the base class finds. Also check that the ranks fill one host after the other, as the addresses
         assume.
+
+        >>> import os, unittest.mock
+        >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
+        ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+        ...     print(resolver.validate())
+        []
         """
         problems = super().validate()
         if self._launched is None:

@@ -90,7 +90,16 @@ class SlurmClusterResolver(ResolverByRank):
         self._share_gpus(gpus_per_node, gpus_per_task)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster. With `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES."""
+        """Return the cluster. With `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES.
+
+        >>> import os, unittest.mock
+        >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+        >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+        ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+        ...     print(resolver.cluster_spec().as_dict())
+        {'worker': ['n1:8888', 'n2:8888']}
+        """
         self._asked = True
         if self._launched is None and self._auto_set_gpu and self._gpus_per_task:
             _, index = self._places()[self._rank]
@@ -99,12 +108,31 @@ class SlurmClusterResolver(ResolverByRank):
         return super().cluster_spec()
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Return (task_type, task_id). Both are None before the first call of `cluster_spec`, unless they were set."""
+        """Return (task_type, task_id). Both are None before the first call of `cluster_spec`, unless they were set.
+
+        >>> import os, unittest.mock
+        >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+        >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+        ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+        ...     _ = resolver.cluster_spec()
+        ...     print(resolver.get_task_info())
+        ('worker', 1)
+        """
         known = self._asked or (self._task_type, self._task_id) != (None, None)
         return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that this task has no address or is not known yet."""
+        """Return the URL of a task, by default of the task of this process. "" means that this task has no address or is not known yet.
+
+        >>> import os, unittest.mock
+        >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+        >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+        ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+        ...     print(resolver.master("worker", 0, "zmq"))
+        zmq://n1:8888
+        """
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
@@ -113,13 +141,31 @@ class SlurmClusterResolver(ResolverByRank):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the number of GPUs of a task, as {"GPU": 2}. All tasks have equally many GPUs."""
+        """Return the number of GPUs of a task, as {"GPU": 2}. All tasks have equally many GPUs.
+
+        >>> import os, unittest.mock
+        >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+        >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+        ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+        ...     print(resolver.num_accelerators())
+        {}
+        """
         if self._launched is not None:
             return super().num_accelerators(task_type, task_id, config_proto)
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
-        """Return the problems that the base class finds. Also check that this process runs on the host of its address."""
+        """Return the problems that the base class finds. Also check that this process runs on the host of its address.
+
+        >>> import os, unittest.mock
+        >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+        >>> srun["SLURM_TASKS_PER_NODE"] = "1(x2)"
+        >>> with unittest.mock.patch.dict(os.environ, srun):  # srun sets these
+        ...     resolver = zd.resolvers.SlurmClusterResolver({"worker": 2}, gpus_per_node=0)
+        ...     print(resolver.validate())
+        []
+        """
         problems = super().validate()
         if self._launched is not None:
             return problems

@@ -309,7 +309,12 @@ class DispatchServer:
         self._runtime.gone[name] = reason
 
     def data_snapshot(self) -> DataSnapshot:
-        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal."""
+        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     print(type(dispatcher.data_snapshot()).__name__)
+        DataSnapshot
+        """
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 

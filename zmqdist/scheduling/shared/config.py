@@ -287,7 +287,12 @@ class WorkerConfig:
         return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables that bound the number of threads in each slot. The caller adds them to `environment`."""
+        """Return environment variables that bound the number of threads in each slot. The caller adds them to `environment`.
+
+        >>> config = zd.data.service.WorkerConfig("host1:5050", slots=4, threads_per_slot=2)
+        >>> config.thread_variables({})["OMP_NUM_THREADS"]
+        '2'
+        """
         return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
     # -- the settings of the data service -----------------------------------------------------------------------------------

@@ -233,7 +233,13 @@ class WorkerServer:
         return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
-        """Return an immutable record of the worker's data tasks and of the streams of distributed snapshots that it writes."""
+        """Return an immutable record of the worker's data tasks and of the streams of distributed snapshots that it writes.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
+        ...         print(type(worker.data_snapshot()).__name__)
+        WorkerDataSnapshot
+        """
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 

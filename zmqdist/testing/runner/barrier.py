@@ -175,6 +175,12 @@ _NO_TASK: Final = (
 def get_barrier() -> Barrier:
     """Return the barrier of all tasks of this run. Call this in a task.
 
+    >>> def meet():
+    ...     zd.testing.get_barrier().wait(timeout=60)
+    ...     return "met"
+    >>> zd.testing.run(meet, zd.testing.create_cluster_spec(num_workers=2)).return_value
+    ['met', 'met']
+
     Raises:
       ValueError: the caller is the parent, which is not a task.
     """

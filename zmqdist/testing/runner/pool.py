@@ -79,6 +79,11 @@ class MultiProcessPoolRunner:
     ) -> list[Any]:
         """Run `fn` in all tasks, and wait until all have finished.
 
+        >>> pool = zd.testing.MultiProcessPoolRunner(zd.testing.create_cluster_spec(num_workers=1))
+        >>> pool.run(abs, args=(-3,))
+        [3]
+        >>> pool.shutdown()
+
         Returns:
           The results in the order of the tasks, the chief first, without results that are None.
 
@@ -107,7 +112,11 @@ class MultiProcessPoolRunner:
         return [outcomes[task].value for task in self._crew.tasks if outcomes[task].value is not None]
 
     def shutdown(self) -> None:
-        """End the processes. A second call does nothing; a later `run` starts new processes."""
+        """End the processes. A second call does nothing; a later `run` starts new processes.
+
+        >>> pool = zd.testing.MultiProcessPoolRunner(zd.testing.create_cluster_spec(num_workers=1))
+        >>> pool.shutdown()
+        """
         with self._lock:
             if self._dropped is not None:
                 self._dropped.detach()

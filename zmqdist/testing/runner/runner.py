@@ -131,6 +131,12 @@ class MultiProcessRunner:
     def start(self) -> None:
         """Start all tasks.
 
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     print(runner.join().return_value)
+        [3]
+
         Raises:
           ValueError: the runner was started or joined already.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
@@ -250,6 +256,12 @@ class MultiProcessRunner:
     def terminate(self, task_type: str, task_id: int) -> None:
         """Kill one task and the processes that it has started, and wait for its end. With `auto_restart` the runner restarts it.
 
+        >>> import time
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(time.sleep, spec, args=(60,)) as runner:
+        ...     runner.start()
+        ...     runner.terminate("worker", 0)
+
         Raises:
           ValueError: the task was never started.
         """
@@ -264,7 +276,14 @@ class MultiProcessRunner:
                 self._changed.wait_for(lambda: process not in self._running)
 
     def terminate_all(self, sig: int = signal.SIGKILL) -> None:
-        """Send a signal to all running tasks, and restart none of them. `join` still raises errors that tasks had raised before."""
+        """Send a signal to all running tasks, and restart none of them. `join` still raises errors that tasks had raised before.
+
+        >>> import time
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(time.sleep, spec, args=(60,)) as runner:
+        ...     runner.start()
+        ...     runner.terminate_all()
+        """
         with self._changed:
             self._auto_restart = False
             self._terminated |= self._running
@@ -272,6 +291,12 @@ class MultiProcessRunner:
 
     def join(self, timeout: float | None = JOIN_TIMEOUT_S) -> MultiProcessRunnerResult:
         """Wait for the end of all tasks, and return their results and output. Call this once.
+
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     print(runner.join(timeout=60).return_value)
+        [3]
 
         Args:
           timeout: seconds; None means no limit.
@@ -361,18 +386,41 @@ class MultiProcessRunner:
     # -- state of the processes -------------------------------------------------------------------------------------
 
     def process_exists(self, task_type: str, task_id: int) -> bool:
-        """Return whether a process of the task runs."""
+        """Return whether a process of the task runs.
+
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     _ = runner.join()
+        ...     print(runner.process_exists("worker", 0))
+        False
+        """
         with self._changed:
             return self._processes.get((task_type, task_id)) in self._running
 
     def get_process_id(self, task_type: str, task_id: int) -> int | None:
-        """Return the process id of the task's last process; None if the task had none."""
+        """Return the process id of the task's last process; None if the task had none.
+
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     print(runner.get_process_id("worker", 0) > 0)
+        ...     _ = runner.join()
+        True
+        """
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
         """Return the exit code of the task's last process in the form of `subprocess`, in which -9 stands for SIGKILL. None means that the
         process still runs, or that the task had no process.
+
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     _ = runner.join()
+        ...     print(runner.get_process_exit_code("worker", 0))
+        0
         """
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
