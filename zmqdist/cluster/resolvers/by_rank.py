@@ -51,7 +51,8 @@ class ResolverByRank(ClusterResolver):
         >>> import os, unittest.mock
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
         >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
-        ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+        ...     jobs = {"worker": 1}
+        ...     resolver = zd.resolvers.RankClusterResolver(jobs, hosts=["a"], port_base=8888)
         ...     print(resolver.cluster_spec().as_dict())
         {'chief': ['a:8888'], 'worker': ['a:8889']}
         """
@@ -71,7 +72,8 @@ class ResolverByRank(ClusterResolver):
         >>> import os, unittest.mock
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
         >>> with unittest.mock.patch.dict(os.environ, torchrun):  # torchrun sets these
-        ...     resolver = zd.resolvers.RankClusterResolver({"worker": 1}, hosts=["a"], port_base=8888)
+        ...     jobs = {"worker": 1}
+        ...     resolver = zd.resolvers.RankClusterResolver(jobs, hosts=["a"], port_base=8888)
         ...     print(resolver.master("worker", 0))
         zmq://a:8889
         """
