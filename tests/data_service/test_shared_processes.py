@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.data.service.worker import task_process
+from zmqdist.data.service.worker.task_main import ROWS_BYTES, progress_of_replies
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import UnavailableError, UnknownError
@@ -48,6 +50,7 @@ class FakeChild:
 
     def __init__(self, descriptors: list[int]) -> None:
         self.orders = socket.socket(fileno=os.dup(descriptors[0]))
+        self.memory = mmap.mmap(descriptors[1], ROWS_BYTES)
         for descriptor in descriptors:
             os.close(descriptor)
         self.killed = False
@@ -120,6 +123,7 @@ class FakeProcesses:
         self.loop.stop()
         for child in self.children:
             child.orders.close()
+            child.memory.close()
 
 
 @pytest.fixture
@@ -153,6 +157,29 @@ def test_a_process_ends_with_the_last_of_its_tasks(fakes: FakeProcesses) -> None
     assert fakes.loop.run(lambda: fakes.tasks.unsent)
     fakes.begin(4004)
     assert len(fakes.children) == 3  # no task joins a process that ends
+
+
+def test_a_process_without_tasks_is_killed_when_its_last_replies_stand_still(
+    fakes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_process, "END_S", 0.01)
+    fakes.begin(4000)
+    (child,) = fakes.children
+    moves = 50
+
+    def move() -> None:
+        nonlocal moves
+        if moves:
+            moves -= 1
+            with progress_of_replies(child.memory) as progress:
+                progress[0] += 1
+
+    fakes.loop.at_end_of_turn(move)
+    fakes.loop.run(fakes.tasks.drop, 4000)
+    until(lambda: moves < 10 or child.killed, "several looks at the process")
+    assert not child.killed
+    until(lambda: child.killed, "its end")
+    assert not moves
 
 
 def test_a_crash_of_a_shared_process_is_charged_to_nobody_and_its_tasks_run_alone(fakes: FakeProcesses) -> None:

@@ -55,7 +55,7 @@ METHODS: Final = "zmqdist.methods"
 """Name of the reserved method that returns the list of the server's methods without reserved ones. method_list.py decodes this list."""
 
 UNREAD_S: Final = 0.5
-"""Seconds for which a stopping server waits while no client reads any bytes of its large replies."""
+"""Seconds for which a stopping server waits while no client reads any bytes of its replies."""
 
 SWEEP_S: Final = 0.1
 """Seconds between two searches of one client's queue for expired calls. A search is not cheap, because the queue may have 65,536 calls."""
@@ -214,14 +214,15 @@ class RpcService:
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
-        """Wait until clients have received all large replies, or until no client has read any bytes of them for UNREAD_S.
+        """Wait until clients have received all replies, or until no client has read any bytes of them for UNREAD_S.
 
         Return False if `until` passes first.
         """
-        unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
-        while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
+        before, unsent, moved_at = 1, self._loop.run(self._router.unsent_bytes), time.monotonic()
+        # Looks twice, because it cannot look into ZeroMQ's queues (Router.unsent_bytes).
+        while (before or unsent) and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
             time.sleep(0.002)
-            before, unsent = unsent, self._loop.run(self._unsent_bytes)
+            before, unsent = unsent, self._loop.run(self._router.unsent_bytes)
             moved_at = now if unsent != before else moved_at
         return not unsent or time.monotonic() < until
 
@@ -256,7 +257,7 @@ class RpcService:
             bytes_waiting=self._pool.held(),
             streams=len(self._generators),
             transfers=sum(len(each.tracked) for each in channels),
-            bytes_unsent=self._unsent_bytes(),
+            bytes_unsent=sum(each.undelivered for each in channels),
             bytes_unacknowledged=sum(each.unacknowledged for each in channels),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
@@ -500,16 +501,13 @@ class RpcService:
 
     @property
     def unsent(self) -> int:
-        """Bytes of large replies that have not reached their callers yet. Only the loop may read this."""
-        return self._unsent_bytes()
+        """Bytes of replies that have not reached their callers yet. Only the loop may read this."""
+        return self._router.unsent_bytes()
 
     @property
     def idle(self) -> bool:
-        """Whether every call has its reply and every large reply has reached its caller. Only the loop may read this."""
-        return not len(self._calls) and not self._unsent_bytes()
-
-    def _unsent_bytes(self) -> int:
-        return sum(peer.bulk.undelivered for peer in self._router.peers if peer.bulk is not None)
+        """Whether every call has its reply and every reply has reached its caller. Only the loop may read this."""
+        return not len(self._calls) and not self.unsent
 
     def allowed(self, peer: Peer, name: str) -> Method:
         """Return the method of this name, if this peer may call it.

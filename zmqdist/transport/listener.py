@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket as sockets
+import sys
 from typing import Any, Final
 
 import zmq
@@ -21,6 +23,9 @@ BACKLOG: Final = 1024
 
 TCP_NOTSENT_LOWAT: Final = 25
 """The number of this option in Linux; Python has no name for it before 3.12."""
+
+SIOCOUTQNSD: Final = 0x894B
+"""The number of this request in Linux; Python has no name for it."""
 
 
 def listen(host: str, any_port: bool = False) -> sockets.socket:
@@ -80,6 +85,15 @@ def limit_unsent(fd: int) -> Any:
         own.setsockopt(sockets.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         return own.getsockname()
     return None
+
+
+def unsent_bytes(fd: int) -> int:
+    """Return the bytes of a connection that wait in the kernel; 0 if it has just ended. What the kernel has
+    sent it delivers even when this process has ended.
+    """
+    with contextlib.suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(fd, SIOCOUTQNSD, bytes(4)), sys.byteorder)
+    return 0
 
 
 def bind_problem(error: zmq.ZMQError) -> str:

@@ -24,6 +24,7 @@ class Peer:
     Attributes:
       routing_id: ZeroMQ's name for the connection.
       fd: the descriptor number of the connection; -1 if unknown.
+      port: the port of this server to which the peer is connected; 0 if unknown.
       role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the server sends only one reply.
       key: the peer's public key, 32 bytes; empty without CURVE.
       limited: whether the role is "joining" or "revoked".
@@ -48,6 +49,7 @@ class Peer:
         "key",
         "limited",
         "name",
+        "port",
         "refusals",
         "role",
         "routing_id",
@@ -65,6 +67,7 @@ class Peer:
         self.bulk: BulkChannel | None = None
         self.session: Any = None
         self.gone = False
+        self.port = 0
         self.fault_logged = False
         self.refusals = 0
         self.ignored = False

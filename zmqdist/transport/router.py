@@ -75,7 +75,7 @@ from zmqdist.transport import forks
 from zmqdist.transport.dealer import Buffer, receive_rest
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
-from zmqdist.transport.listener import BACKLOG, bind_problem, limit_unsent, listen, look_up, shut_down
+from zmqdist.transport.listener import BACKLOG, bind_problem, limit_unsent, listen, look_up, shut_down, unsent_bytes
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, FAILED_NO_DETAIL, decode_event, open_monitor
@@ -256,8 +256,18 @@ class Router:
         self._security.check_bind(name[0])
         return join_address(name[0], self._loop.run(self._bind, name[0], name[1], fd))
 
+    def unsent_bytes(self, port: int = 0) -> int:
+        """Return the bytes that have not left for the peers (of this port, unless it is 0), and those of
+        large parts that have not reached them.
+
+        What only ZeroMQ's queues hold is not counted. ZeroMQ moves it on as long as the kernel takes
+        it, so nothing is left there if nothing is unsent for a while.
+        """
+        peers = [peer for peer in self.peers if port in (0, peer.port)]
+        return sum(unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0) for peer in peers)
+
     def unbind(self, address: str) -> None:
-        """Accept no more connections at an address that `bind` or `bind_fd` has returned. The open connections stay."""
+        """Accept no more connections at an address that `bind` or `bind_fd` has returned, and end its open ones."""
         self._loop.run(self._socket.unbind, f"tcp://{address}")
 
     def _bind(self, host: str, port: int, fd: int = -1) -> int:
@@ -443,7 +453,7 @@ class Router:
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
-            limit_unsent(fd)
+            peer.port = (limit_unsent(fd) or (0, 0))[1]
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
                 # The first Ping waits, because the first message to the peer must be the hello of this server.

@@ -5,6 +5,7 @@ heartbeats, and keeps its first connection.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,22 @@ def test_functions_with_a_kilobyte_each(dispatcher: str, slow: str, way: str) ->
             else:
                 values = [coordinator.schedule(text, (1000,)) for _ in range(BYTES // 1000)]
                 assert set(coordinator.fetch(values)) == {bytes(1000)}
+        check(link)
+
+
+def test_a_server_that_stops_sends_its_replies_first() -> None:
+    with contextlib.ExitStack() as ends:
+        server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        ends.callback(server.stop)
+        begun = threading.Semaphore(0)
+        server.register("text", lambda: (begun.release(), bytes(1000))[1])
+        server.start()
+        link = ends.enter_context(SlowLink(server.address))
+        client = ends.enter_context(zd.rpc.Client.create("zmq", link.address, timeout_in_ms=TIMEOUT_MS))
+        calls = [client.call("text") for _ in range(BYTES // 1000)]
+        assert all(begun.acquire(timeout=TIMEOUT_MS / 1000) for _ in calls)
+        server.stop(TIMEOUT_MS / 1000)
+        assert {call.get_value()[0] for call in calls} == {bytes(1000)}
         check(link)
 
 

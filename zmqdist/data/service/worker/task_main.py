@@ -28,6 +28,7 @@ from typing import Any, Final
 import msgspec
 
 import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
+from zmqdist import clock as time
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
 from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask
@@ -35,6 +36,7 @@ from zmqdist.errors import OpError, from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
@@ -57,7 +59,7 @@ SWITCH_S: Final = sys.getswitchinterval()
 """Seconds for which a thread may hold the GIL while another waits for it, in a process with one task."""
 
 ANSWERS_S: Final = 2.0
-"""Seconds within which the last replies have to reach their readers."""
+"""Seconds between the last reply of a task, or a later look that found replies unsent, and the next look."""
 
 
 class Begin(msgspec.Struct, array_like=True):
@@ -93,6 +95,11 @@ def row(memory: mmap.mmap, number: int) -> memoryview:
     return memoryview(memory).cast("Q")[number * PROGRESS : (number + 1) * PROGRESS]
 
 
+def progress_of_replies(memory: mmap.mmap) -> memoryview:
+    """Return the number in the shared memory that a process without tasks changes as its last replies move on."""
+    return memoryview(memory).cast("Q")[-1:]
+
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
@@ -120,7 +127,7 @@ def main(orders_fd: int, memory_fd: int) -> None:
         process = process or _Process(begin)
         process.begin(begin, pipe, row(memory, begin.row), listener)
     if process is not None:
-        process.stop()
+        process.stop(progress_of_replies(memory))
     os._exit(0)
 
 
@@ -196,9 +203,17 @@ class _Process:
     def _drop(self, number: int) -> None:
         self._tasks.drop(number)
         self._pipes.pop(number).close()
-        # ZeroMQ ends the connections of an address with it, so the last replies leave first.
-        unbind = partial(self._router.unbind, self._addresses.pop(number))
-        self._loop.set_timer(("unbind", number), self._loop.now() + ANSWERS_S, unbind)
+        self._unbind_later(self._addresses.pop(number))
+
+    def _unbind_later(self, address: str) -> None:
+        self._loop.set_timer(address, self._loop.now() + ANSWERS_S, partial(self._unbind_if_sent, address))
+
+    def _unbind_if_sent(self, address: str) -> None:
+        """Close the port of a dropped task when its last replies have left, because ZeroMQ ends the connections with it."""
+        if self._router.unsent_bytes(split(address)[1]):
+            self._unbind_later(address)
+        else:
+            self._router.unbind(address)
 
     def _report(self) -> None:
         for number, figures in self._tasks.figures().items():
@@ -210,10 +225,17 @@ class _Process:
         with contextlib.suppress(KeyError, OSError):
             self._pipes[number].send(message)
 
-    def stop(self) -> None:
-        """End all tasks. The last replies may still leave."""
+    def stop(self, progress: memoryview) -> None:
+        """End all tasks, and wait until their last replies have reached the readers, or the readers have gone. The worker kills
+        this process if `progress` does not change meanwhile.
+        """
         self._loop.run(self._tasks.close)
         self._service.stop(ANSWERS_S)
+        before, unsent = 1, self._loop.run(self._router.unsent_bytes)
+        while before or unsent:  # looks twice, because it cannot look into ZeroMQ's queues (Router.unsent_bytes)
+            time.sleep(FLUSH_S)
+            before, unsent = unsent, self._loop.run(self._router.unsent_bytes)
+            progress[0] += unsent != before
         self._loop.stop()
 
 

@@ -27,8 +27,8 @@ When the process crashes (a signal, os._exit, out of memory)
     If the zygote ended the process because this worker was suspended, this is no crash. Another process starts when a reader connects.
 
 The end
-    After the last task of a process is dropped, the process may send its last replies for END_S. Then the worker kills the process, even if
-    user code is running. All processes end with the worker.
+    After the last task of a process is dropped, the process sends its last replies, and ends. The worker kills the process when it has
+    sent nothing for END_S, even if user code is running. All processes end with the worker.
 
 Everything here runs in the worker's loop thread.
 """
@@ -58,6 +58,7 @@ from zmqdist.data.service.worker.task_main import (
     REFUSE,
     ROWS_BYTES,
     Begin,
+    progress_of_replies,
     row,
 )
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
@@ -76,7 +77,7 @@ CRASHES_MAX: Final = 3
 """The number of crashes after which a DYNAMIC task has failed for good."""
 
 END_S: Final = ANSWERS_S + 3.0
-"""Seconds after which the worker kills a process whose tasks are all dropped."""
+"""Seconds after which the worker kills a process whose tasks are all dropped, and whose last replies do not move on."""
 
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
@@ -204,6 +205,7 @@ class _Process:
     def __init__(self, owner: TaskProcesses, *, alone: bool) -> None:
         self.tasks: dict[int, _Task] = {}
         self.alone = alone
+        self._replies_progress = 0
         self._owner = owner
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
@@ -239,11 +241,23 @@ class _Process:
                 os.close(descriptor)
 
     def drop(self, number: int) -> None:
-        """Remove a task. A process without tasks ends; the worker kills it after END_S."""
+        """Remove a task. A process without tasks ends; the module's docstring says when it is killed."""
         del self.tasks[number]
         if not self.tasks:
             self._orders.close()
-            self._owner.loop.set_timer(self, self._owner.loop.now() + END_S, self._kill)
+            self._kill_later()
+
+    def _kill_later(self) -> None:
+        self._owner.loop.set_timer(self, self._owner.loop.now() + END_S, self._kill_if_idle)
+
+    def _kill_if_idle(self) -> None:
+        before = self._replies_progress
+        with progress_of_replies(self._memory) as progress:
+            self._replies_progress = progress[0]
+        if self._replies_progress == before:
+            self._child.kill()
+        else:
+            self._kill_later()
 
     def _exited(self, code: int) -> None:
         unfinished = self.unfinished
@@ -258,10 +272,7 @@ class _Process:
     def close(self) -> None:
         self._orders.close()
         self._memory.close()
-        self._owner.loop.set_timer(self, None, self._kill)
-
-    def _kill(self) -> None:
-        self._child.kill()
+        self._owner.loop.set_timer(self, None, self._kill_later)
 
 
 class _Task:
