@@ -17,18 +17,28 @@ from typing import IO, Final
 _HANDED_OVER: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
+null_streams: Final[dict[int, int]] = {}
+"""The descriptor of /dev/null for each standard stream whose number a file of the program has."""
+
+
 def fill_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that is closed, as in a daemon or after `>&-`. Call it before this process opens a
     socket, pipe or memory file that stays open. The kernel would give it the number of the closed stream, and a `print` of this process or
     of a child would write into it.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    filled = set()
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+            filled.add(os.open(os.devnull, os.O_RDWR))  # the lowest free number, which is this one
+            os.set_inheritable(number, True)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+            if number not in filled:  # a file that the program has opened has the number of the closed stream
+                null_streams[number] = os.open(os.devnull, os.O_RDWR)
+            fd = null_streams.get(number, number)
+            setattr(sys, name, os.fdopen(fd, "w" if number else "r", closefd=False))
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from zmqdist import clock as time
 from zmqdist.child_command import child_command, path_variable
-from zmqdist.files import fill_standard_streams
+from zmqdist.files import fill_standard_streams, null_streams
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
@@ -320,7 +320,7 @@ def _fork(
     """
     order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:
-        return zygote_client.fork(order, [1, 2, *inherited_fds])
+        return zygote_client.fork(order, [*(null_streams.get(number, number) for number in (1, 2)), *inherited_fds])
     own_end, child_end = os.pipe2(os.O_CLOEXEC)
     stdout = os.fdopen(own_end, "rb")
     try:

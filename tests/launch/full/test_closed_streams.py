@@ -62,6 +62,43 @@ def test_no_socket_or_memory_file_gets_the_number_of_a_closed_stream(tmp_path: P
     assert printed <= {""}
 
 
+OPENS_A_FILE = """
+import os
+import sys
+
+own = open("own", "w+")
+with open("told", "w") as told:
+    print(own.fileno(), file=told)
+
+import zmqdist as zd
+
+with zd.local_cluster(workers=1) as cluster, zd.coordinator.ClusterCoordinator(cluster) as coordinator:
+    for run in (lambda function: function(), lambda function: coordinator.schedule(function).get()):
+        run(lambda: print("printed by print", flush=True))
+        run(lambda: print("printed by print", file=sys.stderr, flush=True))
+        run(lambda: os.system("echo printed by echo; echo printed by echo >&2"))
+own.write("mine")
+own.close()
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "12", "012"])
+def test_nothing_is_printed_into_a_file_that_the_program_opens_before(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "script.py").write_text(OPENS_A_FILE)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}', "sh", sys.executable, "script.py"],
+        cwd=tmp_path,
+        timeout=50,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int((tmp_path / "told").read_text()) == int(closed[0])
+    assert (tmp_path / "own").read_text() == "mine"
+
+
 @pytest.mark.parametrize("closed", ["1", "2", "012"])
 def test_launch_without_standard_streams_runs_the_program(tmp_path: Path, closed: str) -> None:
     (tmp_path / "program.py").write_text(
