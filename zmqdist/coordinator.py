@@ -1,6 +1,7 @@
 """Public names for scheduling functions: `ClusterCoordinator`, its values, and the index of the worker that runs a function."""
 
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
@@ -13,6 +14,7 @@ PerWorkerValue = PerWorkerValues
 experimental_get_current_worker_index = get_current_worker_index
 
 __all__ = [
+    "AsCompleted",
     "ClusterCoordinator",
     "PerWorkerValue",
     "PerWorkerValues",

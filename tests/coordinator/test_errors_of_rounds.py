@@ -145,8 +145,10 @@ def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_c
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
     told = [record.message for record in caplog.records if "has not looked at" in record.message]
-    text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or get() of each "
-    assert told == [f"{text}value. The first: InvalidArgumentError: assertion 2 failed"]
+    text = (
+        "the program has not looked at 1 error of scheduled functions: call join() before the end, or result() of each "
+    )
+    assert told == [f"{text}value. The first: {__name__}.bad: InvalidArgumentError: assertion 2 failed"]
 
 
 def test_an_error_that_is_only_counted_is_logged_without_its_text(
@@ -157,7 +159,7 @@ def test_an_error_that_is_only_counted_is_logged_without_its_text(
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
     (told,) = [record.message for record in caplog.records if "has not looked at" in record.message]
-    assert told.endswith("1 error of scheduled functions: call join() before the end, or get() of each value.")
+    assert told.endswith("1 error of scheduled functions: call join() before the end, or result() of each value.")
 
 
 def test_errors_that_join_has_raised_are_not_logged_at_the_end(

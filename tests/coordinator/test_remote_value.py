@@ -430,5 +430,5 @@ def test_callbacks_learn_of_errors_and_of_the_coordinators_end(threads: zd.local
 
 @pytest.mark.parametrize("values", [[1], 1, "x", None, [[]]])
 def test_as_completed_takes_remote_values(in_threads: ClusterCoordinator, values: Any) -> None:
-    with pytest.raises(TypeError, match="as_completed wants RemoteValues, which schedule returns, not"):
+    with pytest.raises(TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"):
         in_threads.as_completed(values)

@@ -68,6 +68,7 @@ PINNED: dict[str, frozenset[str]] = {
     "zmqdist.coordinator": frozenset(
         {
             "ClusterCoordinator",
+            "AsCompleted",
             "PerWorkerValue",
             "PerWorkerValues",
             "RemoteValue",

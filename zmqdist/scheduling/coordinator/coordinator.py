@@ -23,8 +23,10 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions, worker_name
+from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
+from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.per_worker import (
     PerWorkerDataset,
@@ -33,7 +35,7 @@ from zmqdist.scheduling.coordinator.per_worker import (
     per_worker_resource,
 )
 from zmqdist.scheduling.coordinator.queue_bounds import checked_bytes_max, checked_queue_max
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, in_order_of_completion, unwrapped
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.submitter import Submitter, TaskOptions
@@ -224,6 +226,8 @@ class ClusterCoordinator:
             if runtime.failures.unseen:
                 self._end_round()
             runtime.packing_thread = get_ident()
+            if options is not PLAIN and options.detached:
+                runtime.by_reference = True  # detached work cannot wait for inputs
             try:
                 packed = self._pack(args, kwargs)
                 function: trusted.Packed
@@ -235,7 +239,7 @@ class ClusterCoordinator:
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing_thread = None
+                runtime.packing_thread, runtime.by_reference = None, False
                 uses, inputs = runtime.uses, runtime.inputs
                 if uses or inputs:
                     runtime.uses, runtime.inputs = [], {}
@@ -257,7 +261,7 @@ class ClusterCoordinator:
                 with runtime.lock:
                     # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the fork and `schedule` needs no getpid.
                     if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
-                        self._wait_for_room(len(payload), bulks)
+                        self._wait_for_room(len(payload), bulks, options)
                     work = next(self._works)
                     number, name_of_fn = runtime.functions.number(fn, function, held)
                     if name is None:
@@ -287,6 +291,24 @@ class ClusterCoordinator:
           Exception: any error of `schedule`, or of an iterable. What was scheduled before goes on.
         """
         return Submitter(self, {}).map(fn, *iterables)
+
+    def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
+        """Call `fn(*args, **kwargs)` once on each worker that is present now, and return the results by the name of the worker.
+
+        >>> coordinator.run(divmod, 7, 2)
+        {'worker:0': (3, 1), 'worker:1': (3, 1)}
+
+        A call begins when a slot of its worker is free. The calls belong to no round. RemoteValues among the arguments must be kept values
+        (`keep=True`). The options `name`, `priority` and `timeout` apply: `coordinator.options(timeout=60.0).run(fn)`.
+
+        Raises:
+          Exception: the error of the first worker whose call has failed, once all calls have ended. Its attribute `failures` is a dict
+            with the errors of all workers that failed. A call that is not over after `timeout` is cancelled, with a DeadlineExceededError.
+            If a worker is lost, its call fails at once with an UnavailableError, and is not repeated.
+          UnavailableError: no worker is present, or `workers` raises it.
+          Exception: any other error of `submit`.
+        """
+        return Submitter(self, {}).run(fn, *args, **kwargs)
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
@@ -382,18 +404,50 @@ class ClusterCoordinator:
 
         return nest.map_contents(partial(_replaced, result), values)
 
-    def as_completed(self, values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-        """Yield each RemoteValue once, in the order in which the functions end.
+    def as_completed(self, values: Iterable[RemoteValue[T]], timeout: float | None = None) -> AsCompleted[T]:
+        """Return an iterator over the RemoteValues, each once, in the order in which the functions end. Its `add` adds further values.
+
+        >>> sorted(value.result() for value in coordinator.as_completed(coordinator.map(abs, [-2, -1])))
+        [1, 2]
 
         Raises:
           TypeError: `values` is not an iterable of RemoteValues.
-          DeadlineExceededError: not all functions have ended `timeout` seconds after the first `next`.
+          DeadlineExceededError (in the iteration): not all functions have ended `timeout` seconds after this call.
         """
-        values = list(values) if isinstance(values, Iterable) else [values]
-        for value in values:
-            if not isinstance(value, RemoteValue):
-                raise TypeError(f"as_completed wants RemoteValues, which schedule returns, not {value!r}")
-        return in_order_of_completion(values, seconds(timeout))
+        return AsCompleted(values, timeout)
+
+    def wait(
+        self, values: Iterable[RemoteValue[T]], count: int | None = None, timeout: float | None = None
+    ) -> tuple[list[RemoteValue[T]], list[RemoteValue[T]]]:
+        """Wait until `count` functions have ended, with a result or an error, or until `timeout` seconds are over.
+
+        >>> done, not_done = coordinator.wait(coordinator.map(abs, [-2, -1]), count=1)
+        >>> len(done) >= 1, len(done) + len(not_done)
+        (True, 2)
+
+        Args:
+          count: None, or any number above that of the values, waits for all. `done` may have more than `count` values.
+
+        Returns:
+          The values whose functions have ended, and the others, both in the order of `values` and each once. No time-out is raised.
+
+        Raises:
+          TypeError: `values` is not an iterable of RemoteValues, or `count` is not a whole number.
+          ValueError: `count` is negative.
+        """
+        return wait_for(values, count, timeout)
+
+    def cancel_all(self) -> int:
+        """Request the cancellation of all functions that have not ended, as `RemoteValue.cancel` does, and return their number.
+
+        >>> coordinator.cancel_all()
+        0
+
+        Does not wait: `join` does. Functions that no worker has begun when the request arrives never begin. Functions that are scheduled
+        later, the calls of `run` and the resources of workers are not cancelled.
+        """
+        self._check_open()
+        return self._runtime.cancel_all()
 
     def workers(self) -> list[str]:
         """Return the names of the present workers, such as "worker:1". Waits until the dispatcher has reported them for the first time.
@@ -538,11 +592,11 @@ class ClusterCoordinator:
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
+    def _wait_for_room(self, nbytes: int, bulks: list[int], options: WorkOptions) -> None:
         """Wait until the queue has room for these arguments, or raise the round's error if a function fails. The caller holds `lock`."""
         runtime = self._runtime
         self._check_open()
-        while not runtime.has_room(nbytes, bulks):
+        while not options.detached and not runtime.has_room(nbytes, bulks):
             idle = runtime.machine.closures.workers - (runtime.scheduled - runtime.resolved)
             runtime.queue_bytes.warn_if_workers_idle(idle, nbytes, bulks)
             runtime.waiting_for_room += 1
@@ -594,12 +648,7 @@ class ClusterCoordinator:
                 if runtime.failures.round is not failed:
                     return  # another thread raises the error
             make_error, self._error_factories = runtime.failures.take()
-        error = make_error()
-        try:
-            error.failures = [make() for make in self._error_factories]  # type: ignore[attr-defined]
-        except Exception:  # the error's class allows no new attributes
-            log.debug("a %s takes no attributes, so it has no `failures`", type(error).__name__)
-        raise error
+        raise with_failures(make_error(), self.failures)
 
     def _check_open(self) -> None:
         if self._runtime.closed:

@@ -35,7 +35,14 @@ from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, outcome_of
+from zmqdist.scheduling.coordinator.remote_value import (
+    RemoteValue,
+    is_forked,
+    outcome_of,
+    release_at_end,
+    settle_at_end,
+    take_back,
+)
 from zmqdist.wire import trusted
 
 T = TypeVar("T")
@@ -268,7 +275,7 @@ class Executor(futures.Executor):
         future.value = value
         self._futures[work] = future
         try:
-            value.settle_at_end(lambda value: self._settle(work, future, value))
+            settle_at_end(value, lambda value: self._settle(work, future, value))
         except BaseException:  # without a thread for settling the Future would never be settled
             value.cancel()
             self._forget(work)
@@ -299,7 +306,7 @@ class Executor(futures.Executor):
                 return
             try:
                 error = value.exception()
-                result = None if error is not None else value.get()
+                result = None if error is not None else value.result()
             except BaseException as failed:  # the result has arrived, but this process cannot unpickle it
                 error, result = _broken(f"the result of {value.name} cannot be unpickled here", failed), None
             else:
@@ -470,15 +477,15 @@ class _Future(futures.Future[T]):
     def _request_cancel(self) -> _CancelReply | None:
         """Send a request to cancel the function, and return the pending reply. Return None if it is too late to cancel."""
         value = self.value
-        if value is None or value.forked:
+        if value is None or is_forked(value):
             return None
         reply = _CancelReply()
         with self._condition:
             if self._state != "PENDING":
                 return None
             self._replies.append(reply)
-        value.release_at_end(reply)
-        value.take_back()
+        release_at_end(value, reply)
+        take_back(value)
         reply.value = value
         return reply
 

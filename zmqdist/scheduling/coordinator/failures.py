@@ -1,7 +1,7 @@
 """The errors of the functions of a round, and which of them the program has seen.
 
 Rules
-    The program has seen an error when `get`, `fetch` or `exception` of a RemoteValue has raised or returned the error.
+    The program has seen an error when `result` or `exception` of a RemoteValue has raised or returned the error.
     `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises an error only
     while the program has not seen all errors of the round, because a program that has seen an error handles it itself.
     Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that no error is lost.
@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from zmqdist import errors, limits, messages
 from zmqdist.scheduling.coordinator import dependencies_and_retries as ends
-from zmqdist.wire import results
+from zmqdist.wire import results, trusted
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -42,13 +42,16 @@ class Failure:
         payload, name = self.payload, self.name
         match self.kind:
             case messages.ERROR:
-                return results.unpack_error(payload, safe_only=self.safe_only)
+                error = results.unpack_error(payload, safe_only=self.safe_only)
+                if name and isinstance(cause := error.__cause__, trusted.RemoteTraceback):
+                    cause.args = (f"{name}:\n{cause.args[0]}",)
+                return error
             case ends.LOST:
                 return errors.WorkerLost(name, payload)
             case ends.UNAVAILABLE:
                 return errors.UnavailableError(f"{name}: {payload.decode()}")
             case ends.INPUT_FAILED:
-                return errors.ClosureInputError(payload.error())
+                return errors.ClosureInputError(payload.exception())
             case ends.TIMED_OUT:
                 return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
         assert self.kind == messages.CANCELLED, self.kind
@@ -107,14 +110,24 @@ class Failures:
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return
-        error = next((make() for work, make in self._errors if work in unseen), None)
+        make = next((make for work, make in self._errors if work in unseen), None)
+        error, name = (None, "") if make is None else (make(), getattr(make, "name", ""))
         log.error(
-            "the program has not looked at %d error%s of scheduled functions: call join() before the end, or get() of each "
+            "the program has not looked at %d error%s of scheduled functions: call join() before the end, or result() of each "
             "value.%s",
             len(unseen),
             "s" if len(unseen) > 1 else "",
-            "" if error is None else f" The first: {type(error).__name__}: {error}",
+            "" if error is None else f" The first: {name and f'{name}: '}{type(error).__name__}: {error}",
         )
+
+
+def with_failures(error: BaseException, failures: object) -> BaseException:
+    """Return `error` with this attribute `failures`, if its class allows new attributes."""
+    try:
+        error.failures = failures  # type: ignore[attr-defined]
+    except Exception:
+        log.debug("a %s takes no attributes, so it has no `failures`", type(error).__name__)
+    return error
 
 
 _instances: WeakSet[Failures] = WeakSet()

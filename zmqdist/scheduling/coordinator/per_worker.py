@@ -109,9 +109,6 @@ class ResourceValue(RemoteValue):
         else:
             building._call_at_end(thread, lambda _: fn(self))
 
-    def release_at_end(self, waiter: Any) -> None:
-        self.settle_at_end(lambda _: waiter.release())
-
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import enum
 import os
-import queue
 import threading
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 import numpy as np
@@ -27,7 +26,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.result_form import ResultForm
-from zmqdist.scheduling.coordinator.work_names import WorkNames
+from zmqdist.scheduling.coordinator.work_names import WorkNames, label
 from zmqdist.scheduling.shared import remote_results
 from zmqdist.wire import results, trusted
 
@@ -158,11 +157,6 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         """READY once the function has ended, even with an error. Only values of per-worker resources are ever ABORTED."""
         return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process was forked from the process that scheduled the function, which alone gets the result."""
-        return self._owner.pid != os.getpid()
-
     # -- getting the result -----------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> T_co:
@@ -208,8 +202,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         while self._value is _NOTHING:
             held = self._payload
             if not isinstance(held, Kept):
-                raise self.error()
-            if self.forked:
+                raise self._error()
+            if is_forked(self):
                 problem = (
                     f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
                 )
@@ -239,7 +233,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             self._owner.lost_values[self.work] = self
         self._owner.post_event(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
-            self._remove_waiter(waiter)
+            forget_waiter(self, waiter)
             problem = f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
@@ -266,7 +260,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         The loss of a kept value is not noticed here: only `result` finds out whether the worker still holds the value.
         """
         self._wait(seconds(timeout))
-        return None if self._kind in (VALUE, KEPT) else self.error()
+        return None if self._kind in (VALUE, KEPT) else self._error()
 
     def cancel(self) -> bool:
         """Request the cancellation of the function. Does not wait.
@@ -293,10 +287,6 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         """
         check_callback(fn)
         self._call_at_end(self._owner.callbacks, fn)
-
-    def settle_at_end(self, fn: Callable[[RemoteValue], object]) -> None:
-        """As `add_done_callback`, for functions of this package that do not wait. A callback of the program may wait for them."""
-        self._call_at_end(self._owner.settling, fn)
 
     def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
         thread.start()
@@ -325,7 +315,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             except RuntimeError:  # the event loop has been closed, so no task waits any more
                 pass
 
-        self.settle_at_end(ended)
+        settle_at_end(self, ended)
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
         if self._kind == KEPT and self._value is _NOTHING:
@@ -351,66 +341,13 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             )
         return array
 
-    def release_at_end(self, waiter: Any) -> None:
-        """Call `waiter.release()` when the function has ended, or at once if it has ended already.
-
-        Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a reference to the RemoteValue.
-        """
-        with self._owner.lock:
-            if self._kind is None:
-                self._waiters = [*(self._waiters or ()), waiter]
-                return
-        waiter.release()
-
-    # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
-
-    def settle(self, kind: int, payload: Any) -> Registered | None:
-        """Set the outcome of the function, and return its callbacks, which the caller must call. None means no callbacks."""
-        self._payload = payload
-        self._kind = kind
-        if kind == KEPT:
-            payload.name = self.label
-        else:
-            self._alive = None
-        if self._waiters is not None:
-            self.wake()
-        return self._callbacks
-
-    def wake(self) -> None:
-        """Release all waiting threads, so that they check the value's state again."""
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            waiter.release()
-
-    # -- for other parts of the coordinator ----------------------------------------------------------------------------
-
-    @property
-    def label(self) -> str:
-        """A short name for reports, such as "sum-12": the name of the function without its module, and the number of the work item."""
-        return f"{self.name.rpartition('.')[2]}-{self.work}"
-
-    def copied(self, take: Callable[[Any], object]) -> None:
-        """If the value is in this process, call `take` with the value, packed in its present state.
-
-        `take` runs while the lock `unpacking` is held.
-
-        Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be packed any more.
-        """
-        if self._kind == VALUE:
-            with self._owner.unpacking:
-                take(self._payload if self._value is _NOTHING else self._packed())
-
     def _packed(self) -> Any:
         return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
-
-    def take_back(self) -> None:
-        """Request that the function be cancelled unless a worker has begun it. Only an Executor uses this."""
-        self._owner.take_back(self.work)
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
             return
-        if self.forked:
+        if is_forked(self):
             problem = f"{self.name} was scheduled before a fork: only the process that scheduled it gets its result"
             raise errors.FailedPreconditionError(problem)
         waiter = allocate_lock()
@@ -424,19 +361,89 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         if timeout is None:
             waiter.acquire()
         elif not waiter.acquire(True, timeout):
-            self._remove_waiter(waiter)
+            forget_waiter(self, waiter)
             if not self.done():
                 raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")
 
-    def _remove_waiter(self, waiter: Any) -> None:
-        with self._owner.lock:
-            if self._waiters is not None and waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    def error(self) -> BaseException:
+    def _error(self) -> BaseException:
         """Return the error of the function, and note that the program has seen it."""
         self._owner.failures.mark_seen(self.work)
         return Failure(self._kind, self._payload, self.name, self._owner.form.safe_only)()
+
+
+# -- for other parts of the coordinator ------------------------------------------------------------
+
+
+def settle(value: RemoteValue, kind: int, payload: Any) -> Registered | None:
+    """Set the outcome of the function, and return its callbacks, which the caller must call. None means no callbacks.
+
+    The coordinator's loop calls this, and `wake`, with the coordinator's lock held.
+    """
+    value._payload = payload
+    value._kind = kind
+    if kind == KEPT:
+        payload.name = label(value.name, value.work)
+    else:
+        value._alive = None
+    if value._waiters is not None:
+        wake(value)
+    return value._callbacks
+
+
+def wake(value: RemoteValue) -> None:
+    """Release all waiting threads, so that they check the value's state again."""
+    waiters, value._waiters = value._waiters, None
+    for waiter in waiters or ():
+        waiter.release()
+
+
+def settle_at_end(value: RemoteValue, fn: Callable[[RemoteValue], object]) -> None:
+    """As `add_done_callback`, for functions of this package that do not wait. A callback of the program may wait for them."""
+    value._call_at_end(value._owner.settling, fn)
+
+
+def release_at_end(value: RemoteValue, waiter: Any) -> None:
+    """Call `waiter.release()` when the function has ended, or at once if it has ended already.
+
+    Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a reference to the RemoteValue.
+    """
+    if type(value) is not RemoteValue:  # the value of a resource, which is built again and again
+        settle_at_end(value, lambda _: waiter.release())
+        return
+    with value._owner.lock:
+        if value._kind is None:
+            value._waiters = [*(value._waiters or ()), waiter]
+            return
+    waiter.release()
+
+
+def forget_waiter(value: RemoteValue, waiter: Any) -> None:
+    """Do not release this waiter when the function ends."""
+    with value._owner.lock:
+        if value._waiters is not None and waiter in value._waiters:
+            value._waiters.remove(waiter)
+
+
+def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
+    """If the value is in this process, call `take` with the value, packed in its present state.
+
+    `take` runs while the lock `unpacking` is held.
+
+    Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be packed any more.
+    """
+    if value._kind == VALUE:
+        with value._owner.unpacking:
+            take(value._payload if value._value is _NOTHING else value._packed())
+
+
+def take_back(value: RemoteValue) -> None:
+    """Request that the function be cancelled unless a worker has begun it. Only an Executor uses this."""
+    value._owner.take_back(value.work)
+
+
+def is_forked(value: RemoteValue) -> bool:
+    """Return whether this process was forked from the process that scheduled the function, which alone gets the result."""
+    return value._owner.pid != os.getpid()
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
@@ -481,34 +488,3 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error.with_traceback(None)
-
-
-def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
-    """Yield each value when its function has ended.
-
-    Raises DeadlineExceededError if not all functions have ended `timeout` seconds after the first `next`.
-    """
-    until = deadline(timeout)
-    ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
-    wanted = list(dict.fromkeys(values))
-    for value in wanted:
-        value.release_at_end(_CompletionWaiter(ended, value))
-    for count in range(len(wanted)):
-        try:
-            yield ended.get(timeout=left(until))
-        except queue.Empty:
-            problem = f"{len(wanted) - count} of {len(wanted)} values have not ended after {timeout:g} s"
-            raise errors.DeadlineExceededError(problem) from None
-
-
-class _CompletionWaiter:
-    """A waiter whose `release` puts a value into a queue, because the value's function has ended."""
-
-    __slots__ = ("_queue", "_value")
-
-    def __init__(self, completed: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
-        self._queue = completed
-        self._value = value
-
-    def release(self) -> None:
-        self._queue.put(self._value)

@@ -73,7 +73,7 @@ from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBytes
-from zmqdist.scheduling.coordinator.remote_value import Kept, Registered, RemoteValue
+from zmqdist.scheduling.coordinator.remote_value import Kept, Registered, RemoteValue, settle, wake
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
@@ -136,7 +136,7 @@ class CoordinatorRuntime:
     Attributes (guarded by `lock`, but any thread may read `scheduled`, `resolved` and `rounds_ended`, which only grow, without it):
       number: this coordinator's number in the cluster.
       lock, changed: held for microseconds only. `changed` is notified when a waiting thread may continue, because all work is resolved,
-        work has failed, a round has ended, or the queue may have room while `waiting_for_room` > 0.
+        work has failed, detached work or a round has ended, workers have changed, or the queue may have room while `waiting_for_room` > 0.
       schedule_lock: admits one `schedule` or `join` at a time.
       unpacking: held while a result is unpacked, so that each result is unpacked once.
       refusal: makes the error with which the dispatcher has refused this coordinator for good; None without such a refusal.
@@ -337,6 +337,13 @@ class CoordinatorRuntime:
         """Request the cancellation of a work item. Requests share messages, because the dispatcher scans its queue for each message."""
         self._cancels.put(work)
 
+    def cancel_all(self) -> int:
+        """Request the cancellation of all unfinished work that is not detached, and return the number of these work items."""
+        with self.lock:
+            works = [work for work in self.values if work not in self._detached]
+        self.call_in_loop(self._cancel, works)
+        return len(works)
+
     def take_back(self, work: int) -> None:
         """Cancel a work item unless it has begun. The loop reports begun work to `on_begun`. Only for work without options."""
         self._take_backs.put(work)
@@ -362,9 +369,9 @@ class CoordinatorRuntime:
         with self.lock:
             ended = [value for reference in self.values.values() if (value := reference()) is not None]
             self.values.clear()
-            calls = [(value, value.settle(CANCELLED, b"") or ()) for value in ended]
+            calls = [(value, settle(value, CANCELLED, b"") or ()) for value in ended]
             for lost in self.lost_values.values():
-                lost.wake()
+                wake(lost)
             self.lost_values.clear()
             self.resolved = self.scheduled
             self.queue_bytes.clear()
@@ -578,13 +585,15 @@ class CoordinatorRuntime:
                     self.failures.add(work, Failure(kind, payload, name, self.form.safe_only))
                 if value is None:
                     continue
-                if callbacks := value.settle(kind, payload):
+                if callbacks := settle(value, kind, payload):
                     calls.append((value, callbacks))
                     self.with_callbacks.discard(value)
             self.resolved += before - len(values) - detached_count
             if not values:
                 self.values = {}  # a new dict takes less memory, because a dict never shrinks
-            if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
+            if self.waiting and (
+                self.resolved == self.scheduled or self.failures or self.waiting_for_room or detached_count
+            ):
                 self.changed.notify_all()
         self._executions.end(items)
         self._heap_trimmer.update(len(self.values), lambda: True)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 
 from zmqdist.clock import deadline
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
+from zmqdist.scheduling.coordinator.every_worker import run_on
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
-from zmqdist.scheduling.coordinator.task_specs import PlanOptions
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, PlanOptions
+from zmqdist.wire.trusted import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,7 +38,9 @@ class TaskOptions(TypedDict, total=False):
 
 
 class Scheduler(Protocol):
-    """The methods of a ClusterCoordinator that a Submitter uses."""
+    """The attributes of a ClusterCoordinator that a Submitter uses."""
+
+    _runtime: CoordinatorRuntime
 
     def _schedule(
         self,
@@ -49,6 +54,8 @@ class Scheduler(Protocol):
     ) -> RemoteValue: ...
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot: ...
+
+    def workers(self) -> list[str]: ...
 
 
 class Submitter:
@@ -102,3 +109,19 @@ class Submitter:
         items = zip(*iterables, strict=False)
         snapshot = self._coordinator._snapshot_of(fn)
         return [self.submit(snapshot, *item) for item in items]
+
+    def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
+        """Call `fn(*args, **kwargs)` once on each worker, as `ClusterCoordinator.run` does, with the options.
+
+        Raises ValueError if one of them is not `name`, `priority` or `timeout`.
+        """
+        for option in self._given.keys() - {"name", "priority", "timeout"}:
+            raise ValueError(f"run() calls the function once on every worker: it has no use for the option {option}")
+        name = self._name or describe(fn)
+
+        def submit(worker: str) -> RemoteValue[T]:
+            options = WorkOptions(worker, self._options.priority, detached=True)
+            return self._coordinator._schedule(fn, args, kwargs, False, options, NO_OPTIONS, f"{name} at {worker}")
+
+        coordinator = self._coordinator
+        return run_on(coordinator._runtime, coordinator.workers(), submit, self._plan_options.timeout)

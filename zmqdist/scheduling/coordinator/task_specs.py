@@ -24,7 +24,7 @@ from zmqdist.scheduling.coordinator.affinity import WorkOptions, whole
 from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
-from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
+from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, copied, outcome_of, settle, wake
 from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
@@ -115,7 +115,7 @@ class Plan:
         """
         for work, value in self.input_values.items():
             if work not in self.inputs:
-                value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
+                copied(value, lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Store the packed value of an input, or a reference to the value if `packed` is a list of large parts."""
@@ -230,13 +230,13 @@ class Plans:
         if value is not None:
             with self._runtime.lock:
                 self._runtime.lost_values.pop(work, None)
-                value.settle(kind, payload)
+                settle(value, kind, payload)
 
     def wake(self, work: int) -> None:
         """Wake the threads that wait for this lost value, which was recomputed or was given up."""
         with self._runtime.lock:
             if (value := self._runtime.lost_values.pop(work, None)) is not None:
-                value.wake()
+                wake(value)
 
     def free(self, work: int) -> None:
         """Release the data held for this plan, because no further attempt needs it."""

@@ -23,8 +23,8 @@ class NamedKept(Protocol):
 class NamedValue(Protocol):
     """The attributes of a RemoteValue that WorkNames reads."""
 
-    @property
-    def label(self) -> str: ...
+    name: str
+    work: int
 
 
 class NamedWork(Protocol):
@@ -58,5 +58,13 @@ class WorkNames:
             if kept is not None:
                 works.append((number, kept.name, kept.lineage))
             elif value is not None:
-                works.append((number, value.label, False))
+                works.append((number, label(value.name, value.work), False))
         return WorkDescribed(question.request, works, self.of_resources())
+
+
+def label(name: str, work: int) -> str:
+    """Return a short name for reports, such as "sum-12": the function's name without its module, or the `name` of its options, and the
+    number of the work item."""
+    parts = name.split(".")
+    dotted = all(part.isidentifier() or part[:1] == "<" for part in parts)
+    return f"{parts[-1] if dotted else name}-{work}"

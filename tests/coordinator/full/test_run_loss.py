@@ -1,0 +1,104 @@
+"""`run`, `gather`, `wait` and `as_completed` when workers, slots or the cluster die in their middle."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def dies_on(index: int, folder: Path) -> int:
+    here = get_current_worker_index()
+    if here == index:
+        os._exit(7)
+    waits(folder, str(here))
+    return here
+
+
+def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def record() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    return thread, found
+
+
+def test_a_worker_that_dies_during_run_is_told_by_name_at_once(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        thread, found = in_background(lambda: coordinator.options(name="probe").run(waits, tmp_path))
+        until(lambda: len(begun(tmp_path)) == 2)
+        cluster.kill_worker(1)
+        until(lambda: coordinator.workers() == ["worker:0"])
+        assert not found, "the other call goes on"
+        go(tmp_path)
+        thread.join(60)
+        (error,) = found
+        assert isinstance(error, errors.UnavailableError)
+        assert "probe at worker:1: the worker was lost before the function ended" in str(error)
+        assert list(error.failures) == ["worker:1"]  # type: ignore[attr-defined]
+        assert coordinator.run(abs, -1) == {"worker:0": 1}
+        coordinator.join(20)
+
+
+def test_a_slot_that_dies_each_time_is_told_by_the_name_of_its_worker(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
+    go(tmp_path)
+    with pytest.raises(errors.WorkerLost, match="dies_on at worker:1 was started 3 times") as told:
+        in_processes.run(dies_on, 1, tmp_path)
+    assert list(told.value.failures) == ["worker:1"]  # type: ignore[attr-defined]
+    assert in_processes.run(abs, -1) == {"worker:0": 1, "worker:1": 1}
+
+
+def test_a_thousand_values_survive_the_death_of_a_worker(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        values = coordinator.map(waits, [tmp_path] * 1000, map(str, range(1000)))
+        until(lambda: len(begun(tmp_path)) == 2)
+        thread, found = in_background(lambda: coordinator.gather(values, timeout=100))
+        cluster.kill_worker(0)
+        go(tmp_path)
+        search = coordinator.as_completed(values, timeout=100)
+        assert sorted(int(value.result()) for value in search) == list(range(1000))
+        assert coordinator.wait(values, timeout=100) == (values, [])
+        thread.join(60)
+        assert found == [[str(number) for number in range(1000)]]
+
+
+def test_all_waits_end_when_the_cluster_is_lost(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cluster_lost_limit_s=1.0) as coordinator:
+        value = coordinator.submit(waits, tmp_path)
+        until(lambda: begun(tmp_path))
+        calls = [
+            lambda: coordinator.gather([value]),
+            lambda: coordinator.wait([value]),
+            lambda: list(coordinator.as_completed([value])),
+            lambda: coordinator.run(abs, -1),
+        ]
+        waiting = [in_background(call) for call in calls]
+        cluster.dispatcher.stop()
+        cluster.kill_worker(0)
+        for thread, _ in waiting:
+            thread.join(60)
+        gathered, waited, completed, ran = [found for _, found in waiting]
+        assert isinstance(gathered[0], errors.UnavailableError)
+        assert waited == [([value], [])]
+        assert completed == [[value]]
+        assert isinstance(ran[0], errors.UnavailableError)
+        with pytest.raises(errors.UnavailableError):
+            coordinator.join(20)

@@ -1,0 +1,112 @@
+"""Waiting for several RemoteValues: `wait` until some have ended, and `AsCompleted`, which yields each when it has ended."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from zmqdist import errors
+from zmqdist.clock import deadline, left, seconds
+from zmqdist.scheduling.coordinator.affinity import whole
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, forget_waiter, release_at_end
+
+T = TypeVar("T")
+
+
+class AsCompleted(Iterator[RemoteValue[T]]):
+    """Yields RemoteValues in the order in which their functions end. `ClusterCoordinator.as_completed` makes it.
+
+    Values may be added during the loop, so that results decide what is submitted next:
+
+    >>> search = coordinator.as_completed([coordinator.submit(abs, -9)])
+    >>> for value in search:
+    ...     print(value.result())
+    ...     if value.result() > 2:
+    ...         search.add(coordinator.submit(pow, value.result(), 1, 4))
+    9
+    1
+
+    `len` is the number of values that it has yet to yield. Any thread may add values, but only one may take them.
+    When the `timeout` is over, `next` raises DeadlineExceededError, and the functions go on.
+    """
+
+    def __init__(self, values: Iterable[RemoteValue[T]], timeout: float | None) -> None:
+        self._timeout, self._until = seconds(timeout), deadline(timeout)
+        self._ended: queue.SimpleQueue[RemoteValue[T]] = queue.SimpleQueue()
+        self._waiters: dict[RemoteValue[T], _CompletionWaiter] = {}
+        self._added = 0
+        self.add_all(values)
+
+    def add(self, value: RemoteValue[T]) -> None:
+        """Yield this value, too. A value that is waited for already is yielded once. Raises TypeError as `add_all`."""
+        self.add_all((value,))
+
+    def add_all(self, values: Iterable[RemoteValue[T]]) -> None:
+        """Yield these values, too. Raises TypeError, and adds nothing, if one of them is not a RemoteValue."""
+        for value in _checked(values, "as_completed"):
+            if value not in self._waiters:
+                self._added += 1
+                waiter = self._waiters[value] = _CompletionWaiter(self._ended, value)
+                release_at_end(value, waiter)
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __next__(self) -> RemoteValue[T]:
+        if not self._waiters:
+            raise StopIteration
+        try:
+            value = self._ended.get(timeout=left(self._until))
+        except queue.Empty:
+            problem = f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
+            raise errors.DeadlineExceededError(problem) from None
+        del self._waiters[value]
+        return value
+
+
+def wait_for(
+    values: Iterable[RemoteValue[T]], count: int | None, timeout: float | None
+) -> tuple[list[RemoteValue[T]], list[RemoteValue[T]]]:
+    """Implement `ClusterCoordinator.wait`."""
+    until, values = deadline(timeout), _checked(values, "wait")
+    enough = len(values) if count is None else min(whole("count", count), len(values))
+    if enough < 0:
+        raise ValueError(f"count is {count}, wants 0 or more, or None for all values")
+    pending = [value for value in values if not value.done()]
+    missing = enough - (len(values) - len(pending))
+    if missing > 0:
+        ended = threading.Semaphore(0)
+        try:
+            for value in pending:
+                release_at_end(value, ended)
+            while missing and ended.acquire(timeout=left(until)):
+                missing -= 1
+        finally:
+            for value in pending:
+                forget_waiter(value, ended)
+    done = {value for value in values if value.done()}
+    return [value for value in values if value in done], [value for value in values if value not in done]
+
+
+def _checked(values: Any, caller: str) -> list[Any]:
+    """Return each RemoteValue once, in order. Raises TypeError if `values` is not an iterable of RemoteValues."""
+    values = list(values) if isinstance(values, Iterable) else [values]
+    for value in values:
+        if not isinstance(value, RemoteValue):
+            raise TypeError(f"{caller} wants RemoteValues, which submit and schedule return, not {value!r:.200}")
+    return list(dict.fromkeys(values))
+
+
+class _CompletionWaiter:
+    """A waiter whose `release` puts a value into a queue, because the value's function has ended."""
+
+    __slots__ = ("_queue", "_value")
+
+    def __init__(self, completed: queue.SimpleQueue[Any], value: RemoteValue) -> None:
+        self._queue = completed
+        self._value = value
+
+    def release(self) -> None:
+        self._queue.put(self._value)
