@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
+from sys import _current_frames
 
 
 def interrupt_when_it_waits() -> None:
@@ -19,7 +19,7 @@ def _watch() -> None:
     assert main is not None
     same, before = 0, None
     while same < 20:
-        frame = sys._current_frames()[main]
+        frame = _current_frames()[main]
         place = (id(frame), frame.f_lasti)
         outer = frame
         while outer is not None and "scheduling" not in outer.f_code.co_filename:

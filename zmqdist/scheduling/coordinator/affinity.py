@@ -40,7 +40,9 @@ class WorkOptions(NamedTuple):
 
     @classmethod
     def checked(cls, worker: int | str | None, priority: int) -> WorkOptions:
-        """Return the checked options, or PLAIN for the defaults. Raises ValueError if an option is invalid, TypeError if its type is."""
+        """Return the checked options, or PLAIN for the defaults. Raises ValueError if an option is
+        invalid, TypeError if its type is.
+        """
         if not -(2**31) <= whole("priority", priority) < 2**31:
             raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
         if worker is None and not priority:
@@ -52,7 +54,9 @@ PLAIN: Final = WorkOptions()
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number of any kind as an int. Raises TypeError with the `name` of the option for anything else."""
+    """Return a whole number of any kind as an int. Raises TypeError with the `name` of the option
+    for anything else.
+    """
     try:
         return index(value)
     except TypeError:
@@ -60,7 +64,9 @@ def whole(name: str, value: Any) -> int:
 
 
 def worker_name(worker: int | str) -> str:
-    """Return a worker's name, such as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
+    """Return a worker's name, such as "worker:1". Raises ValueError if `worker` is neither an index
+    nor the name of a worker.
+    """
     name = worker if isinstance(worker, str) else f"worker:{whole('worker', worker)}"
     if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
         raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')

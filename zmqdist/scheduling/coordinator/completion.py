@@ -1,4 +1,6 @@
-"""Waiting for several RemoteValues: `wait` until some have ended, and `AsCompleted`, which yields each when it has ended."""
+"""Waiting for several RemoteValues: `wait` until some have ended, and `AsCompleted`, which yields
+each when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ T = TypeVar("T")
 
 
 class AsCompleted(Iterator[RemoteValue[T]]):
-    """Yields RemoteValues in the order in which their functions end. `ClusterCoordinator.as_completed` makes it.
+    """Yields RemoteValues in the order in which their functions end.
+    `ClusterCoordinator.as_completed` makes it.
 
     Values may be added during the loop, so that results decide what is submitted next:
 
@@ -28,8 +31,9 @@ class AsCompleted(Iterator[RemoteValue[T]]):
     9
     1
 
-    `len` is the number of values that it has yet to yield. Any thread may add values, but only one may take them.
-    When the `timeout` is over, `next` raises DeadlineExceededError, and the functions go on.
+    `len` is the number of values that it has yet to yield. Any thread may add values, but only one
+    may take them. When the `timeout` is over, `next` raises DeadlineExceededError, and the
+    functions go on.
     """
 
     def __init__(self, values: Iterable[RemoteValue[T]], timeout: float | None) -> None:
@@ -40,11 +44,25 @@ class AsCompleted(Iterator[RemoteValue[T]]):
         self.add_all(values)
 
     def add(self, value: RemoteValue[T]) -> None:
-        """Yield this value, too. A value that is waited for already is yielded once. Raises TypeError as `add_all`."""
+        """Yield this value, too. A value that is waited for already is yielded once. Raises
+        TypeError as `add_all`.
+
+        >>> search = coordinator.as_completed([])
+        >>> search.add(coordinator.submit(abs, -3))
+        >>> next(search).result()
+        3
+        """
         self.add_all((value,))
 
     def add_all(self, values: Iterable[RemoteValue[T]]) -> None:
-        """Yield these values, too. Raises TypeError, and adds nothing, if one of them is not a RemoteValue."""
+        """Yield these values, too. Raises TypeError, and adds nothing, if one of them is not a
+        RemoteValue.
+
+        >>> search = coordinator.as_completed([])
+        >>> search.add_all(coordinator.map(abs, [-3, 4]))
+        >>> len(search)
+        2
+        """
         for value in _checked(values, "as_completed"):
             if value not in self._waiters:
                 self._added += 1
@@ -91,7 +109,9 @@ def wait_for(
 
 
 def _checked(values: Any, caller: str) -> list[Any]:
-    """Return each RemoteValue once, in order. Raises TypeError if `values` is not an iterable of RemoteValues."""
+    """Return each RemoteValue once, in order. Raises TypeError if `values` is not an iterable of
+    RemoteValues.
+    """
     values = list(values) if isinstance(values, Iterable) else [values]
     for value in values:
         if not isinstance(value, RemoteValue):

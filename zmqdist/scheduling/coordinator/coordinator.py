@@ -55,6 +55,10 @@ log = logging.getLogger("zmqdist.coordinator")
 class ClusterCoordinator:
     """Schedules functions on the workers of a dispatcher.
 
+    >>> with zd.ClusterCoordinator(cluster) as other:
+    ...     other.submit(abs, -3).result()
+    3
+
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
         None means the cluster that `zmqdist launch` has named in the environment.
@@ -128,7 +132,8 @@ class ClusterCoordinator:
     # -- scheduling -----------------------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
-        """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as `schedule` does, which says more.
+        """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as
+        `schedule` does, which says more.
 
         >>> coordinator.submit(sorted, [2, 3, 1], reverse=True).result()
         [3, 2, 1]
@@ -136,15 +141,18 @@ class ClusterCoordinator:
         return self._schedule(fn, args, kwargs, False, PLAIN, NO_OPTIONS)
 
     def options(self, **options: Unpack[TaskOptions]) -> Submitter:
-        """Return an object whose `submit`, `map` and `run` schedule functions with these options, for as often as you like.
+        """Return an object whose `submit`, `map` and `run` schedule functions with these options,
+        for as often as you like.
 
         >>> patient = coordinator.options(name="power", retries=2)
         >>> patient.submit(pow, 2, 5).result(), patient.map(pow, [3], [2])[0].name
         (32, 'power')
 
         Args:
-          name: what errors, reports and log lines call the function, in place of its own name. At most 200 characters.
-          worker, priority, retries, timeout, keep, lineage: as in `schedule`. `timeout` counts from each `submit`.
+          name: what errors, reports and log lines call the function, in place of its own name. At
+            most 200 characters.
+          worker, priority, retries, timeout, keep, lineage: as in `schedule`. `timeout` counts from
+            each `submit`.
 
         Raises:
           TypeError: there is no such option, or its value has a wrong type.
@@ -166,6 +174,9 @@ class ClusterCoordinator:
         lineage: bool = False,
     ) -> RemoteValue[T]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
+
+        >>> coordinator.schedule(int, ("z",), {"base": 36}, worker=0).result()
+        35
 
         Blocks while the queue is full, while another thread is in `schedule` or `join`, and while a failed round ends.
 
@@ -278,33 +289,39 @@ class ClusterCoordinator:
         return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
-        """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return the RemoteValues in order.
+        """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return
+        the RemoteValues in order.
 
         >>> coordinator.gather(coordinator.map(pow, [2, 3, 4], [2, 2, 2]))
         [4, 9, 16]
 
-        The shortest iterable ends the map. `fn` and its captured objects are pickled once, now. `float` and `numpy.asarray` convert
-        RemoteValues; a library that needs other results of a `map` takes that of an Executor.
+        The shortest iterable ends the map. `fn` and its captured objects are pickled once, now.
+        `float` and `numpy.asarray` convert RemoteValues; a library that needs other results of a
+        `map` takes that of an Executor.
 
         Raises:
-          TypeError: `fn` is not callable, or an iterable is missing or not iterable. Then nothing is scheduled.
+          TypeError: `fn` is not callable, or an iterable is missing or not iterable. Then nothing
+            is scheduled.
           Exception: any error of `schedule`, or of an iterable. What was scheduled before goes on.
         """
         return Submitter(self, {}).map(fn, *iterables)
 
     def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
-        """Call `fn(*args, **kwargs)` once on each worker that is present now, and return the results by the name of the worker.
+        """Call `fn(*args, **kwargs)` once on each worker that is present now, and return the
+        results by the name of the worker.
 
         >>> coordinator.run(divmod, 7, 2)
         {'worker:0': (3, 1), 'worker:1': (3, 1)}
 
-        A call begins when a slot of its worker is free. The calls belong to no round. RemoteValues among the arguments must be kept values
-        (`keep=True`). The options `name`, `priority` and `timeout` apply: `coordinator.options(timeout=60.0).run(fn)`.
+        A call begins when a slot of its worker is free. The calls belong to no round. RemoteValues
+        among the arguments must be kept values (`keep=True`). The options `name`, `priority` and
+        `timeout` apply: `coordinator.options(timeout=60.0).run(fn)`.
 
         Raises:
-          Exception: the error of the first worker whose call has failed, once all calls have ended. Its attribute `failures` is a dict
-            with the errors of all workers that failed. A call that is not over after `timeout` is cancelled, with a DeadlineExceededError.
-            If a worker is lost, its call fails at once with an UnavailableError, and is not repeated.
+          Exception: the error of the first worker whose call has failed, once all calls have ended.
+            Its attribute `failures` is a dict with the errors of all workers that failed. A call
+            that is not over after `timeout` is cancelled, with a DeadlineExceededError. If a worker
+            is lost, its call fails at once with an UnavailableError, and is not repeated.
           UnavailableError: no worker is present, or `workers` raises it.
           Exception: any other error of `submit`.
         """
@@ -319,6 +336,11 @@ class ClusterCoordinator:
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all scheduled functions have ended.
+
+        >>> value = coordinator.submit(abs, -3)
+        >>> coordinator.join()
+        >>> value
+        <RemoteValue of builtins.abs: ready>
 
         Raises:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen. If the program has seen
@@ -349,6 +371,9 @@ class ClusterCoordinator:
     def done(self, timeout: float | None = None) -> bool:
         """Return whether all scheduled functions have ended. If `timeout` is given, wait until they have, at most `timeout` seconds.
 
+        >>> coordinator.done(timeout=20.0)
+        True
+
         If a function has failed, end the round, however long this takes, and raise the error as `join` does.
         """
         self._check_open()
@@ -374,12 +399,17 @@ class ClusterCoordinator:
     def fetch(self, val: Any) -> Any:
         """Return `val` with each RemoteValue replaced by its result. Waits for all results.
 
-        Each result is that of `RemoteValue.fetch`, so tensors become arrays, as in TensorFlow; otherwise as `gather`.
+        Each result is that of `RemoteValue.fetch`, so tensors become arrays, as in TensorFlow;
+        otherwise as `gather`.
+
+        >>> coordinator.fetch([coordinator.submit(abs, -3), 4])
+        [3, 4]
         """
         return nest.map_contents(partial(_replaced, RemoteValue.fetch), val)
 
     def gather(self, values: Any, timeout: float | None = None) -> Any:
-        """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at most `timeout` seconds.
+        """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at
+        most `timeout` seconds.
 
         RemoteValues are found at any depth in containers of Python (as keys, too), arrays of objects, dataclasses and attrs classes.
         PerWorkerValues, iterators and the views of a dict become lists.
@@ -389,8 +419,10 @@ class ClusterCoordinator:
 
         Raises:
           TypeError: a RemoteValue is in an object of another class, or a result cannot be the key of a dict or the item of a set.
-          DeadlineExceededError (a TimeoutError): a function has not ended within `timeout`; the text has its name. It goes on.
-          Exception: any error of `RemoteValue.result`, that of the first RemoteValue in the order of `values` that has failed.
+          DeadlineExceededError (a TimeoutError): a function has not ended within `timeout`; the
+            text has its name. It goes on.
+          Exception: any error of `RemoteValue.result`, that of the first RemoteValue in the order
+            of `values` that has failed.
         """
         until, timeout = deadline(timeout), seconds(timeout)
 
@@ -405,31 +437,36 @@ class ClusterCoordinator:
         return nest.map_contents(partial(_replaced, result), values)
 
     def as_completed(self, values: Iterable[RemoteValue[T]], timeout: float | None = None) -> AsCompleted[T]:
-        """Return an iterator over the RemoteValues, each once, in the order in which the functions end. Its `add` adds further values.
+        """Return an iterator over the RemoteValues, each once, in the order in which the functions
+        end. Its `add` adds further values.
 
         >>> sorted(value.result() for value in coordinator.as_completed(coordinator.map(abs, [-2, -1])))
         [1, 2]
 
         Raises:
           TypeError: `values` is not an iterable of RemoteValues.
-          DeadlineExceededError (in the iteration): not all functions have ended `timeout` seconds after this call.
+          DeadlineExceededError (in the iteration): not all functions have ended `timeout` seconds
+            after this call.
         """
         return AsCompleted(values, timeout)
 
     def wait(
         self, values: Iterable[RemoteValue[T]], count: int | None = None, timeout: float | None = None
     ) -> tuple[list[RemoteValue[T]], list[RemoteValue[T]]]:
-        """Wait until `count` functions have ended, with a result or an error, or until `timeout` seconds are over.
+        """Wait until `count` functions have ended, with a result or an error, or until `timeout`
+        seconds are over.
 
         >>> done, not_done = coordinator.wait(coordinator.map(abs, [-2, -1]), count=1)
         >>> len(done) >= 1, len(done) + len(not_done)
         (True, 2)
 
         Args:
-          count: None, or any number above that of the values, waits for all. `done` may have more than `count` values.
+          count: None, or any number above that of the values, waits for all. `done` may have more
+            than `count` values.
 
         Returns:
-          The values whose functions have ended, and the others, both in the order of `values` and each once. No time-out is raised.
+          The values whose functions have ended, and the others, both in the order of `values` and
+          each once. No time-out is raised.
 
         Raises:
           TypeError: `values` is not an iterable of RemoteValues, or `count` is not a whole number.
@@ -438,19 +475,25 @@ class ClusterCoordinator:
         return wait_for(values, count, timeout)
 
     def cancel_all(self) -> int:
-        """Request the cancellation of all functions that have not ended, as `RemoteValue.cancel` does, and return their number.
+        """Request the cancellation of all functions that have not ended, as `RemoteValue.cancel`
+        does, and return their number.
 
-        >>> coordinator.cancel_all()
+        >>> with zd.ClusterCoordinator(cluster) as other:
+        ...     other.cancel_all()
         0
 
-        Does not wait: `join` does. Functions that no worker has begun when the request arrives never begin. Functions that are scheduled
-        later, the calls of `run` and the resources of workers are not cancelled.
+        Does not wait: `join` does. Functions that no worker has begun when the request arrives
+        never begin. Functions that are scheduled later, the calls of `run` and the resources of
+        workers are not cancelled.
         """
         self._check_open()
         return self._runtime.cancel_all()
 
     def workers(self) -> list[str]:
         """Return the names of the present workers, such as "worker:1". Waits until the dispatcher has reported them for the first time.
+
+        >>> coordinator.workers()
+        ['worker:0', 'worker:1']
 
         Raises:
           UnavailableError: no dispatcher has replied for `cluster_lost_limit_s`.
@@ -476,6 +519,9 @@ class ClusterCoordinator:
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker to leave.
 
+        >>> with zd.local_cluster(workers=2, processes=False) as small, zd.ClusterCoordinator(small) as other:
+        ...     other.remove_worker(1)
+
         Other workers run the functions that it has not begun. With `force`, functions pinned to it wait for a new worker of this name.
 
         Raises:
@@ -489,6 +535,12 @@ class ClusterCoordinator:
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Set how many workers `zmqdist launch` holds. Returns once the launcher has accepted `count`. `force` is as in `remove_worker`.
 
+        >>> try:
+        ...     coordinator.scale_workers(3)
+        ... except zd.errors.FailedPreconditionError:
+        ...     print("no zmqdist launch holds these workers")
+        no zmqdist launch holds these workers
+
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
         """
@@ -498,6 +550,10 @@ class ClusterCoordinator:
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> PerWorkerValues:
         """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does not wait for these calls.
+
+        >>> tables = coordinator.create_per_worker_resource(dict, ([("a", 1)],))
+        >>> coordinator.submit(len, tables).result()
+        1
 
         Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured. Each function gets the resource
         of the worker that runs it.
@@ -524,6 +580,10 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
         """Return a dataset that each worker reads for itself. `iter(dataset)` returns PerWorkerValues of iterators for scheduled functions.
 
+        >>> batches = coordinator.create_per_worker_dataset(Dataset.range(6).batch(3))
+        >>> coordinator.submit(next, iter(batches)).result()
+        array([0, 1, 2])
+
         Args:
           dataset_fn: a Dataset or another iterable, which is pickled now, or a function without parameters that returns such an iterable
             and may be a generator. Each worker calls the function for each `iter`.
@@ -544,6 +604,9 @@ class ClusterCoordinator:
     def metrics(self) -> dict[str, Any]:
         """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the figures of `zmqdist status` by worker.
 
+        >>> sorted(coordinator.metrics()["workers"])
+        ['worker:0', 'worker:1']
+
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
@@ -552,7 +615,12 @@ class ClusterCoordinator:
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
     def snapshot(self) -> CoordinatorSnapshot:
-        """Return an immutable record of unfinished work, waiting threads and held data. Does not wait. Works even after `close`."""
+        """Return an immutable record of unfinished work, waiting threads and held data. Does not
+        wait. Works even after `close`.
+
+        >>> coordinator.snapshot().workers
+        2
+        """
         return snapshot_of(self._runtime, len(self._resources))
 
     @property
@@ -566,7 +634,14 @@ class ClusterCoordinator:
         return self._runtime.credentials
 
     def close(self) -> None:
-        """Cancel all work, kill running functions and disconnect. Idempotent. Never raises. Has no effect in a forked child."""
+        """Cancel all work, kill running functions and disconnect. Idempotent. Never raises. Has no
+        effect in a forked child.
+
+        >>> other = zd.ClusterCoordinator(cluster)
+        >>> other.close()
+        >>> other
+        <ClusterCoordinator of zmq://...: closed>
+        """
         if self._runtime.pid == os.getpid():
             self._runtime.give_up()
 

@@ -1,7 +1,7 @@
 """One call of a function on every worker, as `ClusterCoordinator.run` makes it.
 
-The calls belong to no round, so an error of one neither ends the others nor fails a later `join`. A call is not repeated on another worker:
-if its worker is lost, the call has failed.
+The calls belong to no round, so an error of one neither ends the others nor fails a later `join`. A
+call is not repeated on another worker: if its worker is lost, the call has failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def run_on(
 ) -> dict[str, T]:
     """Call `submit(worker)` for each of these workers, and return the results by worker.
 
-    Raises the first error, with the attribute `failures`: the errors by worker. Calls that have not ended then are cancelled.
+    Raises the first error, with the attribute `failures`: the errors by worker. Calls that have not
+    ended then are cancelled.
     """
     if not workers:
         raise errors.UnavailableError("run() found no worker: start one, or wait until one has joined")

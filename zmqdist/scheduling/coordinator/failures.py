@@ -1,10 +1,12 @@
 """The errors of the functions of a round, and which of them the program has seen.
 
 Rules
-    The program has seen an error when `result` or `exception` of a RemoteValue has raised or returned the error.
-    `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises an error only
-    while the program has not seen all errors of the round, because a program that has seen an error handles it itself.
-    Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that no error is lost.
+    The program has seen an error when `result` or `exception` of a RemoteValue has raised or
+    returned the error. `join` and `done` raise the error of a round whether or not the program has
+    seen it, as in TensorFlow. `schedule` raises an error only while the program has not seen all
+    errors of the round, because a program that has seen an error handles it itself. Errors that the
+    program has never seen are logged when the coordinator is closed or the program ends, so that no
+    error is lost.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Rules
     A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
-    In the program each of these values is a RemoteValue. Its status is the status of the latest build, and each `result` reads the value
-    from the worker again, because functions may have changed it.
-    A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
+    In the program each of these values is a RemoteValue. Its status is the status of the latest
+    build, and each `result` reads the value from the worker again, because functions may have
+    changed it. A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts
+    a new iteration on all workers.
 
 Not here: when workers build a resource (resources.py, scheduling/shared/resources.py).
 """
@@ -62,7 +63,8 @@ class ResourceValue(RemoteValue):
         return self.status is not RemoteValueStatus.NOT_READY
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait until the resource is built, and return a copy of its present state, which each call reads from the worker again.
+        """Wait until the resource is built, and return a copy of its present state, which each call
+        reads from the worker again.
 
         Raises:
           CancelledError: the worker is lost. The resource is available again when the worker is back.
@@ -76,11 +78,14 @@ class ResourceValue(RemoteValue):
     get = result
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the value as `result` does, but replace each leaf that has a method `numpy()` by the result of that method."""
+        """Return the value as `result` does, but replace each leaf that has a method `numpy()` by
+        the result of that method.
+        """
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the resource is built, and return the error that `result` would raise, or None.
+        """Wait until the resource is built, and return the error that `result` would raise, or
+        None.
 
         Raises DeadlineExceededError as `result` does.
         """
@@ -141,6 +146,10 @@ class PerWorkerValues:
     A scheduled function that gets PerWorkerValues as an argument, or captures them, sees the value of the worker that runs it. The values
     of a resource include a value for each worker that joins later.
 
+    >>> tables = coordinator.create_per_worker_resource(dict)
+    >>> len(tables), tables[0].result()
+    (2, {})
+
     Args:
       values: RemoteValues of one coordinator, one for each worker.
 
@@ -161,7 +170,7 @@ class PerWorkerValues:
             (self._resource,) = resources
 
     @classmethod
-    def of(cls, resource: Resource) -> Any:
+    def _of(cls, resource: Resource) -> Any:
         """Return an object of this class that has the values of this resource."""
         values = cls(())
         values._resource = resource
@@ -187,6 +196,9 @@ class PerWorkerValues:
 
     def fetch(self, timeout: float | None = None) -> list[Any]:
         """Return the fetched values of all workers.
+
+        >>> coordinator.create_per_worker_resource(dict).fetch(timeout=20.0)
+        [{}, {}]
 
         Raises the error of the first value whose `fetch` fails, and DeadlineExceededError after `timeout` seconds in total.
         """
@@ -256,7 +268,7 @@ class PerWorkerDataset:
         sharers = self._resources.workers() if self._shard else []
         dense = range(len(sharers))  # a range is short in a message, however many elements it has
         resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
-        iterator: PerWorkerIterator = PerWorkerIterator.of(resource)
+        iterator: PerWorkerIterator = PerWorkerIterator._of(resource)
         return iterator
 
     def build(self) -> PerWorkerValues:
@@ -264,7 +276,7 @@ class PerWorkerDataset:
 
         Raises UnavailableError and FailedPreconditionError as `iter` does.
         """
-        values: PerWorkerValues = PerWorkerValues.of(self._resources.create(DATASET, self._definition))
+        values: PerWorkerValues = PerWorkerValues._of(self._resources.create(DATASET, self._definition))
         return values
 
     @property
@@ -278,7 +290,7 @@ class PerWorkerDataset:
         """
         if self._spec is None:
             resource = self._resources.create(DATASET, self._definition)
-            value = PerWorkerValues.of(resource)[0]
+            value = PerWorkerValues._of(resource)[0]
             spec = value._read(at_worker.read_spec, None)
             self._spec = lambda: spec
         return self._spec()
@@ -294,7 +306,7 @@ def per_worker_resource(
     if not callable(fn):
         raise TypeError(f"create_per_worker_resource() takes a callable, not {type(fn).__name__}")
     definition = resources.define(trusted.describe(fn), fn, () if args is None else args, kwargs)
-    values: PerWorkerValues = PerWorkerValues.of(resources.create(RESOURCE, definition))
+    values: PerWorkerValues = PerWorkerValues._of(resources.create(RESOURCE, definition))
     return values
 
 

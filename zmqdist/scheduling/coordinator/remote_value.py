@@ -1,7 +1,8 @@
 """`RemoteValue`: the result that a scheduled function will have.
 
-The coordinator's loop settles a value, and the first thread that calls `result` unpacks it. The threads of the
-program wait for the loop only until a function has ended or a lost value has been recomputed.
+The coordinator's loop settles a value, and the first thread that calls `result` unpacks it. The
+threads of the program wait for the loop only until a function has ended or a lost value has been
+recomputed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ Registered: TypeAlias = "Sequence[tuple[Callbacks, Callable[[RemoteValue], objec
 
 
 class RemoteValueStatus(enum.Enum):
-    """Whether a RemoteValue has its result."""
+    """Whether a RemoteValue has its result.
+
+    >>> value = coordinator.submit(abs, -3)
+    >>> value.result(), value.status
+    (3, <RemoteValueStatus.READY: 'READY'>)
+    """
 
     NOT_READY = "NOT_READY"
     ABORTED = "ABORTED"
@@ -93,10 +99,11 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
     function has ended. Such a function waits for the value and gets a copy that is private to its run.
 
-    The value of `options(keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
-    garbage-collected. Other functions fetch the value from this worker, and only `result` fetches it to the program. If the worker or
-    the dispatcher is lost, or the connection to the dispatcher breaks, before the first `result`, a value above 64 KiB is lost. With
-    `options(lineage=True)` a lost value is recomputed.
+    The value of `options(keep=True)` is ready once its worker has the value, which the worker holds
+    until the RemoteValue is garbage-collected. Other functions fetch the value from this worker,
+    and only `result` fetches it to the program. If the worker or the dispatcher is lost, or the
+    connection to the dispatcher breaks, before the first `result`, a value above 64 KiB is lost.
+    With `options(lineage=True)` a lost value is recomputed.
 
     >>> value = coordinator.submit(pow, 2, 10)
     >>> value.result(timeout=20), value
@@ -160,18 +167,23 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     # -- getting the result -----------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the function to end, and return what it returned. Each call returns the same object, which is private to this process.
-        `get` is TensorFlow's name of this method.
+        """Wait for the function to end, and return what it returned. Each call returns the same
+        object, which is private to this process. `get` is TensorFlow's name of this method.
+
+        >>> coordinator.submit(abs, -3).result(timeout=20.0)
+        3
 
         Args:
-          timeout: seconds; None waits until the function has ended or the cluster is lost. The first `result` of a kept value also
-            fetches the value, which may take longer than `timeout`. The fetch fails at once if the worker refuses connections, or is on
-            this host and has ended. It fails after about 20 s if the worker does not reply.
+          timeout: seconds; None waits until the function has ended or the cluster is lost. The
+            first `result` of a kept value also fetches the value, which may take longer than
+            `timeout`. The fetch fails at once if the worker refuses connections, or is on this host
+            and has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
           DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. The
-            function or the recomputation goes on, so you may call `result` again. But if the `timeout` of the function's options has
-            passed, the function has failed, and `exception` returns this error.
+            function or the recomputation goes on, so you may call `result` again. But if the
+            `timeout` of the function's options has passed, the function has failed, and `exception`
+            returns this error.
           CancelledError: the function was cancelled, its round ended with another function's error, or the coordinator was closed.
           WorkerLost: too many times, the function's process or worker was lost while the function ran (`attempts_max` of the dispatcher).
           ClosureInputError: an input of the function has no value; `original_exception` says why.
@@ -180,7 +192,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
           FailedPreconditionError: this process was forked before the result had arrived.
           OpError: the dispatcher refuses the coordinator; the message has its reason.
           Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
-            traceback, and each `result` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
+            traceback, and each `result` raises a new copy. A single crash of a worker raises
+            nothing, because the function then runs again.
         """
         timeout = seconds(timeout)
         if self._kind is None:
@@ -242,22 +255,42 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         """Return the result as `result` does, but replace tensors by arrays, as TensorFlow does.
 
         Each object that has a method `numpy()` is replaced by the result of this method, also in containers and dataclasses.
+
+        >>> coordinator.submit(abs, -3).fetch()
+        3
         """
         value = self.result(timeout)
         return value if type(value) in trusted.ATOMS or type(value) is np.ndarray else nest.as_numpy(value)
 
     def done(self) -> bool:
-        """Return whether the function has ended, with a result or an error. Does not wait."""
+        """Return whether the function has ended, with a result or an error. Does not wait.
+
+        >>> value = coordinator.submit(abs, -3)
+        >>> value.result(), value.done()
+        (3, True)
+        """
         return self._kind is not None
 
     def cancelled(self) -> bool:
-        """Return whether the function has ended with a CancelledError. Does not wait. False while a `cancel` is under way."""
+        """Return whether the function has ended with a CancelledError. Does not wait. False while a
+        `cancel` is under way.
+
+        >>> value = coordinator.submit(abs, -3)
+        >>> value.result(), value.cancelled()
+        (3, False)
+        """
         return self._kind == CANCELLED
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the function has ended, and return its error, or None after success. Raises DeadlineExceededError as `result` does.
+        """Wait until the function has ended, and return its error, or None after success. Raises
+        DeadlineExceededError as `result` does.
 
-        The loss of a kept value is not noticed here: only `result` finds out whether the worker still holds the value.
+        >>> with zd.ClusterCoordinator(cluster) as other:
+        ...     other.submit(int, "x").exception()
+        ValueError("invalid literal for int() with base 10: 'x'")
+
+        The loss of a kept value is not noticed here: only `result` finds out whether the worker
+        still holds the value.
         """
         self._wait(seconds(timeout))
         return None if self._kind in (VALUE, KEPT) else self._error()
@@ -265,11 +298,15 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def cancel(self) -> bool:
         """Request the cancellation of the function. Does not wait.
 
+        >>> value = coordinator.submit(abs, -3)
+        >>> value.result(), value.cancel()
+        (3, False)
+
         A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later if its slot is a process.
 
         Returns:
-          False if the function has ended already, otherwise True. After True, `result` may still return a result that
-          was already on its way.
+          False if the function has ended already, otherwise True. After True, `result` may still
+          return a result that was already on its way.
         """
         if self._kind is not None:
             return False
@@ -278,6 +315,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
         """Call `fn(self)` when the function has ended, or soon if the function has ended already.
+
+        >>> ended = []
+        >>> coordinator.submit(abs, -3).add_done_callback(ended.append)
 
         Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` may wait for any result, but
         must not wait for an event that another callback causes.
@@ -375,7 +415,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
 
 
 def settle(value: RemoteValue, kind: int, payload: Any) -> Registered | None:
-    """Set the outcome of the function, and return its callbacks, which the caller must call. None means no callbacks.
+    """Set the outcome of the function, and return its callbacks, which the caller must call. None
+    means no callbacks.
 
     The coordinator's loop calls this, and `wake`, with the coordinator's lock held.
     """
@@ -398,14 +439,17 @@ def wake(value: RemoteValue) -> None:
 
 
 def settle_at_end(value: RemoteValue, fn: Callable[[RemoteValue], object]) -> None:
-    """As `add_done_callback`, for functions of this package that do not wait. A callback of the program may wait for them."""
+    """As `add_done_callback`, for functions of this package that do not wait. A callback of the
+    program may wait for them.
+    """
     value._call_at_end(value._owner.settling, fn)
 
 
 def release_at_end(value: RemoteValue, waiter: Any) -> None:
     """Call `waiter.release()` when the function has ended, or at once if it has ended already.
 
-    Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a reference to the RemoteValue.
+    Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a
+    reference to the RemoteValue.
     """
     if type(value) is not RemoteValue:  # the value of a resource, which is built again and again
         settle_at_end(value, lambda _: waiter.release())
@@ -429,7 +473,8 @@ def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
 
     `take` runs while the lock `unpacking` is held.
 
-    Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be packed any more.
+    Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be
+    packed any more.
     """
     if value._kind == VALUE:
         with value._owner.unpacking:
@@ -437,12 +482,16 @@ def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
 
 
 def take_back(value: RemoteValue) -> None:
-    """Request that the function be cancelled unless a worker has begun it. Only an Executor uses this."""
+    """Request that the function be cancelled unless a worker has begun it. Only an Executor uses
+    this.
+    """
     value._owner.take_back(value.work)
 
 
 def is_forked(value: RemoteValue) -> bool:
-    """Return whether this process was forked from the process that scheduled the function, which alone gets the result."""
+    """Return whether this process was forked from the process that scheduled the function, which
+    alone gets the result.
+    """
     return value._owner.pid != os.getpid()
 
 

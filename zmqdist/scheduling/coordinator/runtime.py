@@ -136,7 +136,8 @@ class CoordinatorRuntime:
     Attributes (guarded by `lock`, but any thread may read `scheduled`, `resolved` and `rounds_ended`, which only grow, without it):
       number: this coordinator's number in the cluster.
       lock, changed: held for microseconds only. `changed` is notified when a waiting thread may continue, because all work is resolved,
-        work has failed, detached work or a round has ended, workers have changed, or the queue may have room while `waiting_for_room` > 0.
+        work has failed, detached work or a round has ended, workers have changed, or the queue may
+        have room while `waiting_for_room` > 0.
       schedule_lock: admits one `schedule` or `join` at a time.
       unpacking: held while a result is unpacked, so that each result is unpacked once.
       refusal: makes the error with which the dispatcher has refused this coordinator for good; None without such a refusal.
@@ -338,7 +339,9 @@ class CoordinatorRuntime:
         self._cancels.put(work)
 
     def cancel_all(self) -> int:
-        """Request the cancellation of all unfinished work that is not detached, and return the number of these work items."""
+        """Request the cancellation of all unfinished work that is not detached, and return the
+        number of these work items.
+        """
         with self.lock:
             works = [work for work in self.values if work not in self._detached]
         self.call_in_loop(self._cancel, works)

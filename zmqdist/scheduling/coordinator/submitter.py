@@ -1,4 +1,6 @@
-"""`Submitter`: schedules functions with options, in the words of the standard library. `ClusterCoordinator.options` makes it."""
+"""`Submitter`: schedules functions with options, in the words of the standard library.
+`ClusterCoordinator.options` makes it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class Scheduler(Protocol):
 
 
 class Submitter:
-    """Schedules functions of one coordinator with the same options. Immutable; any thread may use it.
+    """Schedules functions of one coordinator with the same options. Immutable; any thread may use
+    it.
 
     >>> urgent = coordinator.options(priority=1, timeout=30.0)
     >>> urgent.submit(divmod, 7, 2).result()
@@ -92,18 +95,32 @@ class Submitter:
         return f"<{', '.join(f'{option}={value!r}' for option, value in self._given.items())} of {self._coordinator!r}>"
 
     def options(self, **options: Unpack[TaskOptions]) -> Submitter:
-        """Return a Submitter with these options and, where they are missing, those of this one."""
+        """Return a Submitter with these options and, where they are missing, those of this one.
+
+        >>> coordinator.options(priority=1).options(name="first")
+        <priority=1, name='first' of <ClusterCoordinator of zmq://...>>
+        """
         return Submitter(self._coordinator, {**self._given, **options})
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
-        """Run `fn(*args, **kwargs)` on a worker, as `ClusterCoordinator.submit` does, with the options."""
+        """Run `fn(*args, **kwargs)` on a worker, as `ClusterCoordinator.submit` does, with the
+        options.
+
+        >>> coordinator.options(retries=2).submit(abs, -3).result()
+        3
+        """
         plan_options = self._plan_options
         if plan_options.timeout is not None:
             plan_options = replace(plan_options, until=deadline(plan_options.timeout))
         return self._coordinator._schedule(fn, args, kwargs, self._keep, self._options, plan_options, self._name)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
-        """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the options."""
+        """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the
+        options.
+
+        >>> coordinator.gather(coordinator.options(worker=1).map(abs, [-3, 4]))
+        [3, 4]
+        """
         if not iterables:
             raise TypeError("map() takes a callable and at least one iterable")
         items = zip(*iterables, strict=False)
@@ -111,7 +128,11 @@ class Submitter:
         return [self.submit(snapshot, *item) for item in items]
 
     def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
-        """Call `fn(*args, **kwargs)` once on each worker, as `ClusterCoordinator.run` does, with the options.
+        """Call `fn(*args, **kwargs)` once on each worker, as `ClusterCoordinator.run` does, with
+        the options.
+
+        >>> coordinator.options(timeout=20.0).run(abs, -3)
+        {'worker:0': 3, 'worker:1': 3}
 
         Raises ValueError if one of them is not `name`, `priority` or `timeout`.
         """

@@ -45,7 +45,8 @@ class PlanOptions:
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
         """Return the checked options, or NO_OPTIONS for the defaults.
 
-        Raises ValueError if an option is out of range, TypeError if `retries` is not a whole number.
+        Raises ValueError if an option is out of range, TypeError if `retries` is not a whole
+        number.
         """
         if whole("retries", retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")

@@ -63,8 +63,9 @@ class WorkNames:
 
 
 def label(name: str, work: int) -> str:
-    """Return a short name for reports, such as "sum-12": the function's name without its module, or the `name` of its options, and the
-    number of the work item."""
+    """Return a short name for reports, such as "sum-12": the function's name without its module, or
+    the `name` of its options, and the number of the work item.
+    """
     parts = name.split(".")
     dotted = all(part.isidentifier() or part[:1] == "<" for part in parts)
     return f"{parts[-1] if dotted else name}-{work}"
