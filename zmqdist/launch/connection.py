@@ -85,6 +85,9 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """Return what `zmqdist status --json` prints: workers, queues, losses, data service. Durations are in seconds.
 
+        >>> type(cluster.status()).__name__
+        'dict'
+
         Raises UnavailableError if the dispatcher does not answer.
         """
         record: dict[str, Any] = self._dispatcher_client().call("status")
@@ -113,13 +116,22 @@ class Cluster:
             raise errors.UnavailableError(problem)
 
     def coordinator(self, **options: Any) -> ClusterCoordinator:
-        """Return a new ClusterCoordinator of this cluster. `options` are those of ClusterCoordinator."""
+        """Return a new ClusterCoordinator of this cluster. `options` are those of ClusterCoordinator.
+
+        >>> with cluster.coordinator() as coordinator:
+        ...     print(coordinator.submit(pow, 2, 3).result())
+        8
+        """
         from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 
         return ClusterCoordinator(self, **options)
 
     def close(self) -> None:
-        """End the connection. The cluster goes on running, and so do coordinators and Executors that were made with this object."""
+        """End the connection. The cluster goes on running, and so do coordinators and Executors that were made with this object.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     zd.connect(dispatcher.address).close()
+        """
         with self._client_lock:
             client, self._client = self._client, None
         if client is not None:

@@ -53,6 +53,11 @@ class local_cluster(Cluster):
     """A cluster on this host. `with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher and workers, and waits until they are
     ready.
 
+    >>> with zd.local_cluster(workers=2, processes=False) as cluster:
+    ...     with cluster.coordinator() as coordinator:
+    ...         print(coordinator.submit(pow, 2, 3).result())
+    8
+
     Args:
       workers: number of workers.
       slots: number of functions that each worker runs at a time. If slots are processes, the cores of this host are divided among the slots
@@ -192,6 +197,9 @@ class local_cluster(Cluster):
     def kill_worker(self, index: int) -> None:
         """Kill a worker's process with SIGKILL, to imitate a crash. Other workers run its work.
 
+        >>> with zd.local_cluster(workers=2) as cluster:
+        ...     cluster.kill_worker(1)  # its functions run again on the other worker
+
         Raises:
           ValueError: there is no such worker process.
         """
@@ -200,6 +208,9 @@ class local_cluster(Cluster):
     def kill_ps(self, index: int) -> None:
         """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost, and its port stays reserved.
 
+        >>> with zd.local_cluster(workers=1, ps=1) as cluster:
+        ...     cluster.kill_ps(0)
+
         Raises:
           ValueError: there is no such process of a parameter server.
         """
@@ -207,6 +218,10 @@ class local_cluster(Cluster):
 
     def restart_worker(self, index: int) -> None:
         """Start a worker again under its index, after killing the old process if it runs. Return when the worker has registered.
+
+        >>> with zd.local_cluster(workers=1) as cluster:
+        ...     cluster.kill_worker(0)
+        ...     cluster.restart_worker(0)
 
         Raises:
           ValueError: there is no such worker process.
@@ -220,6 +235,10 @@ class local_cluster(Cluster):
     def restart_ps(self, index: int) -> None:
         """Start a parameter server again at its address, after killing the old process if it runs. Its variables are lost. Return when the
         parameter server serves.
+
+        >>> with zd.local_cluster(workers=1, ps=1) as cluster:
+        ...     cluster.kill_ps(0)
+        ...     cluster.restart_ps(0)
 
         Raises:
           ValueError: there is no such process of a parameter server.
@@ -244,6 +263,11 @@ class local_cluster(Cluster):
     def add_worker(self) -> int:
         """Start one more worker process, wait until the worker has registered, and return its index.
 
+        >>> with zd.local_cluster(workers=1, processes=False) as cluster:
+        ...     _ = cluster.add_worker()
+        ...     print(cluster.workers)
+        2
+
         Raises UnavailableError as `restart_worker` does, and FailedPreconditionError after `close`.
         """
         self._check_open()
@@ -255,6 +279,11 @@ class local_cluster(Cluster):
         self, count: int, *, grace_s: float = limits.GRACE_S, force: bool = False, timeout: float = START_LIMIT_S
     ) -> None:
         """Set the number of workers, and wait until the new ones have registered and the others, with the highest indices, have left.
+
+        >>> with zd.local_cluster(workers=1, processes=False) as cluster:
+        ...     cluster.scale(2)
+        ...     print(cluster.workers)
+        2
 
         Raises:
           InvalidArgumentError: `count` is not a whole number of 0 or more.
@@ -284,6 +313,8 @@ class local_cluster(Cluster):
     def close(self) -> None:
         """Stop the workers, the parameter servers and the dispatcher. A second call does nothing, nor does a call in a forked child of the
         program.
+
+        >>> zd.local_cluster(workers=1, processes=False).close()
         """
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return

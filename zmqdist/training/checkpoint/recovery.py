@@ -46,6 +46,20 @@ log = logging.getLogger("zmqdist.checkpoint")
 class Recovered:
     """The report of one recovery. It says what happened to each variable of a restarted parameter server.
 
+    >>> with zd.local_cluster(workers=1, ps=1) as cluster:
+    ...     with zd.ParameterServerStrategy(cluster, recovery_s=60) as other, other.scope():
+    ...         weights = zd.Variable(np.ones(2))
+    ...         checkpoint = zd.checkpoint.Checkpoint(weights=weights)
+    ...         manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/lost", 3)
+    ...         with zd.checkpoint.Recovery(other, manager):
+    ...             path = manager.save(1)
+    ...             cluster.kill_ps(0)
+    ...             cluster.restart_ps(0)
+    ...             print(weights.numpy())
+    ...         print(other.recoveries[0])
+    [1. 1.]
+    ps:0 came back; restored 1 variable ...
+
     Attributes:
       task: name of the parameter server, such as "ps:1".
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
@@ -83,6 +97,12 @@ class Recovered:
 @dataclass(frozen=True)
 class RecoverySnapshot:
     """The state of a `Recovery` at one moment.
+
+    >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
+    >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/figures", 3)
+    >>> with zd.checkpoint.Recovery(strategy, manager) as recovery:
+    ...     print(recovery.snapshot())
+    RecoverySnapshot(...)
 
     Attributes:
       watching: the parameter servers that are watched, such as "ps:1"; empty after `close` or the end of the strategy.
