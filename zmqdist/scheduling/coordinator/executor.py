@@ -53,6 +53,10 @@ log = logging.getLogger("zmqdist.coordinator")
 class Executor(futures.Executor):
     """Runs submitted functions on the workers of a dispatcher.
 
+    >>> with zd.Executor(cluster) as executor:
+    ...     print(executor.submit(pow, 2, 3).result(), list(executor.map(abs, [-1, -2])))
+    8 [1, 2]
+
     Args:
       target, and other keyword arguments: the arguments of ClusterCoordinator.
       max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
@@ -103,6 +107,10 @@ class Executor(futures.Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         """Schedule `fn(*args, **kwargs)` and return its Future. If `fn` or an argument cannot be pickled, the Future raises the error.
 
+        >>> with zd.Executor(cluster) as executor:
+        ...     print(executor.submit(sorted, [3, 1, 2], reverse=True).result())
+        [3, 2, 1]
+
         Raises:
           RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
           BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
@@ -136,6 +144,10 @@ class Executor(futures.Executor):
         buffersize: int | None = None,
     ) -> Iterator[T]:
         """Submit `fn` for each item, and return the results in order, as in the standard library. `fn` is pickled once, now.
+
+        >>> with zd.Executor(cluster) as executor:
+        ...     print(list(executor.map(pow, [1, 2, 3], [2, 2, 2])))
+        [1, 4, 9]
 
         Args:
           chunksize: checked and otherwise ignored, because the cluster itself sends quick functions in batches.
@@ -173,6 +185,12 @@ class Executor(futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
+
+        >>> executor = zd.Executor(cluster)
+        >>> future = executor.submit(pow, 2, 3)
+        >>> executor.shutdown()  # waits for the future
+        >>> future.result()
+        8
 
         Args:
           wait: whether to return only when all submitted work has ended and the callbacks of its Futures have been called. If False, the
