@@ -27,8 +27,8 @@ from zmqdist.process.zygote_process import ZygoteProcess
 PATIENCE_S = 30.0
 
 PRELOADED = [
-    "zmqdist.scheduling.dispatcher.runtime",
-    "zmqdist.scheduling.worker.runtime",
+    "zmqdist.servers.dispatch_server",
+    "zmqdist.servers.worker_server",
     "zmqdist.scheduling.worker.slot_main",
     "zmqdist.data.service.worker.task_main",
     "zmqdist.data.service.snapshots.stream_process",
@@ -138,9 +138,9 @@ class ServerProcess:
 def _serve(environment: dict[str, str], connection: Connection, kind: str, config: dict[str, Any]) -> None:
     """In the child."""
     _become(environment)
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.dispatch_server import DispatchServer
+    from zmqdist.servers.worker_server import WorkerServer
 
     server = (
         DispatchServer(DispatcherConfig(**config)) if kind == "dispatcher" else WorkerServer(WorkerConfig(**config))
@@ -197,7 +197,7 @@ def _be_zygote(environment: dict[str, str], control: int, starter: int) -> None:
     _become(environment)
     os.setsid()
     from zmqdist.process import zygote
-    from zmqdist.scheduling.worker import children
+    from zmqdist.servers import children
 
     sys.argv[1:] = [str(control), str(starter), zygote.SLOTS_NAME, *children.MODULES]
     zygote.main()

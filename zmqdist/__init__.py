@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
     from zmqdist.scheduling.coordinator.executor import Executor
     from zmqdist.scheduling.coordinator.remote_value import RemoteValue
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.dispatch_server import DispatchServer
+    from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.specs import TensorSpec, function
     from zmqdist.task_context import cancelled
     from zmqdist.tasks.connect import check_alive as check_alive
@@ -67,7 +67,7 @@ _WHERE = {
     "ClusterCoordinator": "zmqdist.scheduling.coordinator.coordinator",
     "ClusterDef": "zmqdist.cluster",
     "ClusterSpec": "zmqdist.cluster",
-    "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
+    "DispatchServer": "zmqdist.servers.dispatch_server",
     "Executor": "zmqdist.scheduling.coordinator.executor",
     "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
@@ -79,7 +79,7 @@ _WHERE = {
     "ShardedVariable": "zmqdist.training.sharded",
     "TensorSpec": "zmqdist.specs",
     "Variable": "zmqdist.training.variable",
-    "WorkerServer": "zmqdist.scheduling.worker.runtime",
+    "WorkerServer": "zmqdist.servers.worker_server",
     "cache_variable_reads": "zmqdist.training.read_cache",
     "cancelled": "zmqdist.task_context",
     "check_alive": "zmqdist.tasks.connect",

@@ -19,7 +19,7 @@ from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.transport.credentials import Credentials
 
 Keep = Callable[..., Keeper]

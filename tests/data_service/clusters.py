@@ -21,9 +21,9 @@ from zmqdist.data.service.client import distribute
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.reader.delivery import ELEMENTS_MAX
 from zmqdist.data.service.worker.first_come_task import BUFFER_ELEMENTS_MAX
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 
 PROTOCOL = "zmq"
 HEARTBEAT_MS = 100

@@ -11,9 +11,9 @@ from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.client import distribute
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 
 PATIENCE_S = 30.0
 

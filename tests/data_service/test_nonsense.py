@@ -15,9 +15,9 @@ from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OpError
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 

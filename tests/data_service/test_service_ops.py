@@ -18,8 +18,8 @@ from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
 from zmqdist.data.service import ShardingPolicy, distribute, from_dataset_id, register_dataset
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 
 # Tasks go on in the cluster's workers when their readers have gone.
 pytestmark = pytest.mark.shares_cluster

@@ -16,8 +16,8 @@ from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.data.service.snapshots.machine import StreamState
 from zmqdist.errors import AlreadyExistsError
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 
 
 def restart_all(cluster: TestCluster) -> None:

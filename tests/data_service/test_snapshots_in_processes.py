@@ -19,9 +19,9 @@ from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.errors import CancelledError, UnknownError
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.processes import is_alive
 

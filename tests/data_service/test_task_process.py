@@ -26,8 +26,8 @@ from zmqdist.data.service.client import from_dataset_id, register_dataset
 from zmqdist.data.service.worker.task_process import CRASHES_MAX, TaskProcesses
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import UnknownError
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.processes import is_alive
 

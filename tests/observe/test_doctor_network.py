@@ -23,9 +23,9 @@ from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
 from zmqdist.rpc import ZmqClient, ZmqServer, internal_client, server_info
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.tasks.server import Server
 from zmqdist.transport import keys, port_probe, token
 from zmqdist.transport.credentials import Credentials

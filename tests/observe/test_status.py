@@ -8,8 +8,8 @@ import pytest
 
 from zmqdist.observe import status
 from zmqdist.rpc import Client
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 
 
 def worker(**changes: Any) -> dict[str, Any]:

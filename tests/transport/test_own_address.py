@@ -12,9 +12,9 @@ from zmqdist.addresses import advertised_address
 from zmqdist.errors import InvalidArgumentError, UnknownError
 from zmqdist.launch.ports import Reserved
 from zmqdist.port_range import VARIABLE, parse_ports
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.transport.listener import listen
 from zmqdist.transport.own_address import bindable
 

@@ -24,7 +24,7 @@ from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.roles import OK
 from zmqdist.launch.tasks import Tasks
 from zmqdist.scheduling.dispatcher.broker import WorkerRow
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.servers.dispatch_server import DispatchServer
 
 log = logging.getLogger("zmqdist.launch")
 

@@ -61,12 +61,12 @@ from zmqdist.transport.endpoint import split
 from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.servers.dispatch_server import DispatchServer
 
 Say = Callable[[str], object]
 
 LOOPBACK = "127.0.0.1"
-DISPATCHER: Final = "zmqdist.scheduling.dispatcher.runtime"
+DISPATCHER: Final = "zmqdist.servers.dispatch_server"
 """The module of the dispatcher. It is imported late, because its import takes a quarter of a second."""
 
 
@@ -231,7 +231,7 @@ class Launch:
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
         # Import the dispatcher only now, so that the zygote or the agents start first.
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+        from zmqdist.servers.dispatch_server import DispatchServer
 
         return DispatchServer(self._dispatcher_config(credentials))
 

@@ -40,8 +40,8 @@ from zmqdist.transport.own_address import bind_free, bindable
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.dispatch_server import DispatchServer
+    from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.tasks.server import Server
 
 START_LIMIT_S = 30.0
@@ -143,12 +143,12 @@ class local_cluster(Cluster):
             raise
 
     def _open(self, config: DispatcherConfig) -> None:
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+        from zmqdist.servers.dispatch_server import DispatchServer
 
         self._dispatcher = DispatchServer(config, listener=self._listener.detach())
 
     def _start_threads(self, count: int) -> None:
-        from zmqdist.scheduling.worker.runtime import WorkerServer
+        from zmqdist.servers.worker_server import WorkerServer
 
         self._threads += [WorkerServer(self._worker(index, False)) for index in range(count)]
         self._workers = count

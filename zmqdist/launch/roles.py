@@ -29,7 +29,7 @@ from zmqdist.transport.credentials import Credentials
 if TYPE_CHECKING:  # each role imports only what it needs, so that children start quickly
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.transport.join_ticket import JoinTicket
 
 log = logging.getLogger("zmqdist.launch")
@@ -86,7 +86,7 @@ def exit_code_for(code: int) -> int:
 
 def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
     """Run a dispatcher until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.servers.dispatch_server import DispatchServer
 
     with _Signals() as signals:
         try:
@@ -118,8 +118,9 @@ def run_worker(
 
 def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce) -> int:
     from zmqdist.process.zygote_process import fork_slots_zygote
-    from zmqdist.scheduling.worker.children import import_modules
-    from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
+    from zmqdist.scheduling.worker.runtime import end_log
+    from zmqdist.servers.children import import_modules
+    from zmqdist.servers.worker_server import WorkerServer
 
     zygote = None
     # Fork the zygote only if NumPy has the right numbers of threads, because a fork keeps them, and only while this process has one thread,
@@ -338,8 +339,8 @@ def _failed(role: str, error: errors.OpError) -> int:
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
     """Import the modules that `main` needs for these arguments. The zygote calls this function before it forks roles."""
     if kind == "WorkerConfig":
-        import zmqdist.scheduling.worker.runtime
-        from zmqdist.scheduling.worker import children
+        import zmqdist.servers.worker_server
+        from zmqdist.servers import children
 
         children.import_modules()
     else:

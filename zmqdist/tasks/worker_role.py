@@ -12,7 +12,7 @@ Rules
     An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat the invitation.
     The worker ends when its dispatcher has been away for the orphan limit in the invitation, or when the task's server stops.
 
-Not here: the worker itself (scheduling/worker/runtime.py).
+Not here: the worker itself (servers/worker_server.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import PROCESSES, SLOTS
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.worker_server import WorkerServer
 
 INVITE: Final = "zmqdist.worker.invite"
 """The method for invitations. Arguments: address of the dispatcher, index of the worker, slots, number of the program, orphan limit in
@@ -114,7 +114,7 @@ class WorkerRole:
 
     def _accept(self, config: Any, program: int) -> str:
         """Start the worker, unless an earlier invitation has started it. Return when the dispatcher has registered the worker."""
-        from zmqdist.scheduling.worker.runtime import WorkerServer
+        from zmqdist.servers.worker_server import WorkerServer
 
         with self._lock:
             if self._closed:

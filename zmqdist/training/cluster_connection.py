@@ -35,8 +35,8 @@ from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.limits import CONNECT_TIMEOUT_S, DESCRIBED_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.training.checks import check_cluster, check_ps
 from zmqdist.training.worker_recruiter import WorkerRecruiter
 from zmqdist.transport import port_probe

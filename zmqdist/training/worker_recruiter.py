@@ -23,7 +23,7 @@ from zmqdist import errors
 from zmqdist.limits import INVITED_ORPHAN_LIMIT_S
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.tasks.worker_role import INVITE
 from zmqdist.training.recruitment_machine import (
     DropInvitation,

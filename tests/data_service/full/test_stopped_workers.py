@@ -7,8 +7,8 @@ import signal
 from tests.data_service.serving import Service, until
 from tests.data_service.test_task_process import READ_ALL, process_of, worker_process
 from zmqdist.data.dataset import Dataset
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.shared.config import DispatcherConfig
+from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.transport.processes import is_alive
 
 

@@ -13,7 +13,7 @@ from tests.launch.launched import FILE, Launched
 from zmqdist import blas_threads
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.shared.config import WorkerConfig
-from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.servers.worker_server import WorkerServer
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ START = {
 PROGRAM = """
 import pathlib, resource
 import zmqdist as zd
-import zmqdist.scheduling.dispatcher.runtime, zmqdist.launch.local_cluster, zmqdist.rpc
+import zmqdist.servers.dispatch_server, zmqdist.launch.local_cluster, zmqdist.rpc
 resource.setrlimit(resource.{limit}, ({soft}, resource.getrlimit(resource.{limit})[1]))
 try:
     {start}

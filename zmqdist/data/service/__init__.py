@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
     from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
     from zmqdist.data.service.snapshots.distributed_save import distributed_save
-    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.servers.dispatch_server import DispatchServer
+    from zmqdist.servers.worker_server import WorkerServer
 
 _MODULES = {
     "_distribute": "zmqdist.data.service.client",
     "_from_dataset_id": "zmqdist.data.service.client",
     "_register_dataset": "zmqdist.data.service.client",
     "CrossTrainerCache": "zmqdist.data.service.policy",
-    "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
+    "DispatchServer": "zmqdist.servers.dispatch_server",
     "DispatcherConfig": "zmqdist.scheduling.shared.config",
     "ShardingPolicy": "zmqdist.data.service.policy",
     "WorkerConfig": "zmqdist.scheduling.shared.config",
-    "WorkerServer": "zmqdist.scheduling.worker.runtime",
+    "WorkerServer": "zmqdist.servers.worker_server",
     "distribute": "zmqdist.data.service.client",
     "distributed_save": "zmqdist.data.service.snapshots.distributed_save",
     "from_dataset_id": "zmqdist.data.service.client",

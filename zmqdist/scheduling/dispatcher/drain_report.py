@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow, SnapshotStreamRow
 from zmqdist.events import Peer
 from zmqdist.limits import DESCRIBED_S
 from zmqdist.messages import WorkDescribed
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
+from zmqdist.scheduling.shared.parts import StreamAtWorker, TaskAtWorker
 
 NAMES_SHOWN_MAX: Final = 10
 """The largest number of names that a sentence lists. The sentence only counts the other names."""
@@ -43,8 +43,8 @@ class DrainReport:
     running: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
-    data: tuple[DataTaskRow, ...] = ()
-    streams: tuple[SnapshotStreamRow, ...] = ()
+    data: tuple[TaskAtWorker, ...] = ()
+    streams: tuple[StreamAtWorker, ...] = ()
 
     @property
     def losses(self) -> list[str]:
@@ -105,8 +105,8 @@ class DrainReport:
 
 def report_of(
     holdings: WorkerHoldings,
-    data: Sequence[DataTaskRow],
-    streams: Sequence[SnapshotStreamRow],
+    data: Sequence[TaskAtWorker],
+    streams: Sequence[StreamAtWorker],
     in_question: Mapping[Peer, Collection[int]],
     replies: Mapping[Peer, WorkDescribed],
 ) -> DrainReport:

@@ -14,12 +14,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import Peer
 from zmqdist.limits import DESCRIBED_S, DESCRIBED_WORKS_MAX
 from zmqdist.messages import DescribeWork, Message, WorkDescribed
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport, report_of
+from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.transport.loop import Loop
 
 
@@ -47,10 +47,10 @@ class DrainReporter:
       send: sends a message to a peer, and returns False if the peer is not connected.
     """
 
-    def __init__(self, loop: Loop, broker: Broker, data: DataDispatcher, send: Callable[[Peer, Message], bool]) -> None:
+    def __init__(self, loop: Loop, broker: Broker, part: DispatcherPart, send: Callable[[Peer, Message], bool]) -> None:
         self._loop = loop
         self._broker = broker
-        self._data = data
+        self._part = part
         self._send = send
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
@@ -121,7 +121,7 @@ class DrainReporter:
         for worker in question.workers:
             with contextlib.suppress(KeyError):  # the worker was lost meanwhile
                 holdings = self._broker.holdings(*worker)
-                data, streams = self._data.tasks_of(holdings.worker), self._data.streams_of(holdings.worker)
+                data, streams = self._part.tasks_of(holdings.worker), self._part.streams_of(holdings.worker)
                 reports.append(report_of(holdings, data, streams, question.in_question, question.replies))
         question.then(reports)
 

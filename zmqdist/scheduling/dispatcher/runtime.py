@@ -1,4 +1,6 @@
-"""The dispatcher's server, the runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
+"""The runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
+
+`DispatchServer` (servers/) is its class for users, and gives it the part that it hosts beside the queue of functions.
 
 The runtime passes each message to the machine, and sends the messages that the machine returns. The runtime decides nothing itself and
 never unpickles a payload.
@@ -9,25 +11,18 @@ garbage-collected, and its finalizer stops the runtime.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from zmqdist import errors
-from zmqdist.addresses import advertised_address, join_address
-from zmqdist.background import in_background
-from zmqdist.clock import seconds
+from zmqdist.addresses import join_address
 from zmqdist.coordination.service import CoordinationService
-from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
-from zmqdist.data.service.dispatcher.machine.tables import Rules
-from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import Heard, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.limits import JOIN_VALID_S
 from zmqdist.messages import (
     Beat,
     CancelWork,
@@ -49,7 +44,7 @@ from zmqdist.messages import (
 )
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
+from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
@@ -57,17 +52,19 @@ from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
-from zmqdist.scheduling.shared.config import DispatcherConfig, config_of
+from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.scheduling.shared.fetch import RELAY
 from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
+from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.peer import Peer
 from zmqdist.transport.processes import is_alive
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
+
+P = TypeVar("P", bound=DispatcherPart)
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -81,279 +78,12 @@ FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
 FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
 
 
-class DispatchServer:
-    """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
-
-    >>> with zd.DispatchServer() as dispatcher:
-    ...     print(dispatcher.target.startswith("zmq://"))
-    True
-
-    The dispatcher runs in a thread of its own. Stop it with `stop`, or use it in a with-statement. A server to which the program no longer
-    refers stops in the background. In a script `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
-
-    Args:
-      config: a DispatcherConfig. None means the config with `fields`, by default a free port on loopback.
-      start: whether the constructor starts the server. If False, call `start()` later.
-      listener: the descriptor of a listening TCP socket, which the server then owns and uses in place of the config's address.
-      fields: fields of the config, as in TensorFlow 2.3: `DispatchServer(port=0)`.
-
-    Raises (from `start`):
-      UnknownError: the server could not bind the port, because it is in use or the address does not belong to this host.
-      FailedPreconditionError: the address needs keys, the server was stopped before, or another dispatcher uses its work_dir.
-      DataLossError: the journal in the work_dir is damaged. The server overwrites no file.
-    """
-
-    def __init__(
-        self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None, **fields: Any
-    ) -> None:
-        self._runtime = _Runtime(config_of(DispatcherConfig, config, fields), listener)
-        self._lock = threading.Lock()
-        if start:
-            self.start()
-
-    # -- for users ----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Bind the port and serve. Workers and coordinators can connect once `start` has returned. Starting again has no effect.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     dispatcher.start()  # a second call does nothing
-        """
-        with self._lock:
-            if self._runtime.stopped.is_set():
-                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
-            if self._runtime.loop is None:
-                self._runtime.open()
-
-    def stop(self) -> None:
-        """Stop the dispatcher at once. Its queues and sessions are lost. Idempotent.
-
-        >>> dispatcher = zd.DispatchServer()
-        >>> dispatcher.stop()
-
-        Workers go on running their functions for half the duration of a lease, and wait for another dispatcher at this address. To stop the
-        workers as well, call `shutdown` instead.
-        """
-        with self._lock:
-            self._runtime.stop()
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit.
-
-        >>> dispatcher = zd.DispatchServer()
-        >>> dispatcher.stop()
-        >>> dispatcher.join()
-        True
-        """
-        return self._runtime.stopped.wait(seconds(timeout))
-
-    @property
-    def address(self) -> str:
-        """ "host:port", with the port that was bound."""
-        return self._runtime.address
-
-    @property
-    def _address(self) -> str:
-        """The address, with "localhost" in place of 127.0.0.1. The name `_address` is the one in tf.data service."""
-        return self.address.replace("127.0.0.1:", "localhost:")
-
-    @property
-    def target(self) -> str:
-        """ "zmq://host:port", the target for coordinators and workers."""
-        advertise = self._runtime.config.advertise
-        where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
-        return f"zmq://{where}"
-
-    @property
-    def cancel_grace_s(self) -> float:
-        """The `cancel_grace_s` of the config, which is the default of coordinators that get this server as their target."""
-        return self._runtime.config.cancel_grace_s
-
-    @property
-    def credentials(self) -> Credentials:
-        """The paths of this dispatcher's token and keys. A coordinator uses them when this server is passed to it as its target."""
-        return self._runtime.credentials
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers that are registered and not lost."""
-        return self._runtime.num_workers
-
-    def _num_workers(self) -> int:
-        """Return `num_workers`. The name `_num_workers` is the one in tf.data service."""
-        return self.num_workers
-
-    def snapshot(self) -> BrokerSnapshot:
-        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows them. Waits for the loop.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     print(len(dispatcher.snapshot().workers))
-        0
-        """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.broker.snapshot)
-
-    def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` returns True for the set of registered workers, each a (job, index). Return False after `timeout_s`.
-
-        The loop calls `ready` after each event, so `ready` must not block.
-        """
-        runtime = self._runtime
-        assert runtime.loop is not None
-        is_ready = threading.Event()
-
-        def check() -> None:
-            if ready(frozenset(runtime.broker.membership.members)):
-                is_ready.set()
-
-        runtime.loop.call_soon(runtime.watchers.append, check)
-        runtime.loop.call_soon(check)
-        try:
-            return is_ready.wait(timeout_s)
-        finally:
-            runtime.loop.call_soon(runtime.watchers.remove, check)
-
-    def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have the loop call `fn` with the registered workers as (job, index): first now, then whenever a worker has joined or is lost.
-
-        `fn` must not block. It is called until the server stops.
-        """
-        runtime = self._runtime
-        assert runtime.loop is not None
-
-        def check() -> None:
-            fn(frozenset(runtime.broker.membership.members))
-
-        def begin() -> None:
-            runtime.member_watchers.append(check)
-            check()
-
-        runtime.loop.call_soon(begin)
-
-    def serve_scaling(self, scaler: Scaler) -> None:
-        """Use this launcher, which starts and ends the workers, for the RPC method `scale` (`zmqdist scale`)."""
-        self._runtime.scaler = scaler
-
-    def drain_reports(self) -> list[DrainReport]:
-        """Return for each worker what would become of its values and work if it left. Waits at most DESCRIBED_S for the programs.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     print(dispatcher.drain_reports())
-        []
-        """
-        return self._runtime.reporter.reports()
-
-    def drain(self, job: str, index: int, grace_s: float) -> None:
-        """Have a worker leave after it has finished its running functions, or after `grace_s`. Waits for the loop, not for the worker.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
-        ...         dispatcher.drain("worker", 0, grace_s=1.0)
-        ...         worker.join()
-        True
-
-        Raises:
-          NotFoundError: no worker of this name is registered.
-        """
-        assert self._runtime.loop is not None
-        self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
-
-    def shutdown(self, grace_s: float = 0.0) -> None:
-        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent.
-
-        >>> dispatcher = zd.DispatchServer()
-        >>> dispatcher.shutdown(grace_s=1.0)
-        """
-        loop = self._runtime.loop
-        # `run` raises FailedPreconditionError if another thread has stopped the server meanwhile.
-        with contextlib.suppress(errors.FailedPreconditionError):
-            if loop is not None and not self._runtime.stopped.is_set():
-                loop.run(lambda: self._runtime.shutdown(grace_s))
-                self.join(grace_s + LEAVING_S)
-        self.stop()
-
-    def open_join(self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = "") -> str:
-        """Make a join ticket and return it: one line of text, with which one process joins as `name`. The ticket is a secret.
-
-        Args:
-          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with this role.
-          valid_s: seconds for which the ticket is valid.
-          address: the "host:port" at which programs will connect to the process, if it is a ps or another server. A server refuses a ticket
-            without an address.
-          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the address in `target`.
-
-        Raises:
-          FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of range.
-          ResourceExhaustedError: too many tokens are valid and unused.
-        """
-        runtime = self._runtime
-        if runtime.loop is None:
-            raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
-        return runtime.loop.run(
-            runtime.keys.open_join, name, dispatcher or self.target.partition("://")[2], valid_s, address
-        )
-
-    def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Report that the process of a worker has ended, so that the dispatcher counts the worker as lost at once.
-
-        Only the process that started the worker calls this, from any of its threads.
-        """
-        if self._runtime.loop is not None:
-            event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
-            with contextlib.suppress(errors.FailedPreconditionError):
-                self._runtime.loop.call_soon(self._runtime.handle, event)
-
-    def report_gone(self, name: str, reason: str) -> None:
-        """Report that a task such as "ps:1" has ended for good, so that programs do not wait for its restart."""
-        self._runtime.gone[name] = reason
-
-    def data_snapshot(self) -> DataSnapshot:
-        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     print(type(dispatcher.data_snapshot()).__name__)
-        DataSnapshot
-        """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.data.snapshot)
-
-    def data_tasks_by_worker(self) -> dict[str, int]:
-        """Return the number of data tasks and snapshot streams of each worker, by the worker's name. Workers with neither are left out."""
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.data.task_counts)
-
-    def snapshot_streams(self, path: str) -> list[Any]:
-        """Return the streams of the distributed snapshot in folder `path`, each with `index`, `owner` and `state`.
-
-        Raises:
-          NotFoundError: the dispatcher knows no snapshot in this folder.
-        """
-        assert self._runtime.loop is not None
-        return self._runtime.data.snapshots.streams(path)
-
-    def _snapshot_streams(self, path: str) -> list[Any]:
-        """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data service."""
-        return self.snapshot_streams(path)
-
-    def __enter__(self) -> DispatchServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __del__(self) -> None:
-        runtime = self.__dict__.get("_runtime")
-        if runtime is not None and runtime.abandoned:
-            in_background("zmqdist-dispatcher-stop", runtime.stop)
-
-
-class _Runtime:
+class DispatcherRuntime(Generic[P]):
     """The part of a DispatchServer that the loop's thread refers to.
 
     Attributes:
       loop: the loop, which `open` makes; None before.
+      part: what the dispatcher hosts beside its queue; `open` makes it.
       stopped: set by `stop`, and by `shutdown` when the workers have left or its wait for them is over.
       scaler: the launcher that starts and ends the workers; None if the workers were started without a launcher in this process.
       undelivered: the number of messages that were not sent because their peer had disconnected.
@@ -361,8 +91,11 @@ class _Runtime:
       member_watchers: functions that the loop calls when workers have joined or were lost.
     """
 
-    def __init__(self, config: DispatcherConfig, listener: int | None) -> None:
+    def __init__(
+        self, config: DispatcherConfig, listener: int | None, make_part: Callable[[RpcService, Loop], P]
+    ) -> None:
         self.config = config
+        self._make_part = make_part
         self._listener = listener
         self._pid = os.getpid()
         self.stopped = threading.Event()
@@ -408,7 +141,7 @@ class _Runtime:
             router = self._router = Router(loop, keys.security, self._hello)
             keys.attach(loop, router, service, self._peer_expelled)
             # Load the state in the journal before binding the port, so that no peer sees a part of the state.
-            self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
+            self.part: P = self._make_part(service, loop)
             if self._listener is None:
                 self.address = router.bind(join_address(host, config.port))
             else:
@@ -420,7 +153,7 @@ class _Runtime:
             for kind in kinds:
                 router.on(kind, self._handle_message, frozenset(roles))
         router.on(Goodbye, self._handle_message)
-        self.reporter = DrainReporter(loop, self.broker, self.data, router.send)  # type: ignore[arg-type]
+        self.reporter = DrainReporter(loop, self.broker, self.part, router.send)  # type: ignore[arg-type]
         router.on(WorkDescribed, lambda peer, message, _: self.reporter.described(peer, message), frozenset({"submit"}))
         router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
@@ -446,7 +179,7 @@ class _Runtime:
                 self._perform([Send(peer, Refused(errors.PERMISSION_DENIED, misnamed, final=True))])
                 return
             try:
-                self.data.machine.admit(message.address)
+                self.part.admit(message.address)
             except errors.OpError as error:
                 self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
                 return
@@ -506,9 +239,9 @@ class _Runtime:
             match change:
                 case MemberJoined(member, register):
                     identity = member.name, register.address, member.incarnation, tuple(register.tags)
-                    self.data.joined(*identity, named=register.named)
+                    self.part.joined(*identity, named=register.named)
                 case MemberLost(member):
-                    self.data.lost(member.incarnation, left=False)
+                    self.part.lost(member.incarnation, left=False)
         for watcher in self.member_watchers:
             watcher()
 
@@ -556,7 +289,7 @@ class _Runtime:
             ],
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
-            "data": self.data.status(),
+            "data": self.part.status(),
             "losses_count": snapshot.losses_count,
             "losses": [
                 {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}
@@ -625,20 +358,6 @@ class _Runtime:
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
         self.handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
-
-
-def data_rules(config: DispatcherConfig) -> Rules:
-    """Return the part of the config that the data service's dispatcher uses."""
-    return Rules(
-        worker_timeout_s=config.worker_timeout_s,
-        client_timeout_s=config.client_timeout_s,
-        gc_check_s=config.gc_check_s,
-        gc_timeout_s=config.gc_timeout_s,
-        gc_dynamic=config.gc_dynamic_sharding_jobs,
-        fault_tolerant=config.fault_tolerant_mode,
-        worker_addresses=tuple(config.worker_addresses or ()),
-        deployment_mode=str(config.deployment_mode or "").upper(),
-    )
 
 
 def _row(row: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The worker's server, the runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store of results.
+"""The runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store of results.
+
+`WorkerServer` (servers/) is its class for users, and gives it the part that it hosts beside the slots.
 
 The runtime passes messages, and events of the slots, to the machine, and carries out the effects that the machine returns. The runtime
 decides nothing itself.
@@ -14,27 +16,23 @@ import os
 import secrets
 import socket
 import threading
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from zmqdist import errors, limits
 from zmqdist.addresses import is_wildcard, join_address
-from zmqdist.background import in_background
 from zmqdist.blas_threads import threads_in
-from zmqdist.clock import duration, seconds
-from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
-from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.shared.config import WorkerConfig, config_of
+from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.scheduling.shared.fetch import Fetcher
+from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import BulkStore
-from zmqdist.scheduling.worker import children
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.threads import ThreadSlots
@@ -63,6 +61,8 @@ from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
 
+P = TypeVar("P", bound=WorkerPart)
+
 log = logging.getLogger("zmqdist.scheduling")
 end_log = logging.getLogger("zmqdist.scheduling.end")
 """The log of the reasons why workers end. The command `zmqdist worker` prints the reason itself, and turns this log off."""
@@ -72,207 +72,27 @@ SLOTS = frozenset({"worker"})
 FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 
 
-class WorkerServer:
-    """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
-
-    >>> with zd.DispatchServer() as dispatcher:
-    ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)):
-    ...         with zd.ClusterCoordinator(dispatcher) as coordinator:
-    ...             print(coordinator.submit(pow, 2, 3).result())
-    8
-
-    The slots are threads unless the config has `processes=True`, which the command `zmqdist worker` sets. The dispatcher may be started
-    later, because `start` waits for the dispatcher, and logs that it waits.
-
-    Stop the worker with `stop`, or use it in a with-statement. A worker to which the program no longer refers stops in the background and
-    aborts its running functions.
-
-    Args:
-      config: a WorkerConfig. None means the config with `fields`.
-      start: whether the constructor starts the worker. If False, call `start()` later.
-      zygote: the process from which slot processes are forked. With None, the worker starts a zygote if it needs one.
-      fields: fields of the config, as in TensorFlow 2.3: `WorkerServer(port=0, dispatcher_address="host:port")`.
-
-    Raises (from `start`):
-      UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
-      AlreadyExistsError: another worker is registered under this job and index.
-      FailedPreconditionError: the minor version of Python or zmqdist is not the dispatcher's, or the dispatcher's `worker_addresses` have
-        no free entry for this worker.
-      UnavailableError: no dispatcher accepted the worker within `orphan_limit_s`.
-      UnknownError: the worker's own port could not be bound.
-      ResourceExhaustedError: the slots need more descriptors than this process may have.
-    """
-
-    def __init__(
-        self,
-        config: WorkerConfig | None = None,
-        start: bool = True,
-        *,
-        zygote: ZygoteProcess | None = None,
-        **fields: Any,
-    ) -> None:
-        self._runtime = _Runtime(config_of(WorkerConfig, config, fields), zygote)
-        self._lock = threading.Lock()
-        if start:
-            self.start()
-
-    # -- for users ----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the worker, and return once the dispatcher has registered it. If the worker is started already, only wait.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
-        ...         worker.start()  # a second call does nothing
-
-        Raises:
-          FailedPreconditionError: the worker was stopped before. The docstring of the class lists the other errors.
-        """
-        runtime = self._runtime
-        with self._lock:
-            if runtime.stopped.is_set():
-                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
-            if not runtime.started:
-                runtime.started = True
-                runtime.open()
-        runtime.wait_registered()
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        """Leave the dispatcher and end the slots. Blocks until the worker has ended. Idempotent.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)).stop()
-
-        Functions that have not begun are returned to the dispatcher at once, for other workers.
-
-        Args:
-          grace_s: how long running functions may go on before they are aborted.
-        """
-        grace_s = duration("grace_s", grace_s)
-        with self._lock:
-            if self._runtime.loop is None:
-                self._runtime.stopped.set()
-                return
-        self._runtime.stop(grace_s)
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     worker = zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address))
-        ...     worker.stop()
-        ...     worker.join()
-        True
-        """
-        return self._runtime.stopped.wait(seconds(timeout))
-
-    @property
-    def ended(self) -> Exit | None:
-        """How the worker ended; None while it runs."""
-        return self._runtime.ended
-
-    @property
-    def in_contact(self) -> bool:
-        """Whether the worker is registered with a dispatcher and connected to it."""
-        machine = self._runtime.machine
-        return machine is not None and machine.registered and not self._runtime.stopped.is_set()
-
-    @property
-    def address(self) -> str:
-        """ "host:port" of the worker's own server, with the port that was bound."""
-        return self._runtime.address
-
-    @property
-    def advertised_address(self) -> str:
-        """ "host:port" at which readers of the data service reach the worker: `worker_address` of the config, or `address`.
-
-        If this is `address`, "localhost" replaces 127.0.0.1, as in tf.data service.
-        """
-        return self._runtime.advertised
-
-    @property
-    def _address(self) -> str:
-        """The advertised address. The name `_address` is the one in tf.data service."""
-        return self.advertised_address
-
-    @property
-    def target(self) -> str:
-        return f"zmq://{self._runtime.address}"
-
-    @property
-    def name(self) -> str:
-        """ "job:index", the name under which the dispatcher knows the worker."""
-        machine = self._runtime.machine
-        assert machine is not None
-        return f"{machine.job}:{machine.index}"
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of functions that run or wait in the worker, plus the number of its data tasks that have not ended."""
-        machine = self._runtime.machine
-        return 0 if machine is None else machine.running + self._num_tasks()
-
-    def snapshot(self) -> WorkerSnapshot:
-        """Return an immutable record of the worker's running and waiting work, and of the data that it holds. Waits for the loop.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
-        ...         print(type(worker.snapshot()).__name__)
-        WorkerSnapshot
-
-        Raises:
-          FailedPreconditionError: the worker was not started, or has stopped.
-        """
-        runtime = self._runtime
-        if runtime.loop is None or runtime.machine is None:
-            raise errors.FailedPreconditionError("this worker was not started: call start() first")
-        return runtime.loop.run(runtime.snapshot)
-
-    def _num_tasks(self) -> int:
-        """Return how many data tasks have not ended. The name `_num_tasks` is the one in tf.data service."""
-        return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
-
-    def data_snapshot(self) -> WorkerDataSnapshot:
-        """Return an immutable record of the worker's data tasks and of the streams of distributed snapshots that it writes.
-
-        >>> with zd.DispatchServer() as dispatcher:
-        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
-        ...         print(type(worker.data_snapshot()).__name__)
-        WorkerDataSnapshot
-        """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.data.snapshot)
-
-    def _snapshot_task_progresses(self) -> list[Any]:
-        """Return the streams of snapshots that the worker writes. The name of this method is the one in tf.data service."""
-        return list(self.data_snapshot().streams)
-
-    def __enter__(self) -> WorkerServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def __del__(self) -> None:
-        runtime = self.__dict__.get("_runtime")
-        if runtime is not None and runtime.needs_stop:
-            in_background("zmqdist-worker-stop", runtime.stop, 0.0)
-
-
-class _Runtime:
+class WorkerRuntime(Generic[P]):
     """The part of a WorkerServer that the loop's thread refers to.
 
     Attributes:
       loop, machine: the loop and the machine, which `open` makes; None before.
+      part: what the worker hosts beside its slots; `open` makes it.
       started: whether `open` was called.
       stopped: set once the worker has ended.
       ended: how the worker ended; None while it has not ended.
       address, advertised: the address of the worker's server, and the address that readers of the data service get.
     """
 
-    def __init__(self, config: WorkerConfig, zygote: ZygoteProcess | None) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        zygote: ZygoteProcess | None,
+        modules: Sequence[str],
+        make_part: Callable[[WorkerSurroundings], P],
+    ) -> None:
         self._config = config
+        self._modules, self._make_part = modules, make_part
         self._zygote = zygote
         self._pid = os.getpid()
         self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
@@ -350,12 +170,10 @@ class _Runtime:
                 on_refused=self._refused,
             )
             self._calls = LoopClient(self._dealer)
-            about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
-            host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
-            self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
-            self.data.host.cache_bytes = config.cache_bytes
-            if self._children is not None:
-                self.data.snapshots.processes = partial(self._children.spawn, children.STREAM)
+            surroundings = WorkerSurroundings(
+                loop, service, self._calls, self._dispatcher, credentials, incarnation, host, self._children
+            )
+            self.part: P = self._make_part(surroundings)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self._bind(router, security.public, host)
@@ -393,7 +211,7 @@ class _Runtime:
     def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
         """Return the owner of the zygote from which slot processes and processes of data tasks are forked."""
         check_descriptors(self._config.slots)
-        bound = BoundChildren(loop, self._zygote or start_slots_zygote(children.MODULES, environment))
+        bound = BoundChildren(loop, self._zygote or start_slots_zygote(self._modules, environment))
         loop.on_stop(bound.close)
         return bound
 
@@ -418,14 +236,6 @@ class _Runtime:
             **machine.figures,
         )
 
-    def _task_processes(self, host: str, incarnation: int, timeout_s: float) -> TaskProcesses | None:
-        """Return the object that starts processes for data tasks; None if data tasks run in threads."""
-        if self._children is None:
-            return None
-        assert self.loop is not None
-        spawn = partial(self._children.spawn, children.TASK)
-        return TaskProcesses(self.loop, spawn, host, self._dispatcher, incarnation, timeout_s)
-
     def _bind(self, router: Router, key: bytes, host: str) -> None:
         """Bind the worker's ports, and set the addresses that other processes use.
 
@@ -436,13 +246,15 @@ class _Runtime:
         # Advertise an address of this host in the dispatcher's network, because peers cannot connect to a wildcard.
         if is_wildcard(host):
             self.address = join_address(own_host(self._dispatcher), split(self.address)[1])
-        self.advertised = self.data.host.address = config.advertised(self.address)
+        self.advertised = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
-        self._store.key = self.data.key = key
+        self._store.key = key
+        read_at = ""
         if config.data_transfer_protocol is not None and config.processes:
-            self.data.host.read_at = config.data_transfer_address or ""
+            read_at = config.data_transfer_address or ""
         elif config.data_transfer_protocol is not None:
-            self.data.host.read_at = config.elements_at(router.bind(join_address(host, config.data_transfer_port)))
+            read_at = config.elements_at(router.bind(join_address(host, config.data_transfer_port)))
+        self.part.bound(self.advertised, read_at, key)
 
     def _begin(self) -> None:
         assert self.machine is not None
@@ -473,11 +285,11 @@ class _Runtime:
         assert machine is not None
         if isinstance(event, SlotFinished):
             self._note_results(event)
-        machine.serving = not self.data.left
+        machine.serving = not self.part.left
         self._perform(machine.handle(event, self._loop_now()))
         if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
             self._draining = True
-            self.data.drain(lambda: self._handle(Ticked()))
+            self.part.drain(lambda: self._handle(Ticked()))
         if not machine.running:
             self._cache.drop()
         if machine.registered and not self._registered.is_set():
@@ -488,7 +300,7 @@ class _Runtime:
             self._in_contact = machine.registered
             if self._in_contact:
                 self._store.holder = f"{machine.job}:{machine.index}"
-                self.data.registered()
+                self.part.registered()
         self._rearm()
 
     def _loop_now(self) -> float:
@@ -563,7 +375,7 @@ class _Runtime:
             self.loop.call_soon(self.loop.stop)
             return
         self.loop.set_timer((self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop)
-        self.data.refuse(self.loop.stop)
+        self.part.refuse(self.loop.stop)
 
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)

@@ -24,7 +24,7 @@ from zmqdist.messages import BULK, ERROR
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
-from zmqdist.scheduling.worker.children import SLOT
+from zmqdist.scheduling.worker import slot_main
 from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
 from zmqdist.scheduling.worker.slot_messages import (
     SLOT_CODEC,
@@ -119,7 +119,9 @@ class ProcessSlots:
             return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
-        process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
+        process.child = self._children.spawn(
+            slot_main.__name__, process.child_fds(), lambda code: self._exited(process, code)
+        )
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]

@@ -228,6 +228,10 @@ class DataDispatcher:
             "compression": self._compression,
         }
 
+    def admit(self, address: str) -> None:
+        """Raise an OpError if the list of the workers that may register has no room for this address."""
+        self.machine.admit(address)
+
     def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
         """Record that a worker has registered. `named` tells whether it was started with its index. Call this in the loop thread."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))

@@ -214,6 +214,10 @@ class DataWorker:
         """Return the worker's present tasks and streams. Call this in the loop thread."""
         return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
 
+    def bound(self, address: str, read_at: str, key: bytes) -> None:
+        """Take the worker's address, the address of its second port ("" without one), and its public key (b"" without CURVE)."""
+        self.host.address, self.host.read_at, self.key = address, read_at, key
+
     # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
 
     def registered(self) -> None:
