@@ -17,7 +17,7 @@ import zmqdist as zd
 from tests.coordinator.test_options import times
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+from zmqdist.coordinator import ClusterCoordinator, RemoteValue, Submitter
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -194,6 +194,39 @@ def test_a_name_stands_in_the_errors_and_in_the_repr(in_processes: ClusterCoordi
     assert repr(slow) == "<RemoteValue of lr=0.1: cancelled>"
 
 
+def test_a_name_stands_in_the_traceback_of_the_worker_and_in_the_log(
+    threads: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ClusterCoordinator(threads) as coordinator:
+        seen = coordinator.options(name="fold 3").submit(int, "x")
+        with pytest.raises(ValueError, match="invalid literal") as told:
+            seen.result(20)
+        assert str(told.value.__cause__).splitlines()[2:4] == ["fold 3:", "Traceback (most recent call last):"]
+        unseen = coordinator.options(name="fold 4").submit(int, "y")
+        until(unseen.done)
+    (logged,) = [record.message for record in caplog.records if "has not looked at" in record.message]
+    assert logged.endswith("The first: fold 4: ValueError: invalid literal for int() with base 10: 'y'")
+
+
+def test_a_name_stands_in_the_report_of_a_drain(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+        names = ["lr=0.1", "a.b", "in. short", "é"]
+        kept = [coordinator.options(name=name, keep=True).submit(int) for name in names]
+        kept.append(coordinator.options(keep=True).submit(zd.coordinator.get_current_worker_index))
+        coordinator.wait(kept, timeout=20)
+        with pytest.raises(errors.DrainRefusedError) as told:
+            coordinator.remove_worker(0)
+    numbers = [value.work for value in kept]
+    shown = [
+        "lr=0.1",
+        "b",
+        "in. short",
+        "é",
+        "get_current_worker_index",
+    ]  # a dotted name is cut as those of functions are
+    assert sorted(told.value.values) == sorted(f"{name}-{work}" for name, work in zip(shown, numbers, strict=True))
+
+
 # -- gather ---------------------------------------------------------------------------------------
 
 
@@ -303,6 +336,19 @@ def test_the_repr_of_a_coordinator_says_address_and_state(tmp_path: Path) -> Non
 def test_a_coordinator_without_a_dispatcher_says_so() -> None:
     with ClusterCoordinator("127.0.0.1:9") as coordinator:
         assert repr(coordinator) == "<ClusterCoordinator of zmq://127.0.0.1:9: 0 unfinished, no dispatcher>"
+
+
+def test_completion_shows_what_users_call() -> None:
+    assert [name for name in dir(RemoteValue) if name[0] != "_"] == [
+        *("add_done_callback", "cancel", "cancelled", "done", "exception", "fetch", "get", "name", "result", "status"),
+        "work",
+    ]
+    assert [name for name in dir(ClusterCoordinator) if name[0] != "_"] == [
+        *("as_completed", "cancel_all", "close", "create_per_worker_dataset", "create_per_worker_resource"),
+        *("credentials", "done", "failures", "fetch", "gather", "join", "map", "metrics", "options", "remove_worker"),
+        *("run", "scale_workers", "schedule", "snapshot", "submit", "target", "wait", "workers"),
+    ]
+    assert [name for name in dir(Submitter) if name[0] != "_"] == ["map", "options", "run", "submit"]
 
 
 def test_a_value_says_the_type_of_its_result(in_threads: ClusterCoordinator) -> None:

@@ -60,6 +60,8 @@ def pending(threads: zd.local_cluster) -> Iterator[Pending]:
 WAITS: dict[str, Callable[[Pending, Any], Any]] = {
     "get": lambda pending, timeout: pending.value.get(timeout),
     "fetch": lambda pending, timeout: pending.value.fetch(timeout),
+    "gather": lambda pending, timeout: pending.coordinator.gather({"a": [pending.value]}, timeout),
+    "gather of a resource": lambda pending, timeout: pending.coordinator.gather(pending.resource, timeout),
     "exception": lambda pending, timeout: pending.value.exception(timeout),
     "get of a resource": lambda pending, timeout: pending.resource[0].get(timeout),
     "fetch of a resource": lambda pending, timeout: pending.resource[0].fetch(timeout),
@@ -96,6 +98,18 @@ def test_done_waits_only_with_a_time_out(pending: Pending) -> None:
         check_long(done, timeout, Gate.opened.set)
 
 
+def test_wait_takes_the_same_time_outs_and_raises_none(pending: Pending) -> None:
+    def wait(timeout: Any) -> Any:
+        return pending.coordinator.wait([pending.value], timeout=timeout)
+
+    for timeout in REFUSED:
+        check_refused(wait, timeout)
+    for timeout in OVER:
+        assert wait(timeout) == ([], [pending.value])
+    for timeout in LONG:
+        check_long(wait, timeout, Gate.opened.set)
+
+
 def test_a_kept_value_takes_the_same_time_outs(pending: Pending) -> None:
     for timeout in REFUSED:
         check_refused(pending.kept.get, timeout)
@@ -106,7 +120,9 @@ def test_a_kept_value_takes_the_same_time_outs(pending: Pending) -> None:
 def test_the_time_of_a_function_is_a_number_of_seconds(in_threads: ClusterCoordinator) -> None:
     for timeout in REFUSED:
         check_refused(lambda timeout: in_threads.schedule(int, timeout=timeout), timeout)
+        check_refused(lambda timeout: in_threads.options(timeout=timeout), timeout)
     for timeout in LONG:
+        assert in_threads.options(timeout=timeout).submit(int).get(20) == 0
         assert in_threads.schedule(int, timeout=timeout).get(20) == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import zmqdist as zd
@@ -45,3 +47,21 @@ def test_a_function_with_once_that_raises_and_is_tried_again_counts_once(
     coordinator.schedule(step, kwargs={"by": 2}, once=True, retries=1)
     coordinator.join(WITHIN_S)
     assert iterations.numpy() == 2
+
+
+def test_submit_is_once_where_schedule_is(made: Any) -> None:
+    strategy = made(aggregate="sync", workers_per_step=1)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        iterations, tries = zd.Variable(0), zd.Variable(0)
+
+    def step(by: int) -> None:
+        iterations.assign_add(by)
+        if tries.numpy() == 0:
+            tries.assign(1)
+            raise ValueError("the first time")
+
+    coordinator.options(retries=1).submit(step, by=2).result(WITHIN_S)
+    coordinator.submit(step, 3).result(WITHIN_S)
+    coordinator.gather(coordinator.map(step, [5, 7]), timeout=WITHIN_S)
+    assert iterations.numpy() == 17

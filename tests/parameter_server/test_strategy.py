@@ -245,8 +245,9 @@ def test_scopes_of_one_strategy_nest_and_those_of_two_do_not(made: Any) -> None:
 def test_scheduling_inside_another_strategys_scope_is_refused(made: Any) -> None:
     one, two = made(), made()
     coordinator = ClusterCoordinator(one)
-    with two.scope(), pytest.raises(RuntimeError, match="mixed"):
-        coordinator.schedule(int)
+    for call in (coordinator.schedule, coordinator.submit, coordinator.options(priority=1).submit, coordinator.run):
+        with two.scope(), pytest.raises(RuntimeError, match="mixed"):
+            call(int)
     with one.scope():
         assert coordinator.schedule(int).fetch() == 0
     assert coordinator.schedule(int).fetch() == 0
