@@ -29,7 +29,7 @@ def main():
     with zd.local_cluster(workers=3) as cluster:
         remote = zd.data.service.distribute("distributed_epoch", cluster, delivery="exactly_once")
         dataset = zd.data.Dataset.range(len(LABELS)).map(augmented).apply(remote).batch(32)
-        seen = collections.Counter()
+        seen: collections.Counter[int] = collections.Counter()
         for step, batch in enumerate(dataset):
             seen.update(batch["number"].tolist())
             if step == 0:

@@ -5,7 +5,7 @@ def _figure(size):
     try:
         import matplotlib
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'zmqdist[examples]')")
+        print("no picture: it needs matplotlib (pip install matplotlib)")
         return None
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +25,21 @@ def lines_of(program: Path) -> int:
     if program.suffix == ".py":
         return program.read_text().count("\n")
     return sum(len(cell["source"]) for cell in json.loads(program.read_text())["cells"])
+
+
+def run_cell(source: str, names: dict[str, Any]) -> str:
+    """Run a cell as Jupyter does: the value of an expression that ends it is shown, and may be awaited."""
+    tree, printed = ast.parse(source), io.StringIO()
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, "cell", "exec"), names)
+        if isinstance(last, ast.Expr):
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            value = eval(compile(ast.Expression(last.value), "cell", "eval", flags=flags), names)
+            value = asyncio.run(value) if asyncio.iscoroutine(value) else value
+            if value is not None:
+                print(repr(value))
+    return re.sub(r".*\r", "", printed.getvalue())  # a terminal shows what stands after it
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -42,3 +63,13 @@ def test_an_example_is_short_and_on_its_page(program: Path) -> None:
 )
 def test_what_a_page_shows_is_compared_line_by_line(shown: str, printed: str, same: bool) -> None:
     assert is_shown(shown, printed) is same
+
+
+@pytest.mark.timeout(120)
+def test_the_cells_of_the_notebook_show_what_they_have_saved() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            saved = ["".join(shown.get("text") or shown["data"]["text/plain"]) for shown in cell["outputs"]]
+            source = "".join(cell["source"])
+            assert is_shown("\n".join(saved), run_cell(source, names)), source
