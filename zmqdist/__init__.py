@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from zmqdist.cluster import ServerDef as ServerDef
     from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.connection import connect
+    from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-    from zmqdist.scheduling.coordinator.executor import Executor
     from zmqdist.scheduling.coordinator.remote_value import RemoteValue
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
@@ -68,7 +68,7 @@ _WHERE = {
     "ClusterDef": "zmqdist.cluster",
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.servers.dispatch_server",
-    "Executor": "zmqdist.scheduling.coordinator.executor",
+    "Executor": "zmqdist.launch.executor",
     "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
     "ParameterServerStrategy": "zmqdist.training.strategy",

@@ -466,7 +466,6 @@ TARGETS: list[tuple[Any, str]] = [
     ("127.0.0.1", r"127\.0\.0\.1"),
     ("zmq://127.0.0.1:0x", "127"),
     ("tcp://127.0.0.1:5050", "tcp://"),
-    (None, "no target was given and ZMQDIST_CONFIG names no running cluster"),
 ]
 
 
@@ -476,6 +475,11 @@ def test_the_error_for_an_invalid_target_lists_the_accepted_ones(kind: Any, targ
     with pytest.raises(ValueError, match=text) as caught:
         kind(target)
     assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
+
+
+def test_a_coordinator_without_target_says_that_the_environment_names_no_cluster() -> None:
+    with pytest.raises(ValueError, match="no target was given and ZMQDIST_CONFIG names no running cluster: wanted a "):
+        ClusterCoordinator()
 
 
 def test_a_negative_queue_max_is_refused(dispatcher: zd.DispatchServer) -> None:

@@ -14,7 +14,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 
 ACCEPTED = (
-    'a ParameterServerStrategy, a DispatchServer, what local_cluster or connect returned, "host:port" or "zmq://host:port", '
+    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", what connect returned, '
     "or nothing in a program that `zmqdist launch` started"
 )
 

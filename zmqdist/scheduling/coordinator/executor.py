@@ -1,6 +1,6 @@
-"""`zmqdist.Executor`: a `concurrent.futures.Executor` whose workers are a cluster.
+"""`ClusterExecutor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
-Executor behaves like ProcessPoolExecutor and passes the standard library's tests of that class
+It behaves like ProcessPoolExecutor and passes the standard library's tests of that class
 (tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its process, only that function fails.
 
 Rules
@@ -50,36 +50,16 @@ T = TypeVar("T")
 log = logging.getLogger("zmqdist.coordinator")
 
 
-class Executor(futures.Executor):
-    """Runs submitted functions on the workers of a dispatcher.
-
-    >>> with zd.Executor(cluster) as executor:
-    ...     print(executor.submit(pow, 2, 3).result(), list(executor.map(abs, [-1, -2])))
-    8 [1, 2]
-
-    Args:
-      target, and other keyword arguments: the arguments of ClusterCoordinator.
-      max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
-        workers' slots are the limit.
-      initializer, initargs: each slot process (if slots are threads, each worker) that runs functions of this executor calls
-        `initializer(*initargs)` before its first function. With an initializer, the first `submit` waits for a worker. If the initializer
-        raises, the executor is broken.
-
-    Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but
-    not after Ctrl-C. If the cluster is lost at that time, the program ends after `cluster_lost_limit_s` with exit code 1.
-
-    Raises:
-      ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
-      TypeError: `initializer` is not callable.
-    """
+class ClusterExecutor(futures.Executor):
+    """Runs submitted functions on the workers of a dispatcher. The arguments are those of `zmqdist.Executor`, with a target."""
 
     def __init__(
         self,
-        target: Any = None,
+        target: Any,
         *,
-        max_workers: int | None = None,
-        initializer: Callable[..., object] | None = None,
-        initargs: Iterable[Any] = (),
+        max_workers: int | None,
+        initializer: Callable[..., object] | None,
+        initargs: Iterable[Any],
         **options: Any,
     ) -> None:
         if max_workers is not None and max_workers < 1:
@@ -212,6 +192,13 @@ class Executor(futures.Executor):
     def terminate_workers(self) -> None:
         """Drop waiting functions, ask running functions to stop, and kill them after `cancel_grace_s`. Does not wait.
 
+            >>> import time, zmqdist as zd
+            >>> with zd.Executor(max_workers=1, cancel_grace_s=0) as executor:
+            ...     future = executor.submit(time.sleep, 60)
+            ...     executor.terminate_workers()
+            >>> future.cancelled() or type(future.exception()).__name__ == "ExecutorBroken"
+            True
+
         A running function sees the request in `zmqdist.cancelled`, and its Future ends with a BrokenProcessPool. The worker processes
         continue with the work of other programs.
         """
@@ -221,7 +208,15 @@ class Executor(futures.Executor):
                 value.cancel()
 
     def kill_workers(self) -> None:
-        """Drop waiting functions and kill running functions at once, without asking them to stop."""
+        """Drop waiting functions and kill running functions at once, without asking them to stop.
+
+        >>> import time, zmqdist as zd
+        >>> executor = zd.Executor(max_workers=1)
+        >>> future = executor.submit(time.sleep, 60)
+        >>> executor.kill_workers()
+        >>> future.cancelled() or isinstance(future.exception(), RuntimeError)
+        True
+        """
         with self._idle:
             self._shut = True
         self._coordinator.close()

@@ -1,0 +1,89 @@
+"""`zmqdist.Executor`: an executor on a cluster, which it starts itself where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from zmqdist import errors, task_context
+from zmqdist.blas_threads import cores
+from zmqdist.cluster.config import ClusterConfig
+from zmqdist.launch.local_cluster import local_cluster
+from zmqdist.scheduling.coordinator.executor import ClusterExecutor
+
+
+class Executor(ClusterExecutor):
+    """Runs submitted functions on the workers of a cluster, as ProcessPoolExecutor runs them in its processes.
+
+        >>> import zmqdist as zd
+        >>> with zd.Executor(max_workers=2) as executor:
+        ...     print(executor.submit(pow, 2, 5).result(), list(executor.map(abs, [-1, -2])))
+        32 [1, 2]
+
+    Without `target` it uses the cluster that `zmqdist launch` has named in the environment. If there
+    is none, it starts a `local_cluster` with one worker process for each core that this process may
+    use (or with `max_workers`), and ends it with `shutdown`, at the end of the program, or when the
+    program is killed. No `__main__` guard is needed. A function on a worker must name a target: an
+    Executor in each function would start as many workers again.
+
+    Args:
+      target, and other keyword arguments: the arguments of ClusterCoordinator.
+      max_workers: the largest number of functions that the executor hands to the cluster at a time.
+        None means no bound, so that the workers' slots are the limit.
+      initializer, initargs: each slot process (if slots are threads, each worker) that runs functions
+        of this executor calls `initializer(*initargs)` before its first function. With an initializer,
+        the first `submit` waits for a worker. If the initializer raises, the executor is broken.
+
+    Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`,
+    `sys.exit` or an uncaught error, but not after Ctrl-C. If the cluster is lost at that time, the
+    program ends after `cluster_lost_limit_s` with exit code 1.
+
+    Raises:
+      ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
+      TypeError: `initializer` is not callable.
+      FailedPreconditionError: a function on a worker named no target, and its environment has none.
+      UnavailableError, ResourceExhaustedError: the `local_cluster` could not be started.
+    """
+
+    def __init__(
+        self,
+        target: Any = None,
+        *,
+        max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        **options: Any,
+    ) -> None:
+        self._own: local_cluster | None = None
+        if target is None and (max_workers is None or max_workers > 0):
+            target = self._own = _cluster_if_none(max_workers)
+        try:
+            super().__init__(target, max_workers=max_workers, initializer=initializer, initargs=initargs, **options)
+        except BaseException:
+            self._end_cluster()
+            raise
+
+    def kill_workers(self) -> None:
+        super().kill_workers()
+        self._end_cluster()
+
+    def _close_when_idle(self) -> None:
+        super()._close_when_idle()
+        self._end_cluster()
+
+    def _end_cluster(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+
+def _cluster_if_none(max_workers: int | None) -> local_cluster | None:
+    """Start a cluster on this host, unless the environment names one."""
+    config = ClusterConfig.from_environment()
+    if config is not None and config.runtime is not None:
+        return None
+    if task_context.scheduled():
+        raise errors.FailedPreconditionError(
+            "Executor() without a target starts workers, and this function runs on one already: give it a target, "
+            "or submit from the program"
+        )
+    return local_cluster(workers=max_workers or cores())
