@@ -1,13 +1,15 @@
-"""Checks that a value has the type that an annotation says, for the fields of configs and for other arguments."""
+"""Checks of what users pass: that a value has the type that an annotation says, and that an option exists."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Callable
-from functools import cache
+from difflib import get_close_matches
+from functools import cache, wraps
+from inspect import Parameter, signature
 from numbers import Number
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -41,3 +43,39 @@ def check_fields(config: Any) -> None:
 
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Return a decorator for a function, or the `__init__` of a class, that users call as `call`. An
+    option that does not exist is a TypeError that names this call, not a function inside, and the
+    nearest option that exists.
+
+    Args:
+      more: functions, also `__init__` of classes, to which the function passes its other options.
+      but: options of `more` that users cannot set.
+    """
+
+    def decorate(fn: F) -> F:
+        @cache
+        def known() -> list[str]:
+            kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+            functions: tuple[Callable[..., Any], ...] = (fn, *more)
+            parameters = [parameter for each in functions for parameter in signature(each).parameters.values()]
+            names = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind in kinds)
+            return [name for name in names if name not in ("self", *but)]
+
+        @wraps(fn)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                if name not in known():
+                    close = get_close_matches(name, known(), n=1)
+                    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known())}"
+                    raise TypeError(f"{call} has no option {name!r}: {hint}")
+            return fn(*args, **kwargs)
+
+        return cast(F, checked)
+
+    return decorate

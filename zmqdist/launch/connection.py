@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
+from zmqdist.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
@@ -143,8 +144,9 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @safe_repr
     def __repr__(self) -> str:
-        return f"<Cluster at {self.target}>"
+        return f"at {self.target}{'' if self._client is not None else ', closed'}"
 
     def _dispatcher_client(self, timeout_s: float = CONNECT_S) -> DispatcherClient:
         with self._client_lock:

@@ -25,6 +25,7 @@ from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.clock import duration
+from zmqdist.field_types import checks_options
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster
@@ -33,6 +34,7 @@ from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.native_threads import check_threads
 from zmqdist.process import zygote_client
+from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.credentials import Credentials
@@ -95,6 +97,7 @@ class local_cluster(Cluster):
       FailedPreconditionError: the cluster is used after `close`.
     """
 
+    @checks_options("local_cluster()", DispatcherConfig.__init__, but=("token_file", "keys_dir", "insecure"))
     @errors.naming_system_errors()
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         _check_count("workers", workers)
@@ -246,6 +249,12 @@ class local_cluster(Cluster):
         """
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
+
+    @safe_repr
+    def __repr__(self) -> str:
+        if self._closed.locked():
+            return "closed"
+        return f"at {self.target}, workers={self._workers}, ps={len(self.ps)}"
 
     def _check_open(self) -> None:
         if self._closed.locked():

@@ -27,6 +27,7 @@ from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
 from zmqdist.rpc.stubs import check_name, due_after, stubs
+from zmqdist.safe_repr import safe_repr
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.connection_snapshots import ClientSnapshot
@@ -334,8 +335,9 @@ class ZmqClient(RpcClient):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @safe_repr
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name + ' ' if self.name else ''}of {self.address}>"
+        return f"{self.name + ' ' if self.name else ''}of {self.address}"
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:

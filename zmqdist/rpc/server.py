@@ -12,6 +12,7 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
+from zmqdist.safe_repr import safe_repr
 from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.endpoint import split, strip_scheme
 from zmqdist.transport.loop import Loop
@@ -236,6 +237,12 @@ class ZmqServer(RpcServer):
                 "this server was started before a fork: it serves in the process that started it"
             )
         return self._service.snapshot()
+
+    @safe_repr
+    def __repr__(self) -> str:
+        return (
+            f"at {self._address}: {'stopped' if self._stopped else 'not started' if self._loop is None else 'serving'}"
+        )
 
     def __enter__(self) -> ZmqServer:
         self.start()

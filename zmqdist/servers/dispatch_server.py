@@ -16,8 +16,10 @@ from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import ProcessExited
+from zmqdist.field_types import checks_options
 from zmqdist.limits import JOIN_VALID_S
 from zmqdist.rpc.service import RpcService
+from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.dispatcher.broker import BrokerSnapshot
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.runtime import LEAVING_S, DispatcherRuntime
@@ -50,6 +52,7 @@ class DispatchServer:
       DataLossError: the journal in the work_dir is damaged. The server overwrites no file.
     """
 
+    @checks_options("DispatchServer()", DispatcherConfig.__init__)
     def __init__(
         self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None, **fields: Any
     ) -> None:
@@ -283,6 +286,12 @@ class DispatchServer:
     def _snapshot_streams(self, path: str) -> list[Any]:
         """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data service."""
         return self.snapshot_streams(path)
+
+    @safe_repr
+    def __repr__(self) -> str:
+        if self._runtime.stopped.is_set() or self._runtime.loop is None:
+            return "stopped" if self._runtime.stopped.is_set() else "not started"
+        return f"at {self.target}, workers={self.num_workers}"
 
     def __enter__(self) -> DispatchServer:
         self.start()

@@ -11,7 +11,9 @@ from zmqdist.background import in_background
 from zmqdist.clock import duration, seconds
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
+from zmqdist.field_types import checks_options
 from zmqdist.process.zygote_process import ZygoteProcess
+from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.shared.config import WorkerConfig, config_of
 from zmqdist.scheduling.shared.parts import WorkerSurroundings
 from zmqdist.scheduling.worker.runtime import WorkerRuntime
@@ -51,6 +53,7 @@ class WorkerServer:
       ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
 
+    @checks_options("WorkerServer()", WorkerConfig.__init__)
     def __init__(
         self,
         config: WorkerConfig | None = None,
@@ -195,6 +198,11 @@ class WorkerServer:
     def _snapshot_task_progresses(self) -> list[Any]:
         """Return the streams of snapshots that the worker writes. The name of this method is the one in tf.data service."""
         return list(self.data_snapshot().streams)
+
+    @safe_repr
+    def __repr__(self) -> str:
+        state = "" if self.in_contact else ", stopped" if self._runtime.stopped.is_set() else ", without dispatcher"
+        return f"{self.name or 'without name'} at {self.address or 'no address'}{state}"
 
     def __enter__(self) -> WorkerServer:
         self.start()

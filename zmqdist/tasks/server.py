@@ -25,6 +25,7 @@ from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
+from zmqdist.safe_repr import safe_repr
 from zmqdist.tasks import options
 from zmqdist.tasks.collective_api import Group, Operations, Tasks
 from zmqdist.tasks.collectives import Collectives
@@ -551,8 +552,10 @@ class Server:
         if node is not None and not self._stopped.is_set():
             in_background("zmqdist-server-stop", _close, node, self._stopped, GRACE_S)
 
+    @safe_repr
     def __repr__(self) -> str:
-        return f"<Server of {self.task} at {self._node.address}>"
+        state = ", stopped" if self._stopped.is_set() else "" if self._started else ", not started"
+        return f"of {self.task} at {self._node.address}{state}"
 
 
 def _close(node: Node, stopped: threading.Event, grace_s: float) -> None:

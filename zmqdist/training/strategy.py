@@ -26,7 +26,9 @@ import numpy as np
 from zmqdist import task_context
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import checks_options
 from zmqdist.limits import CONNECT_TIMEOUT_S
+from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.training import context, distributed_dataset, per_replica, per_worker_variable, replicas
 from zmqdist.training.batches import apply_all, read_all
@@ -256,6 +258,7 @@ class ParameterServerStrategy(OnWorkers):
       OpError: keys are missing, a secret is refused, a ps is another task, or the dispatcher's port cannot be bound.
     """
 
+    @checks_options("ParameterServerStrategy()")
     def __init__(
         self,
         cluster_resolver: Any,
@@ -349,6 +352,10 @@ class ParameterServerStrategy(OnWorkers):
         [None, None, None, None]
         """
         return self.cluster.task_states()
+
+    @safe_repr
+    def __repr__(self) -> str:
+        return f"of {self.cluster.target}, workers={len(self.cluster.workers)}, ps={len(self.cluster.ps)}"
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Close the coordinator, drop the variables, and release the cluster, so that another program can use the workers. A second call

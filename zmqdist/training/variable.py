@@ -27,6 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist import task_context
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.safe_repr import safe_repr
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike
@@ -425,10 +426,10 @@ class Variable(ArrayLike):
         memo[id(self)] = copy
         return copy
 
+    @safe_repr
     def __repr__(self) -> str:
         """Describe the variable without sending a message to its server."""
-        where = self.task or "this process"
-        return f"<zmqdist.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name} on {where}>"
+        return f"{self.name!r} shape={self.shape} dtype={self.dtype.name} on {self.task or 'this process'}"
 
 
 def _value(value: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
+from zmqdist.field_types import checks_options
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions, worker_name
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
@@ -93,6 +94,7 @@ class ClusterCoordinator:
         coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which it returns here
         return coordinator
 
+    @checks_options("ClusterCoordinator()")
     def __init__(
         self,
         target: Any = None,

@@ -31,6 +31,7 @@ from zmqdist.background import logged
 from zmqdist.callbacks import Callbacks, check_callback
 from zmqdist.clock import deadline, left, seconds
 from zmqdist.messages import CANCELLED, ERROR
+from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
@@ -220,6 +221,11 @@ class ClusterExecutor(futures.Executor):
         with self._idle:
             self._shut = True
         self._coordinator.close()
+
+    @safe_repr
+    def __repr__(self) -> str:
+        state = ", broken" if self._broken is not None else ", shut down" if self._shut else ""
+        return f"of {self._coordinator.target}: {len(self._futures)} unfinished{state}"
 
     # -- for the end of the program, and of the cluster ---------------------------------------------------------------
 

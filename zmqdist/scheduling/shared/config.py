@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from zmqdist import errors, limits
 from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
-from zmqdist.field_types import check_fields
+from zmqdist.field_types import check_fields, checks_options
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.shared.registrations import job_problem, text_problem
 from zmqdist.transport.credentials import Credentials
@@ -331,6 +331,10 @@ class WorkerConfig:
         if self.worker_address is not None:
             return advertised_address(self.worker_address.replace(BOUND_PORT, port), port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
+
+
+for _kind in (DispatcherConfig, WorkerConfig):
+    _kind.__init__ = checks_options(f"{_kind.__name__}()")(_kind.__init__)  # type: ignore[method-assign]
 
 
 def _or_of_environment(seconds: float | None, name: str) -> float:
