@@ -275,6 +275,9 @@ INVITED_ORPHAN_LIMIT_S: Final = 10.0
 because the task continues, and the next program can recruit a worker in it again.
 """
 
+CONNECT_S: Final = 10.0
+"""Seconds for which `connect` waits for a server if the program names no time-out: a start on a busy host takes less."""
+
 CONNECT_TIMEOUT_S: Final = 180.0
 """Seconds for which a program waits for the tasks of a cluster with parameter servers: as long as TensorFlow does."""
 

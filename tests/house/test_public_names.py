@@ -153,6 +153,8 @@ PINNED: dict[str, frozenset[str]] = {
             "Stream",
             "ZmqClient",
             "ZmqServer",
+            "connect",
+            "serve",
         }
     ),
 }

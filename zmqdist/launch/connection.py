@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
+from zmqdist.field_types import checks_options
+from zmqdist.limits import CONNECT_S
 from zmqdist.safe_repr import safe_repr
 
 if TYPE_CHECKING:
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Cluster")
 
 IS_NO_DISPATCHER: Final = "is no dispatcher"
-
-CONNECT_S: Final = 10.0
-"""Seconds that `connect` waits for the dispatcher, and later calls for its replies."""
 
 LEAST_S: Final = 0.001
 """The shortest time-out, because one of 0 ms means none to a client."""
@@ -156,6 +155,7 @@ class Cluster:
             return self._client
 
 
+@checks_options("connect()")
 def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S) -> Cluster:
     """Connect to a cluster that runs already, and return it once its dispatcher has answered.
 

@@ -12,11 +12,11 @@ Not here: functions that may run on any of several workers (coordinator). Calls 
 """
 
 from zmqdist.rpc.client import RpcClient as Client
-from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.client import ZmqClient, connect
 from zmqdist.rpc.future import StatusOrResult
 from zmqdist.rpc.method_list import MethodInfo
 from zmqdist.rpc.server import RpcServer as Server
-from zmqdist.rpc.server import ZmqServer
+from zmqdist.rpc.server import ZmqServer, serve
 from zmqdist.rpc.streams import Stream
 from zmqdist.transport.connection_snapshots import ClientSnapshot, ServerSnapshot
 
@@ -30,6 +30,8 @@ __all__ = [
     "ZmqClient",
     "ClientSnapshot",
     "ServerSnapshot",
+    "connect",
+    "serve",
 ]
 
 

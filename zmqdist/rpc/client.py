@@ -17,8 +17,10 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
+from zmqdist.clock import seconds
 from zmqdist.errors import InvalidArgumentError, UnavailableError
-from zmqdist.limits import NAME_CHARS_MAX
+from zmqdist.field_types import checks_options
+from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.method_list import MethodInfo, decode_methods
@@ -147,6 +149,41 @@ class RpcClient:
         raise NotImplementedError("call this method on the client that Client.create returns")
 
 
+@checks_options("connect()")
+def connect(
+    address: str,
+    *,
+    timeout: float | None = CONNECT_S,
+    name: str = "",
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> ZmqClient:
+    """Connect to an RPC server, and return a client with the server's methods.
+
+        >>> import zmqdist as zd
+        >>> with zd.rpc.serve(methods=[len]) as server, zd.rpc.connect(server.address) as client:
+        ...     pending = client.len("four")  # does not wait
+        ...     print(client.len_blocking("three"), pending.get_value())
+        5 4
+
+    Args:
+      address: "host:port" or "zmq://host:port".
+      timeout: seconds to wait for the server; None waits without a limit. Calls have no time limit
+        unless they set `timeout_in_ms`.
+      name, keys_dir, token_file: as for `Client.create`.
+
+    Raises the errors of `Client.create`: DeadlineExceededError if no server replies in time.
+    """
+    client = ZmqClient(address, name, keys_dir=keys_dir, token_file=token_file)
+    try:
+        limit_s = seconds(timeout)
+        client.refresh(0 if limit_s is None else max(1, round(limit_s * 1000)))
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
 class ZmqClient(RpcClient):
     """The concrete class that `Client.create` returns.
 
@@ -250,8 +287,8 @@ class ZmqClient(RpcClient):
         check_name(method_name)
         return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
 
-    def methods(self) -> dict[str, MethodInfo]:
-        """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
+    def methods(self, timeout_in_ms: int = 0) -> dict[str, MethodInfo]:
+        """Fetch the methods that the server has now, by name. Blocks for at most `timeout_in_ms`; 0 means the client's default deadline.
 
         >>> sorted(client.methods())
         ['count', 'scale']
@@ -261,7 +298,7 @@ class ZmqClient(RpcClient):
         Raises:
           OpError: the error with which the call for the list ended.
         """
-        due = due_after(0, self._timeout_in_ms)
+        due = due_after(timeout_in_ms, self._timeout_in_ms)
         try:
             return self._methods(due)
         except UnavailableError:
@@ -273,13 +310,13 @@ class ZmqClient(RpcClient):
         self._channel.call_and_wait(call)
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
-    def refresh(self) -> None:
+    def refresh(self, timeout_in_ms: int = 0) -> None:
         """Fetch the list of the server's methods again, and update this client's attributes to match. This
         blocks as `methods` does, and raises the errors of `methods`.
 
         >>> client.refresh()
         """
-        methods = self.methods()
+        methods = self.methods(timeout_in_ms)
         offered: dict[str, Callable[..., Any]] = {}
         for name, info in methods.items():
             if not name.isidentifier():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zmqdist.background import in_background
 from zmqdist.clock import duration
 from zmqdist.errors import FailedPreconditionError
+from zmqdist.field_types import checks_options
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
@@ -93,6 +94,46 @@ class RpcServer:
         0
         """
         raise NotImplementedError("call this method on the server that Server.create returns")
+
+
+@checks_options("serve()")
+def serve(
+    address: str = "127.0.0.1:0",
+    methods: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = (),
+    *,
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    threads_max: int = HANDLER_THREADS_MAX,
+) -> ZmqServer:
+    """Serve functions in the background, and return the server, which listens already.
+
+        >>> import zmqdist as zd
+        >>> def double(x):
+        ...     return 2 * x
+        >>> with zd.rpc.serve(methods={"double": double}) as server:
+        ...     with zd.rpc.connect(server.address) as client:
+        ...         print(client.double_blocking(21), client.double("ab").get_value())
+        42 abab
+
+    The server stops at the end of the with-statement, or with `stop`.
+
+    Args:
+      address: "host:port". Port 0 takes a free port, which `address` of the server has.
+      methods: functions by name, or functions that are served under their own names. `zmqdist.function`
+        gives a function signatures. `Server.create` and `register` set more options of a method.
+      keys_dir, token_file, threads_max: as for `Server.create`.
+
+    Raises:
+      InvalidArgumentError: `address` is not valid, or a name or function cannot be a method.
+      UnknownError: the address could not be bound, for instance because the port is in use.
+      FailedPreconditionError: the address needs keys that are missing.
+    """
+    server = ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
+    named = methods if isinstance(methods, Mapping) else {function.__name__: function for function in methods}
+    for name, function in named.items():
+        server.register(name, function)
+    server.start()
+    return server
 
 
 class ZmqServer(RpcServer):

@@ -1,0 +1,87 @@
+"""`serve` and `connect`: a service in two lines, with and without a with-statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.ports import free_address
+from zmqdist import errors
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+@zd.function(input_signature=[zd.TensorSpec([2], "float32")])
+def typed(x: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    "methods", [{"double": double}, [double], (each for each in [double])], ids=["dict", "list", "iterator"]
+)
+def test_functions_are_served_by_name(methods: Any) -> None:
+    with zd.rpc.serve(methods=methods) as server, zd.rpc.connect(server.address) as client:
+        assert client.double_blocking(np.arange(3)).tolist() == [0, 2, 4]
+        assert client.double(4).get_value() == 8
+        assert (type(server), type(client)) == (zd.rpc.ZmqServer, zd.rpc.ZmqClient)
+
+
+def test_a_with_statement_is_not_needed() -> None:
+    server = zd.rpc.serve("127.0.0.1:0", {"double": double})
+    client = zd.rpc.connect(f"zmq://{server.address}", name="reader")
+    assert client.double_blocking(2) == 4
+    client.close()
+    server.stop()
+
+
+def test_signatures_of_functions_hold() -> None:
+    with zd.rpc.serve(methods=[typed]) as server, zd.rpc.connect(server.address) as client:
+        assert str(client.methods()["typed"].input_signature[0].shape) == "(2,)"
+
+
+def test_after_the_with_statement_nothing_listens() -> None:
+    with zd.rpc.serve(methods=[double]) as server:
+        pass
+    with pytest.raises(errors.DeadlineExceededError, match=server.address):
+        zd.rpc.connect(server.address, timeout=0.1)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1])
+def test_connect_waits_for_a_server_no_longer_than_it_is_told(timeout: float) -> None:
+    address = free_address()
+    with pytest.raises(errors.DeadlineExceededError, match=address):
+        zd.rpc.connect(address, timeout=timeout)
+
+
+def test_the_time_limit_of_connect_is_none_of_the_calls() -> None:
+    with zd.rpc.serve(methods=[double]) as server, zd.rpc.connect(server.address, timeout=1.5) as client:
+        assert client.stubs(client.methods()["double"])
+        assert client.call("double", [1]).get_value() == [2]
+
+
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: zd.rpc.serve("nowhere"), errors.InvalidArgumentError, "nowhere"),
+    (lambda: zd.rpc.serve(methods=[lambda: 1]), errors.InvalidArgumentError, "'<lambda>' cannot name a method"),
+    (lambda: zd.rpc.serve(methods={"": double}), errors.InvalidArgumentError, "name"),
+    (lambda: zd.rpc.serve(methods=double), TypeError, "not iterable"),  # type: ignore[arg-type]
+    (lambda: zd.rpc.serve(methds=[double]), TypeError, r"serve\(\) has no option 'methds': did you mean 'methods'?"),  # type: ignore[call-arg]
+    (
+        lambda: zd.rpc.connect("h:1", timout=1),
+        TypeError,
+        r"connect\(\) has no option 'timout': did you mean 'timeout'?",
+    ),  # type: ignore[call-arg]
+    (lambda: zd.rpc.connect("127.0.0.1:1", timeout="x"), errors.InvalidArgumentError, "a time-out is a number"),  # type: ignore[arg-type]
+    (lambda: zd.connect("h:1", time=1), TypeError, r"connect\(\) has no option 'time': did you mean 'timeout'?"),  # type: ignore[call-arg]
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "told"), WRONG, ids=[row[2] for row in WRONG])
+def test_wrong_arguments_are_refused(wrong: Callable[[], Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        wrong()
