@@ -120,7 +120,7 @@ def connected() -> Iterator[Callable[..., ClusterConnection]]:
     made: list[ClusterConnection] = []
 
     def make(*args: Any, **options: Any) -> ClusterConnection:
-        made.append(connect(*args, **{"connect_timeout_s": 60.0, **options}))
+        made.append(connect(*args, **{"timeout": 60.0, **options}))
         return made[-1]
 
     yield make

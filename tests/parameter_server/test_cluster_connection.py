@@ -168,7 +168,7 @@ def test_who_did_not_answer_is_named_with_what_is_there_instead(cluster: Cluster
     servers.kill("worker", 1)
     servers.kill("ps", 0)
     with pytest.raises(errors.UnavailableError) as caught:
-        connect(servers.spec, connect_timeout_s=4.0)  # for those that are there
+        connect(servers.spec, timeout=4.0)  # for those that are there
     told = caught.value.message
     assert told.startswith("not all tasks of the cluster answered within 4 s: ")
     absent = (("worker:1", servers.spec["worker"][1]), ("ps:0", servers.spec["ps"][0]))
@@ -196,11 +196,11 @@ def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
     servers = cluster(1, 2)
     workers, ps = servers.spec["worker"], servers.spec["ps"]
     with pytest.raises(errors.FailedPreconditionError, match=r"worker:0 at .*: ps:0 at .* runs no functions"):
-        connect({"worker": [ps[0]], "ps": [ps[1]]}, connect_timeout_s=20)
+        connect({"worker": [ps[0]], "ps": [ps[1]]}, timeout=20)
     with pytest.raises(
         errors.InvalidArgumentError, match=f"at {ps[1]} is ps:1, but the cluster has ps:0 at this address"
     ):
-        connect({"worker": workers, "ps": [ps[1]]}, connect_timeout_s=20)
+        connect({"worker": workers, "ps": [ps[1]]}, timeout=20)
 
 
 def test_a_secret_that_is_refused_ends_the_wait(
@@ -209,7 +209,7 @@ def test_a_secret_that_is_refused_ends_the_wait(
     servers = cluster(1, 1)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     with pytest.raises(errors.UnauthenticatedError):
-        connect(servers.spec, connect_timeout_s=20)
+        connect(servers.spec, timeout=20)
 
 
 def test_a_cluster_of_one_process_is_connected_as_it_is() -> None:
@@ -286,7 +286,7 @@ def test_a_program_that_closes_leaves_the_servers_to_the_next(
 
 def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
     servers = cluster(1, 1)
-    found = connect(servers.spec, connect_timeout_s=30)
+    found = connect(servers.spec, timeout=30)
     there(found, 2)
     del found
     gc.collect()
@@ -296,7 +296,7 @@ def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
 def test_shutdown_cluster_ends_all_servers(cluster: Clusters) -> None:
     """CC-6."""
     servers = cluster(2, 2)
-    found = connect(servers.spec, connect_timeout_s=60)
+    found = connect(servers.spec, timeout=60)
     found.close(shutdown_cluster=True)
     assert servers.ended()
     with pytest.raises(errors.FailedPreconditionError, match="this cluster was closed"):
@@ -310,7 +310,7 @@ def test_start_server_serves_until_somebody_ends_it(cluster: Clusters) -> None:
     resolver = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec(servers.spec), task_type="ps", task_id=0)
     serving = threading.Thread(target=start_server, args=(resolver, "zmq"))
     serving.start()
-    found = connect(servers.spec, connect_timeout_s=30)
+    found = connect(servers.spec, timeout=30)
     assert serving.is_alive()
     found.close(shutdown_cluster=True)
     serving.join(30)

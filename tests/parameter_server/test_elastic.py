@@ -165,7 +165,7 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
 
 def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_forced(cluster: Clusters) -> None:
     servers = cluster(1, 1)
-    with zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60) as strategy:
+    with zd.ParameterServerStrategy(servers.spec, timeout=60) as strategy:
         coordinator = ClusterCoordinator(strategy)
         kept = coordinator.schedule(get_current_worker_index, keep=True)
         coordinator.join()
@@ -180,7 +180,7 @@ def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_f
 def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters) -> None:
     """F-7. One that is removed is not invited again."""
     servers = cluster(1, 1)
-    with zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60) as strategy:
+    with zd.ParameterServerStrategy(servers.spec, timeout=60) as strategy:
         coordinator = ClusterCoordinator(strategy)
         assert coordinator.add_worker(servers.add(1)) == 1  # type: ignore[attr-defined]
         eventually(lambda: coordinator.workers() == ["worker:0", "worker:1"], "it comes")
@@ -196,7 +196,7 @@ def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters
 def test_a_program_ends_the_servers_of_its_cluster(cluster: Clusters, by: str) -> None:
     """CC-6."""
     servers = cluster(1, 1)
-    strategy = zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60)
+    strategy = zd.ParameterServerStrategy(servers.spec, timeout=60)
     ends: Any = ClusterCoordinator(strategy) if by == "coordinator" else strategy
     for _ in range(2):
         ends.close(shutdown_cluster=True)

@@ -253,7 +253,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_waits_for_pods_that_start() -> None:
     states = [[], [pod("a", phase="Pending")], [pod("a", None)], [pod("a")], [pod("a"), pod("b", "10.1.2.4")]]
     client = Client(*({LABEL: pods} for pods in states))
-    found = KubernetesClusterResolver(override_client=client, wait_timeout=50, num_tasks={"worker": 2})
+    found = KubernetesClusterResolver(override_client=client, wait_s=50, num_tasks={"worker": 2})
     assert found.cluster_spec().job_tasks("worker") == ["10.1.2.3:8470", "10.1.2.4:8470"]
     assert len(client.requests) == len(states)
 
@@ -271,7 +271,7 @@ def test_it_waits_for_pods_that_start() -> None:
 )
 def test_who_waited_in_vain_is_told_for_what(pods: list[Any], wait: float, expected: str) -> None:
     with pytest.raises(RuntimeError) as caught:
-        resolver(*pods, wait_timeout=wait).cluster_spec()
+        resolver(*pods, wait_s=wait).cluster_spec()
     assert str(caught.value) == expected
 
 

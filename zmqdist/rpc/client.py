@@ -176,8 +176,7 @@ def connect(
     """
     client = ZmqClient(address, name, keys_dir=keys_dir, token_file=token_file)
     try:
-        limit_s = seconds(timeout)
-        client.refresh(0 if limit_s is None else max(1, round(limit_s * 1000)))
+        client.refresh(timeout)
     except BaseException:
         client.close()
         raise
@@ -287,8 +286,8 @@ class ZmqClient(RpcClient):
         check_name(method_name)
         return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
 
-    def methods(self, timeout_in_ms: int = 0) -> dict[str, MethodInfo]:
-        """Fetch the methods that the server has now, by name. Blocks for at most `timeout_in_ms`; 0 means the client's default deadline.
+    def methods(self, timeout: float | None = None) -> dict[str, MethodInfo]:
+        """Fetch the methods that the server has now, by name. Blocks for at most `timeout` seconds; None means the client's deadline.
 
         >>> sorted(client.methods())
         ['count', 'scale']
@@ -298,7 +297,8 @@ class ZmqClient(RpcClient):
         Raises:
           OpError: the error with which the call for the list ended.
         """
-        due = due_after(timeout_in_ms, self._timeout_in_ms)
+        limit_s = seconds(timeout)
+        due = due_after(0 if limit_s is None else max(1000 * limit_s, 1), self._timeout_in_ms)
         try:
             return self._methods(due)
         except UnavailableError:
@@ -310,13 +310,13 @@ class ZmqClient(RpcClient):
         self._channel.call_and_wait(call)
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
-    def refresh(self, timeout_in_ms: int = 0) -> None:
+    def refresh(self, timeout: float | None = None) -> None:
         """Fetch the list of the server's methods again, and update this client's attributes to match. This
         blocks as `methods` does, and raises the errors of `methods`.
 
         >>> client.refresh()
         """
-        methods = self.methods(timeout_in_ms)
+        methods = self.methods(timeout)
         offered: dict[str, Callable[..., Any]] = {}
         for name, info in methods.items():
             if not name.isidentifier():

@@ -144,8 +144,8 @@ class DispatchServer:
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
-    def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` returns True for the set of registered workers, each a (job, index). Return False after `timeout_s`.
+    def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout: float | None) -> bool:
+        """Wait until `ready` returns True for the set of registered workers, each a (job, index). Return False after `timeout` seconds.
 
         The loop calls `ready` after each event, so `ready` must not block.
         """
@@ -160,7 +160,7 @@ class DispatchServer:
         runtime.loop.call_soon(runtime.watchers.append, check)
         runtime.loop.call_soon(check)
         try:
-            return is_ready.wait(timeout_s)
+            return is_ready.wait(seconds(timeout))
         finally:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 

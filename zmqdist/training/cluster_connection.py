@@ -324,7 +324,7 @@ class _LaunchedCluster(ClusterConnection):
 def connect(
     source: Any = None,
     *,
-    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    timeout: float = CONNECT_TIMEOUT_S,
     slots: int = 1,
     credentials: Credentials | None = None,
 ) -> ClusterConnection:
@@ -332,7 +332,7 @@ def connect(
 
     Args:
       source: where to find the tasks, of a kind that ACCEPTED lists.
-      connect_timeout_s: how long to wait, in seconds.
+      timeout: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
       credentials: where the secrets are, for a ClusterSpec or its resolver; None means the secrets of the environment. A `local_cluster`
         and the cluster of `zmqdist launch` have secrets of their own.
@@ -343,7 +343,7 @@ def connect(
       AlreadyExistsError: a worker works for another program.
       OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port cannot be bound.
     """
-    limit_s = duration("connect_timeout_s", connect_timeout_s)
+    limit_s = duration("timeout", timeout)
     is_target = isinstance(getattr(source, "target", None), str)
     if is_target and (config := _running(getattr(source, "config", None))) is not None:
         return _launched(limit_s, config)

@@ -237,7 +237,7 @@ class ParameterServerStrategy(OnWorkers):
         variable is cut. None means that variables are not cut.
       replicas_per_worker: number of replicas in which `run` calls its function on a worker, each in a thread.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which returns the index of a ps.
-      connect_timeout_s: how long to wait for the tasks, in seconds.
+      timeout: how long to wait for the tasks, in seconds.
       aggregate: with "async", the ps apply each gradient of `apply` on arrival. With "sync", the ps average the gradients of a step, and
         apply the mean once. If a worker is lost after it has sent a gradient, its function runs again and sends another gradient. Then both
         gradients count with "async", and only one of them counts with "sync", or with `schedule(once=True)`.
@@ -253,7 +253,7 @@ class ParameterServerStrategy(OnWorkers):
 
     Raises:
       ValueError: the cluster lacks workers or ps, or an argument is out of range.
-      UnavailableError: tasks did not answer within `connect_timeout_s`. The error text names them.
+      UnavailableError: tasks did not answer within `timeout`. The error text names them.
       AlreadyExistsError: a worker works for another program.
       OpError: keys are missing, a secret is refused, a ps is another task, or the dispatcher's port cannot be bound.
     """
@@ -266,7 +266,7 @@ class ParameterServerStrategy(OnWorkers):
         *,
         replicas_per_worker: int = 1,
         placement: str | Rule = "round_robin",
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        timeout: float = CONNECT_TIMEOUT_S,
         aggregate: str = "async",
         workers_per_step: int | None = None,
         recovery_s: float = 0.0,
@@ -295,7 +295,7 @@ class ParameterServerStrategy(OnWorkers):
         self.recoveries: list[Any] = []  # one Recovered for each recovery of a ps by zmqdist.checkpoint.Recovery
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
-        self.cluster = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
+        self.cluster = connect(cluster_resolver, timeout=timeout)
         try:
             workers = len(self.cluster.workers)
             steps = 0 if aggregate == "async" else workers_per_step or workers

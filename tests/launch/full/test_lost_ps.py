@@ -51,7 +51,7 @@ def test_the_program_does_not_wait_for_a_ps_that_is_not_started_again(
 STARTING = """
     import zmqdist as zd
     try:
-        zd.ParameterServerStrategy(zd.resolvers.TFConfigClusterResolver(), connect_timeout_s=1000)
+        zd.ParameterServerStrategy(zd.resolvers.TFConfigClusterResolver(), timeout=1000)
     except zd.errors.UnavailableError as error:
         print(error)
 """

@@ -99,7 +99,7 @@ def test_a_program_that_was_killed_and_started_again_begins_clean_on_the_same_se
     assert first.stdout.readline() == "it runs\n"
     first.kill()
     first.wait(WITHIN_S)
-    with zd.ParameterServerStrategy(servers.spec, connect_timeout_s=WITHIN_S) as strategy:
+    with zd.ParameterServerStrategy(servers.spec, timeout=WITHIN_S) as strategy:
         with strategy.scope():
             count = zd.Variable(0, name="count")
 

@@ -10,7 +10,7 @@ Rules
     In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py), because such a process has
     no right to list pods. If the caller passes a client or OFF_CLUSTER, the resolver lists pods nevertheless.
 
-No method waits for pods unless `wait_timeout` is set. Each request to the API server has its own time-out.
+No method waits for pods unless `wait_s` is set. Each request to the API server has its own time-out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KubernetesClusterResolver(ClusterResolver):
         the pod. "dns" selects the name of the pod, which a pod of a StatefulSet keeps when it is restarted; the headless Service of the pod
         must exist.
       namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
-      wait_timeout: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait. If it waits, each job
+      wait_s: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait. If it waits, each job
         without `num_tasks` must have at least one pod.
       num_tasks: how many pods each job must have, so that a cluster that is still starting is not taken for complete.
 
@@ -80,7 +80,7 @@ class KubernetesClusterResolver(ClusterResolver):
         *,
         address_type: Literal["host_ip", "pod_ip", "dns"] = "host_ip",
         namespace: str | None = None,
-        wait_timeout: float = 0.0,
+        wait_s: float = 0.0,
         num_tasks: Mapping[str, int] | None = None,
     ) -> None:
         if address_type not in ("host_ip", "pod_ip", "dns"):
@@ -91,7 +91,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
         self._address_type = address_type
         self._namespace = namespace
-        self._wait_timeout = wait_timeout
+        self._wait_s = wait_s
         self._num_tasks = dict(num_tasks or {})
         if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
             raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
@@ -108,19 +108,19 @@ class KubernetesClusterResolver(ClusterResolver):
         """Return the tasks of the pods as they are now.
 
         Raises:
-          RuntimeError: after `wait_timeout` a pod does not run or has no address, or pods are missing. If a pod has ended or has no name in
+          RuntimeError: after `wait_s` a pod does not run or has no address, or pods are missing. If a pod has ended or has no name in
             DNS ("dns"), or if this process has no right to list pods, this is raised at once. Other errors of the client are not caught.
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
-        until = time.monotonic() + duration("wait_timeout", self._wait_timeout)
+        until = time.monotonic() + duration("wait_s", self._wait_s)
         while True:
             try:
                 return ClusterSpec({job: self._addresses(job) for job in self._selectors})
             except _NotYet as problem:
                 left = until - time.monotonic()
                 if left <= 0:
-                    waited = f" (waited {self._wait_timeout:g} s)" if self._wait_timeout else ""
+                    waited = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
                     raise RuntimeError(f"{problem}{waited}") from None
             time.sleep(min(left, limits.POD_POLL_S))
 
@@ -137,7 +137,7 @@ class KubernetesClusterResolver(ClusterResolver):
             if phase != "Running":
                 text = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
                 raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(text)
-        wanted = self._num_tasks.get(job, 1 if self._wait_timeout else 0)
+        wanted = self._num_tasks.get(job, 1 if self._wait_s else 0)
         if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
             text = " or ".join(self._selectors[job])
             raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}")
