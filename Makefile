@@ -77,7 +77,7 @@ machines: $(VENV)/ready-dev ## write docs/machines.md anew
 	$(BIN)/python docs/generate_machines.py
 
 clean: ## remove what make, the tests and the example have made
-	rm -rf $(VENV) .venvs build dist *.egg-info digits.png
+	rm -rf $(VENV) .venvs .editable build dist *.egg-info digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist.clock import seconds
 from zmqdist.errors import InvalidArgumentError, UnavailableError
@@ -227,6 +227,10 @@ class ZmqClient(RpcClient):
             except BaseException:
                 self.close()
                 raise
+
+    if TYPE_CHECKING:  # for the methods of the server, which only `refresh` learns
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -495,9 +495,9 @@ class ParameterServerStrategy(OnWorkers):
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 
     @property
-    def coordinator(self) -> ClusterCoordinator:
+    def coordinator(self) -> StrategyCoordinator:
         """The strategy's ClusterCoordinator. It is made at the first access."""
-        return ClusterCoordinator(self)
+        return cast(StrategyCoordinator, ClusterCoordinator(self))
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
         """Return the object that `ClusterCoordinator(strategy)` returns. `ClusterCoordinator.__new__` calls this method."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from zmqdist.training.checkpoint.reader import CheckpointReader
 from zmqdist.training.checkpoint.save_restore import fill, save
@@ -44,6 +44,10 @@ class Checkpoint(Container):
     """
 
     _source: _Source | None = None
+
+    if TYPE_CHECKING:  # for the attributes that a program chooses
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, **objects: Any) -> None:
         for name, value in objects.items():
