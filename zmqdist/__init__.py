@@ -122,10 +122,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 __all__ = [
     "ClusterConfig",
     "ClusterCoordinator",
@@ -164,3 +160,4 @@ __all__ = [
     "testing",
     "tf",
 ]
+__dir__ = __all__.copy  # dir() and completion show no other names

@@ -21,10 +21,7 @@ __all__ = [
     "CrossDeviceOps",
     "ReduceOp",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names
 
 
 log = logging.getLogger("zmqdist.collectives")

@@ -27,10 +27,7 @@ __all__ = [
     "map_structure",
     "pack_sequence_as",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names
 
 
 Structure: TypeAlias = Any

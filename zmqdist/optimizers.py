@@ -28,10 +28,7 @@ PIECE: Final = 16_384
 Array = NDArray[Any]
 
 __all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,7 @@ from contextvars import ContextVar
 from random import SystemRandom
 
 __all__ = ["set_seed"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names
 
 
 chance = SystemRandom()

@@ -41,10 +41,7 @@ __all__ = [
     "CONFIG_ENV",
     "schema",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names
 
 
 def __getattr__(name: str) -> Any:

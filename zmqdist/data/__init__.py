@@ -40,10 +40,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 __all__ = [
     "AUTOTUNE",
     "Dataset",
@@ -59,3 +55,4 @@ __all__ = [
     "experimental",
     "service",
 ]
+__dir__ = __all__.copy  # dir() and completion show no other names

@@ -33,7 +33,4 @@ __all__ = [
     "connect",
     "serve",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__dir__ = __all__.copy  # dir() and completion show no other names

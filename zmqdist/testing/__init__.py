@@ -49,10 +49,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 __all__ = [
     "MultiProcessRunner",
     "MultiProcessPoolRunner",
@@ -66,3 +62,4 @@ __all__ = [
     "UnexpectedSubprocessExitError",
     "check_resolver",
 ]
+__dir__ = __all__.copy  # dir() and completion show no other names
