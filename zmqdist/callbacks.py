@@ -35,7 +35,11 @@ class NotAFuture:
 
 
 def check_callback(fn: Callable[[Any], object]) -> None:
-    """Raise TypeError if asyncio.wait has passed this callback, because it may be called only in the thread of the event loop."""
+    """Raise TypeError if this is no function, or if asyncio.wait has passed it: such a callback may be called only in the thread of the
+    event loop.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}, wants a function")
     if getattr(fn, "__module__", None) == "asyncio.tasks":
         raise TypeError(
             "asyncio.wait takes tasks and asyncio's futures: pass asyncio.ensure_future(value), or asyncio.wrap_future(future)"

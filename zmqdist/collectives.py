@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from zmqdist.field_types import check_type, checked
+
 __all__ = [
     "CollectiveCommunication",
     "CollectiveHints",
@@ -57,7 +59,7 @@ class ReduceOp(enum.Enum):
         for known in ReduceOp:
             if name in (known.name, known.value.upper()):
                 return known
-        raise ValueError(f"{op!r} is no ReduceOp: there are {', '.join(known.name for known in ReduceOp)}")
+        raise ValueError(f"reduce_op: {op!r} is no ReduceOp: there are {', '.join(known.name for known in ReduceOp)}")
 
 
 class CommunicationImplementation(enum.Enum):
@@ -76,6 +78,7 @@ CollectiveCommunication = CommunicationImplementation
 
 
 @dataclass(frozen=True, init=False)
+@checked
 class CommunicationOptions:
     """Options of collectives.
 
@@ -111,6 +114,7 @@ class CommunicationOptions:
         if not isinstance(implementation, CommunicationImplementation):
             raise ValueError(f"implementation {implementation!r} is no CommunicationImplementation")
         object.__setattr__(self, "bytes_per_pack", bytes_per_pack)
+        check_type("timeout_seconds", timeout_seconds, float | None, "a number of seconds or None")
         object.__setattr__(self, "timeout_seconds", timeout_seconds)
         object.__setattr__(self, "implementation", implementation)
 
@@ -156,6 +160,13 @@ class CollectiveMember(Protocol):
         """Return the value of one member at every member, as `Server.broadcast` does."""
 
 
+def checked_options(options: CommunicationOptions | None) -> CommunicationOptions | None:
+    """Return the argument `options`. Raises TypeError if it is of another class."""
+    if options is not None and not isinstance(options, CommunicationOptions):
+        raise TypeError(f"options is {options!r}, wants CommunicationOptions or None")
+    return options
+
+
 class CrossDeviceOps:
     """TensorFlow's cross-device operations. Each combines the values that the replicas have, one value per replica, over a group of tasks.
 
@@ -180,7 +191,7 @@ class CrossDeviceOps:
         """
         self._server = server
         self._group = group
-        self._options = options or CommunicationOptions()
+        self._options = checked_options(options) or CommunicationOptions()
 
     def reduce(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: CommunicationOptions | None = None

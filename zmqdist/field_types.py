@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import operator
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import cache, wraps
+from functools import cache, reduce, wraps
 from inspect import Parameter, signature
-from numbers import Number
-from typing import Any, TypeVar, cast, get_type_hints
+from types import NoneType
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from zmqdist.errors import InvalidArgumentError
 
+T = TypeVar("T", bound=Callable[..., Any])
+R = TypeVar("R")
+
+_PARTS: Final[dict[str, tuple[Any, str]]] = {
+    "bool": (bool, "True or False"),
+    "int": (int, "a whole number"),
+    "str": (str, "a str"),
+    "os.PathLike": (str, "a path"),
+    "Callable": (Callable, "a function"),
+    "Iterable": (Iterable, "an iterable"),
+    "Collection": (Iterable, "an iterable"),
+    "Sequence": (list, "a list"),
+    "Mapping": (Mapping, "a mapping"),
+    "None": (NoneType, "None"),
+}
+"""The parts of annotations that `checked` compares with the arguments: the type and the words for each."""
+
+
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument or a field has a value of a wrong type."""
+
 
 def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
-    """Raise InvalidArgumentError if a value is not of a type such as `int | None`.
+    """Raise ArgumentTypeError if a value is not of a type such as `int | None`.
 
-    A bool is no int, an int is a float, a NumPy number is the number that it holds, and a path is text.
+    A bool is no int, an int is a float, a NumPy scalar is the value that it holds, and a path is text.
 
     Args:
       name: the argument or field, for the text of the error.
@@ -27,15 +51,15 @@ def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    plain = value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+    plain = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
     try:
         msgspec.convert(plain, kind)
     except msgspec.ValidationError:
-        raise InvalidArgumentError(f"{name} is {value!r}, wants {wanted}") from None
+        raise ArgumentTypeError(f"{name} is {repr(value)[:100]}, wants {wanted}") from None
 
 
 def check_fields(config: Any) -> None:
-    """Raise InvalidArgumentError if a field of a dataclass is not of the type that its annotation says."""
+    """Raise ArgumentTypeError if a field of a dataclass is not of the type that its annotation says."""
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
         wanted = str(field.type).replace("Sequence[str]", "a list of str").replace(" | None", ", or None")
@@ -79,3 +103,50 @@ def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = 
         return cast(F, checked)
 
     return decorate
+
+
+def converted(name: str, convert: Callable[..., R], value: Any, *more: Any) -> R:
+    """Return `convert(value, *more)`. If it raises TypeError or ValueError, raise ArgumentTypeError, which names the argument."""
+    try:
+        return convert(value, *more)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{name}: {error}") from None
+
+
+def checked(target: T) -> T:
+    """Have each call of a function check its arguments first, by `check_type`. Use this as a decorator of a function that is called rarely,
+    or of a class, whose constructor and public methods it changes.
+
+    An argument is checked if its annotation has only bool, int, str, paths, functions, lists, iterables, mappings and None. Seconds are
+    checked by clock.py.
+    """
+    if isinstance(target, type):
+        for name, member in list(vars(target).items()):
+            if isinstance(member, (staticmethod, classmethod)):
+                setattr(target, name, type(member)(checked(member.__func__)))
+            elif inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+                setattr(target, name, checked(member))
+        return target
+    checks: dict[str, tuple[tuple[type, ...], Any, str]] = {}
+    for name, annotation in target.__annotations__.items():
+        while annotation != (annotation := re.sub(r"\[[^][]*]", "", annotation)):
+            pass  # drop the items of generic types, from the innermost outward
+        parts = annotation.split(" | ")
+        types = tuple(_PARTS[part][0] for part in parts if part in _PARTS)
+        # msgspec allows an abstract class beside None only.
+        mixed = len({*types} - {NoneType}) > 1 and not {Callable, Iterable}.isdisjoint(types)
+        if name != "return" and len(types) == len(parts) and not mixed:
+            words = " or ".join(_PARTS[part][1] for part in parts)
+            checks[name] = types, reduce(operator.or_, types), words
+    code = inspect.unwrap(target).__code__
+    names = code.co_varnames[: code.co_argcount]
+
+    @wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            types, kind, words = checks.get(name, ((object, bool), Any, ""))
+            if not isinstance(value, types) or (type(value) is bool and bool not in types):
+                check_type(name, value, kind, words)
+        return target(*args, **kwargs)
+
+    return call  # type: ignore[return-value]

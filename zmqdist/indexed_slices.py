@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.field_types import converted
 from zmqdist.plain_arrays import plain_array
 
 
@@ -40,7 +41,9 @@ class IndexedSlices:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "indices", indices)
         if self.dense_shape is not None:
-            object.__setattr__(self, "dense_shape", tuple(int(size) for size in self.dense_shape))
+            object.__setattr__(
+                self, "dense_shape", converted("dense_shape", lambda shape: tuple(map(int, shape)), self.dense_shape)
+            )
 
     def to_dense(self) -> NDArray[Any]:
         """Return a new array of the shape `dense_shape`, with the rows of each index added up. Raises ValueError if `dense_shape` is

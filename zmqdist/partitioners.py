@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from zmqdist.field_types import checked
+
 SHARD_BYTES_MIN = 256 << 10
 """The smallest number of bytes for which a shard is worth its cost. The message to another server costs more than a smaller shard saves."""
 
@@ -47,6 +49,7 @@ class Partitioner:
         raise NotImplementedError
 
 
+@checked
 class FixedShardsPartitioner(Partitioner):
     """Splits every variable into the same number of shards. A variable with fewer rows is split into one shard for each row.
 
@@ -62,6 +65,7 @@ class FixedShardsPartitioner(Partitioner):
         return _along_axis_0(shape, axis, self._num_shards)
 
 
+@checked
 class MinSizePartitioner(Partitioner):
     """Splits a variable into one shard for each `min_shard_bytes` bytes, but into at most `max_shards` shards.
 
@@ -91,6 +95,7 @@ class MinSizePartitioner(Partitioner):
         return _along_axis_0(shape, axis, min(_ceil(total_bytes, self._min_shard_bytes), self._max_shards))
 
 
+@checked
 class MaxSizePartitioner(Partitioner):
     """Splits a variable into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is.
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from random import SystemRandom
 
+from zmqdist.field_types import checked
+
 __all__ = ["set_seed"]
 __dir__ = __all__.copy  # dir() and completion show no other names
 
@@ -33,6 +35,7 @@ _iterators: Iterator[int] = itertools.count()
 _in_function: ContextVar[bool] = ContextVar("in_function", default=False)
 
 
+@checked
 def set_seed(seed: int | None) -> None:
     """Set the seed of this process, so that random operations that are defined after this call are repeatable.
 

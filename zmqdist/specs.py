@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import ArgumentTypeError
 from zmqdist.plain_arrays import plain_array
 
 
@@ -47,10 +48,15 @@ class TensorSpec:
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
         """Raises ValueError if a size is negative or the dtype holds Python objects, and TypeError if an argument is no shape or dtype."""
-        kept = np.dtype(dtype)
+        try:
+            kept, sizes = np.dtype(dtype), _shape(shape)
+        except TypeError as error:
+            raise ArgumentTypeError(f"TensorSpec(shape={shape!r}, dtype={dtype!r}): {error}") from None
+        if name is not None and not isinstance(name, str):
+            raise ArgumentTypeError(f"name is {name!r}, wants a str or None")
         if kept.hasobject:
             raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
-        object.__setattr__(self, "shape", _shape(shape))
+        object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", kept)
         object.__setattr__(self, "name", name)
 
@@ -165,14 +171,16 @@ def function(
       TypeError: a signature holds a value that is not a TensorSpec, `input_signature` is neither a list nor a tuple, or `func` is not
         callable.
     """
-    if func is None:
-        return lambda func: function(func, input_signature, output_signature)
-    if not callable(func):
-        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword")
     if input_signature is not None and not isinstance(input_signature, (list, tuple)):
         raise TypeError(
             f"input_signature is a list or tuple with one item for each argument, not {type(input_signature).__name__}"
         )
+    if func is None:
+        checked_signature("input_signature", input_signature)
+        checked_signature("output_signature", output_signature)
+        return lambda func: function(func, input_signature, output_signature)
+    if not callable(func):
+        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword")
     return Function(func, input_signature, output_signature)
 
 

@@ -336,8 +336,8 @@ def test_jobs_that_do_not_fill_the_tasks_are_a_runtime_error(slurm: Slurm) -> No
         (68887, "port_base is 68887, and the tasks of a host have the ports up to 68888: wants 1 to 65535"),
         (65535, "up to 65536"),
         (0, "port_base is 0"),
-        ("8888", "port_base is '8888', wants int"),
-        (True, "port_base is True, wants int"),
+        ("8888", "port_base is '8888', wants a whole number"),
+        (True, "port_base is True, wants a whole number"),
     ],
 )
 def test_ports_that_do_not_exist_are_refused(slurm: Slurm, port_base: Any, text: str) -> None:

@@ -100,8 +100,8 @@ def test_another_layer_than_zmq_is_refused(create: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (5, "name is a int, wants a str"),
-        (b"x", "name is a bytes, wants a str"),
+        (5, "name is 5, wants a str"),
+        (b"x", "name is b'x', wants a str"),
         ("x" * 5000, f"name wants at most 255 printable characters: {'x' * 40!r}"),
         ("two\nlines", r"name wants at most 255 printable characters: 'two\nlines'"),
         ("\udc80", r"name wants at most 255 printable characters: '\udc80'"),
@@ -526,7 +526,7 @@ def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(serve: Serve
 @pytest.mark.parametrize("address", [None, 5, b"127.0.0.1:1"])
 def test_an_address_is_a_text(address: Any) -> None:
     for make in (Server.create, Client.create):
-        with pytest.raises(TypeError, match="an address is a str, as "):
+        with pytest.raises(TypeError, match=r"address is .*, wants a str"):
             make("zmq", address)
 
 

@@ -51,7 +51,7 @@ class Held:
 
 @pytest.mark.parametrize(("given", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_the_number_of_handler_threads_is_an_int_of_one_or_more(given: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="threads_max is a number of threads"):
+    with pytest.raises(error, match="threads_max is "):
         Server.create("zmq", "127.0.0.1:0", threads_max=given)
 
 

@@ -613,7 +613,7 @@ def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("fn", "cluster", "error", "told"),
     [
-        ("fn", {"worker": ["localhost:1"]}, ValueError, "fn must be a function"),
+        ("fn", {"worker": ["localhost:1"]}, ValueError, "fn is 'fn', wants a function"),
         (me, {"chief": ["localhost:1", "localhost:2"]}, ValueError, "2 chiefs"),
         (me, {}, ValueError, "no tasks"),
         (me, {"worker": []}, ValueError, "no tasks"),
@@ -641,7 +641,7 @@ def test_start_and_join_are_for_one_time() -> None:
         runner.join()
     with pytest.raises(ValueError, match="evaluator-0 is not in this cluster; it has worker-0"):
         runner.start_in_process_as("evaluator", 0)
-    with pytest.raises(ValueError, match="fn must be a function"):
+    with pytest.raises(ValueError, match="fn is 'fn', wants a function or None"):
         runner.start_single_process("worker", 0, fn="fn")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 chiefs"):
         runner.start_single_process("worker", 0, cluster_spec={"chief": ["localhost:1", "localhost:2"]})

@@ -15,12 +15,17 @@ import msgspec
 
 from zmqdist.addresses import join_address
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import check_fields
 
 _D = TypeVar("_D", bound="_Def")
 
 
 class _Def:
     """The base class of the dataclasses below, with methods that copy an object and convert it to and from dicts and bytes."""
+
+    def __post_init__(self) -> None:
+        """Raises ArgumentTypeError if a field has a wrong type."""
+        check_fields(self)
 
     def copy(self: _D) -> _D:
         """Return a deep copy.

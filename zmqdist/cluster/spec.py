@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from zmqdist.addresses import split_address
 from zmqdist.cluster.defs import ClusterDef, JobDef
+from zmqdist.field_types import checked
 
 _INT32 = 2**31
 
@@ -20,6 +21,7 @@ Tasks: TypeAlias = "list[str] | dict[int, str]"
 """The tasks of one job as `as_dict` returns them: the list of a dense job, or the dict of a sparse job."""
 
 
+@checked
 class ClusterSpec:
     """The jobs of a cluster with the addresses of their tasks.
 
@@ -69,7 +71,7 @@ class ClusterSpec:
         """
         return sorted(self._job(job_name))
 
-    def task_address(self, job_name: str, task_index: int) -> str:
+    def task_address(self, job_name: str, task_index: Any) -> str:
         """Return the address of one task. Raises ValueError if the job or the index is unknown. The index must be an int.
 
         >>> zd.ClusterSpec({"worker": ["host1:5000", "host2:5000"]}).task_address("worker", 1)
@@ -77,7 +79,7 @@ class ClusterSpec:
         """
         tasks = self._job(job_name)
         if not isinstance(task_index, int) or task_index not in tasks:
-            raise ValueError(f"job {job_name!r} has no task with index {task_index!r}")
+            raise ValueError(f"job {job_name!r} has no task with index {task_index!r} (task_index)")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:

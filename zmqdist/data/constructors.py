@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,23 +13,22 @@ from zmqdist.data.ops import sources
 from zmqdist.data.ops.base import PickledFunction
 from zmqdist.data.structure import declared_spec
 from zmqdist.data.tree import Tree
+from zmqdist.field_types import checked, converted
 from zmqdist.random import operation_seed
 
 D = TypeVar("D", bound="DatasetConstructors")
 
 
-def user_function(value: Any, method: str) -> PickledFunction:
-    """Wrap a user's function for an operator. Raises TypeError if `value` is not callable. `method` names the method in the error text."""
-    if not callable(value):
-        raise TypeError(f"{method} takes a function, not {type(value).__name__}")
-    return PickledFunction(value)
+def floats_of(values: Any) -> tuple[float, ...]:
+    """Return numbers as floats. Raises TypeError or ValueError for other values."""
+    return tuple(map(float, np.ravel(values)))
 
 
-def _plain(number: Any) -> int | float:
-    """Return a number as a JSON type. Raises TypeError for other values."""
+def _plain(number: Any, argument: str = "args") -> int | float:
+    """Return a number as a JSON type. Raises TypeError, which names the argument, for other values."""
     value = np.asarray(number).item() if np.ndim(number) == 0 else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"expected a number, not {number!r}")
+        raise TypeError(f"{argument}: expected a number, not {number!r}")
     return value
 
 
@@ -42,6 +41,7 @@ def _is_iterable_of_torch(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.IterableDataset)
 
 
+@checked
 class DatasetConstructors(Tree):
     """The part of `Dataset` that creates datasets from arrays, generators and sources."""
 
@@ -75,7 +75,7 @@ class DatasetConstructors(Tree):
         >>> print(*Dataset.from_tensors([[1, 2], [3, 4]]))
         [[1 2] [3 4]]
         """
-        return cls(sources.Tensors.build(tensors))
+        return cls(converted("tensors", sources.Tensors.build, tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
@@ -87,7 +87,7 @@ class DatasetConstructors(Tree):
         Raises:
           ValueError: a leaf is a scalar, a Ragged or a Sparse, or the leaves differ in length.
         """
-        return cls(sources.Slices.build(tensors))
+        return cls(converted("tensors", sources.Slices.build, tensors))
 
     @classmethod
     def from_generator(
@@ -95,7 +95,7 @@ class DatasetConstructors(Tree):
         generator: Callable[..., Any],
         output_types: Any = None,
         output_shapes: Any = None,
-        args: Any = (),
+        args: Iterable[Any] | None = (),
         output_signature: Any = None,
         name: str | None = None,
     ) -> D:
@@ -117,8 +117,8 @@ class DatasetConstructors(Tree):
         if spec is not None and output_types is not None:
             raise TypeError("from_generator takes output_signature or output_types, not both")
         if output_types is not None:
-            spec = sources.spec_from(output_types, output_shapes)
-        return cls(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
+            spec = converted("output_types and output_shapes", sources.spec_from, output_types, output_shapes)
+        return cls(sources.Generator(PickledFunction(generator), tuple(args or ()), spec))
 
     @classmethod
     def from_source(cls: type[D], source: Any, output_signature: Any = None, name: str | None = None) -> D:
@@ -176,4 +176,6 @@ class DatasetConstructors(Tree):
         >>> print(*Dataset.counter(10, 5).take(3))
         10 15 20
         """
-        return cls(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))
+        return cls(
+            sources.Counter(_plain(start, "start"), _plain(step, "step"), converted("dtype", np.dtype, dtype).str)
+        )

@@ -16,7 +16,7 @@ Not here: the facts about a pipeline that are known without running it (tree.py)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data import interfaces
 from zmqdist.data.constants import AUTOTUNE
-from zmqdist.data.constructors import DatasetConstructors, user_function
+from zmqdist.data.constructors import DatasetConstructors, floats_of
 from zmqdist.data.interfaces import dataset_class
 from zmqdist.data.ops import (
     background,
@@ -41,7 +41,7 @@ from zmqdist.data.ops import (
     sources,
     windows,
 )
-from zmqdist.data.ops.base import Op
+from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.options import Options
 from zmqdist.data.reductions import DatasetResults
 from zmqdist.data.sharding import common_shard, unread
@@ -56,11 +56,12 @@ from zmqdist.data.structure import (
     without_attrs,
 )
 from zmqdist.data.tree import Tree
+from zmqdist.field_types import checked, converted
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
 
 
-def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
+def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset, ...]:
     """Return `datasets` as a tuple. Raises ValueError if there are no datasets, and TypeError if a value is not a Dataset or the elements
     of two datasets differ in type.
     """
@@ -68,7 +69,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
     if not inputs:
         raise ValueError("`datasets` is empty: pass one dataset or more")
     if not all(map(is_dataset, inputs)):
-        raise TypeError("`datasets` must hold Datasets only")
+        raise TypeError(f"`{argument}` must hold Datasets only")
     known = [each.known_spec for each in inputs if each.known_spec is not UNKNOWN_SPEC]
     for one in known[1:]:
         common_spec(known[0], one)
@@ -76,6 +77,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
 
 
 @dataset_class
+@checked
 class Dataset(DatasetConstructors, DatasetResults):
     """A pipeline whose elements are computed while it is iterated: `for element in dataset`.
 
@@ -183,7 +185,7 @@ class Dataset(DatasetConstructors, DatasetResults):
             the signature, and iterating raises InvalidArgumentError for a result that does not fit. Without a signature, `element_spec`
             computes the first element to learn the spec.
         """
-        function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
+        function, calls = PickledFunction(map_func), background.checked_parallel(num_parallel_calls)
         return self._then(
             elementwise.Map(function, declared_spec("output_signature", output_signature), calls, deterministic)
         )
@@ -194,7 +196,9 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.range(5).scan(0, lambda total, x: (total + x, total + x)))
         0 1 3 6 10
         """
-        return self._then(elementwise.Scan(element(initial_state), user_function(scan_func, "scan")))
+        return self._then(
+            elementwise.Scan(converted("initial_state", element, initial_state), PickledFunction(scan_func))
+        )
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Return a dataset of (number, element), numbered from `start`.
@@ -222,7 +226,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 1))
         1 3 5
         """
-        return self._then(filtering.Filter(user_function(predicate, "filter")))
+        return self._then(filtering.Filter(PickledFunction(predicate)))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Keep the first `count` elements, or all elements if `count` is negative.
@@ -254,7 +258,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.range(10).take_while(lambda x: x < 3))
         0 1 2
         """
-        return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
+        return self._then(filtering.TakeWhile(PickledFunction(predicate)))
 
     def unique(self, name: str | None = None) -> Dataset:
         """Keep the first of equal numbers or strings. An iterator holds each distinct value, and raises TypeError for other elements.
@@ -387,13 +391,17 @@ class Dataset(DatasetConstructors, DatasetResults):
         [[0], [0, 1]]
         """
         size = batching.BatchOp.checked(batch_size)
-        return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
+        return self._then(
+            padding.RaggedBatch(
+                size, bool(drop_remainder), converted("row_splits_dtype", np.dtype, row_splits_dtype).str
+            )
+        )
 
     def bucket_by_sequence_length(
         self,
         element_length_func: Callable[..., Any],
-        bucket_boundaries: Any,
-        bucket_batch_sizes: Any,
+        bucket_boundaries: Iterable[int],
+        bucket_batch_sizes: Iterable[int],
         padded_shapes: Any = None,
         padding_values: Any = None,
         pad_to_bucket_boundary: bool = False,
@@ -486,8 +494,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         size = None if window_size is None else checked_int(window_size, "window_size")
         if size is not None and size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
-        size_func = None if window_size_func is None else user_function(window_size_func, "group_by_window")
-        keys, reduces = user_function(key_func, "group_by_window"), user_function(reduce_func, "group_by_window")
+        size_func = None if window_size_func is None else PickledFunction(window_size_func)
+        keys, reduces = PickledFunction(key_func), PickledFunction(reduce_func)
         return self._then(windows.GroupByWindow(keys, reduces, size, size_func))
 
     # -- reading ahead and keeping elements --
@@ -533,7 +541,7 @@ class Dataset(DatasetConstructors, DatasetResults):
           FailedPreconditionError: a function in the pipeline cannot be pickled, so that the pipeline has no fingerprint.
         """
         codec = "" if compression == "AUTO" else readers.checked_compression(compression)
-        functions = [None if one is None else user_function(one, "snapshot") for one in (reader_func, shard_func)]
+        functions = [None if one is None else PickledFunction(one) for one in (reader_func, shard_func)]
         return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions))
 
     # -- combining datasets --
@@ -561,7 +569,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         datasets = without_attrs(datasets)
         leaves = nest.flatten(datasets)
         if isinstance(datasets, list) or not leaves or not all(map(is_dataset, leaves)):
-            raise TypeError("zip takes Datasets in tuples, namedtuples and dicts")
+            raise TypeError("zip takes Datasets in tuples, namedtuples and dicts as `datasets`")
         form = nest.pack_sequence_as(datasets, [None] * len(leaves))
         return Dataset(combining.Zip(form), leaves)
 
@@ -571,8 +579,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.range(2).concatenate(Dataset.range(7, 9)))
         0 1 7 8
         """
-        if not is_dataset(dataset):
-            raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
+        _checked_inputs((dataset,), "dataset")
         specs = self.known_spec, dataset.known_spec
         if UNKNOWN_SPEC not in specs:
             common_spec(*specs)
@@ -584,7 +591,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.range(4).flat_map(lambda n: Dataset.range(n)))
         0 0 1 0 1 2
         """
-        return self._then(combining.Interleave(user_function(map_func, "flat_map")))
+        return self._then(combining.Interleave(PickledFunction(map_func)))
 
     def interleave(
         self,
@@ -619,12 +626,12 @@ class Dataset(DatasetConstructors, DatasetResults):
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
         calls = background.checked_parallel(num_parallel_calls)
-        function = user_function(map_func, "interleave")
+        function = PickledFunction(map_func)
         return self._then(combining.Interleave(function, cycle_length, block_length, calls, deterministic))
 
     @staticmethod
     def choose_from_datasets(
-        datasets: Any, choice_dataset: Dataset, stop_on_empty_dataset: bool = True, name: str | None = None
+        datasets: Iterable[Any], choice_dataset: Dataset, stop_on_empty_dataset: bool = True, name: str | None = None
     ) -> Dataset:
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
@@ -641,14 +648,14 @@ class Dataset(DatasetConstructors, DatasetResults):
           InvalidArgumentError: while iterating, an index is out of range.
         """
         inputs = _checked_inputs(datasets)
-        known = choice_dataset.known_spec
+        known = _checked_inputs((choice_dataset,), "choice_dataset")[0].known_spec
         if known is not UNKNOWN_SPEC and known != TensorSpec((), np.int64):
             raise TypeError(f"the elements of `choice_dataset` must be int64 scalars, not {known}")
         return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (choice_dataset, *inputs))
 
     @staticmethod
     def sample_from_datasets(
-        datasets: Any,
+        datasets: Iterable[Any],
         weights: Any = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
@@ -711,11 +718,11 @@ class Dataset(DatasetConstructors, DatasetResults):
           ValueError: the two distributions differ in length. While iterating: a class is not an integer.
           InvalidArgumentError: while iterating, a class is outside of [0, len(target_dist)).
         """
-        target = tuple(float(one) for one in np.ravel(target_dist))
-        initial = None if initial_dist is None else tuple(float(one) for one in np.ravel(initial_dist))
+        target = converted("target_dist", floats_of, target_dist)
+        initial = None if initial_dist is None else converted("initial_dist", floats_of, initial_dist)
         if initial is not None and len(initial) != len(target):
             raise ValueError(f"target_dist has {len(target)} classes, initial_dist {len(initial)}")
-        function = user_function(class_func, "rejection_resample")
+        function = PickledFunction(class_func)
         return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:

@@ -16,21 +16,25 @@ from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops import parquet, readers
 from zmqdist.data.ops.background import checked_parallel
 from zmqdist.data.structure import checked_int, invalid, is_dataset
+from zmqdist.field_types import checked, converted
+
+
+def _paths(filenames: Any) -> list[str]:
+    many = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else converted("filenames", list, filenames)
+    return [converted("filenames", os.fsdecode, one) for one in many]
 
 
 def _file_names(filenames: Any) -> Dataset:
-    if is_dataset(filenames):
-        return filenames  # type: ignore[no-any-return]
-    many = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames)
-    return Dataset.from_tensor_slices([os.fsdecode(one) for one in many])
+    return filenames if is_dataset(filenames) else Dataset.from_tensor_slices(_paths(filenames))
 
 
 def _common_args(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
     """Check the arguments that all functions of this file except ParquetDataset take. Return them as arguments for an operator."""
     parallel = checked_parallel(num_parallel_reads, "num_parallel_reads")
-    return {"compression": readers.checked_compression(compression_type), "parallel": parallel}
+    return {"compression": readers.checked_compression(compression_type, "compression_type"), "parallel": parallel}
 
 
+@checked
 def TextLineDataset(
     filenames: Any,
     compression_type: str | None = None,
@@ -52,6 +56,7 @@ def TextLineDataset(
     return Dataset(readers.TextLines(**common), (_file_names(filenames),))
 
 
+@checked
 def FixedLengthRecordDataset(
     filenames: Any,
     record_bytes: int,
@@ -83,6 +88,7 @@ def FixedLengthRecordDataset(
     return Dataset(readers.FixedLengthRecords(**common, **sizes), (_file_names(filenames),))
 
 
+@checked
 def TFRecordDataset(
     filenames: Any,
     compression_type: str | None = None,
@@ -99,6 +105,7 @@ def TFRecordDataset(
     return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 
 
+@checked
 def ParquetDataset(
     filenames: Any, columns: Sequence[str] | None = None, batch_size: int | None = None, name: str | None = None
 ) -> Dataset:
@@ -125,12 +132,12 @@ def ParquetDataset(
         return Dataset(parquet.Parquet(selected, size), (filenames,))
     row_groups: list[tuple[str, int]] = []
     count, spec = 0, None
-    for path in [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames):
-        with parquet.opened(os.fsdecode(path)) as file:
-            names = parquet.checked_columns(file, selected, os.fsdecode(path))
+    for path in _paths(filenames):
+        with parquet.opened(path) as file:
+            names = parquet.checked_columns(file, selected, path)
             spec = spec or parquet.spec_of_schema(file.schema_arrow, names, size)
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        row_groups += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
+        row_groups += [(os.path.abspath(path), number) for number in range(len(rows))]
         count += sum(-(-one // size) for one in rows) if size else sum(rows)
     if not row_groups:
         raise invalid("the files have no rows: there is no row group in them")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zmqdist.data.operator_traceback import stopped_error
 from zmqdist.data.ops import elementwise, readers, saving
 from zmqdist.data.structure import element, invalid, spec_of
 from zmqdist.data.tree import Tree
+from zmqdist.field_types import checked, converted
 
 
+@checked
 class DatasetResults(Tree):
     """The part of `Dataset` with the methods that read all elements."""
 
@@ -26,7 +28,7 @@ class DatasetResults(Tree):
         Raises:
           TypeError: the state changes its structure, dtype or shape.
         """
-        state = element(initial_state)
+        state = converted("initial_state", element, initial_state)
         spec = spec_of(state)
         for x in self:
             try:
@@ -41,7 +43,7 @@ class DatasetResults(Tree):
         path: str,
         compression: str | None = None,
         shard_func: Callable[..., Any] | None = None,
-        checkpoint_args: dict[str, Any] | None = None,
+        checkpoint_args: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Write all elements to the folder `path`. Saving again to the folder adds a newer copy, and `load` reads the newest copy.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.limits import CONNECT_S
 from zmqdist.safe_repr import safe_repr
 
@@ -156,6 +156,7 @@ class Cluster:
 
 
 @checks_options("connect()")
+@checked
 def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S) -> Cluster:
     """Connect to a cluster that runs already, and return it once its dispatcher has answered.
 
@@ -180,13 +181,14 @@ def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: f
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.scheduling.coordinator.dispatcher_target import resolve, target_of
 
+    timeout_s = max(duration("timeout", timeout), LEAST_S)
     name = None if address_or_file is None else os.fspath(address_or_file)
     config = ClusterConfig.from_environment() if name is None else None
     if name is not None and name.endswith((".yaml", ".yml")):
         config = running_cluster(name)
     place = resolve(name) if config is None or config.runtime is None else target_of(config, config.runtime)
     cluster = Cluster(f"zmq://{place.address}", place.credentials, config)
-    cluster._dispatcher_client(max(duration("timeout", timeout), LEAST_S))
+    cluster._dispatcher_client(timeout_s)
     return cluster
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from zmqdist import errors, task_context
 from zmqdist.blas_threads import cores
 from zmqdist.cluster.config import ClusterConfig
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.launch.local_cluster import local_cluster
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.executor import ClusterExecutor
@@ -48,6 +48,7 @@ class Executor(ClusterExecutor):
     """
 
     @checks_options("Executor()", ClusterCoordinator.__init__)
+    @checked
     def __init__(
         self,
         target: Any = None,

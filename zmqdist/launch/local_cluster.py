@@ -25,7 +25,7 @@ from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.clock import duration
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import check_type, checked, checks_options
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster
@@ -102,6 +102,8 @@ class local_cluster(Cluster):
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         _check_count("workers", workers)
         _check_count("ps", ps)
+        check_type("slots", slots, int, "a whole number")
+        check_type("processes", processes, bool, "True or False")
         # The config is made before a process is started, because its constructor raises if an option is wrong.
         config = DispatcherConfig(**options)
         config = dataclasses.replace(config, host=bindable(config.host))
@@ -197,6 +199,7 @@ class local_cluster(Cluster):
     def pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in list(self._processes.items()) if not child.ended.is_set()}
 
+    @checked
     def kill_worker(self, index: int) -> None:
         """Kill a worker's process with SIGKILL, to imitate a crash. Other workers run its work.
 
@@ -208,6 +211,7 @@ class local_cluster(Cluster):
         """
         self._kill("worker", index)
 
+    @checked
     def kill_ps(self, index: int) -> None:
         """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost, and its port stays reserved.
 
@@ -219,6 +223,7 @@ class local_cluster(Cluster):
         """
         self._kill("ps", index)
 
+    @checked
     def restart_worker(self, index: int) -> None:
         """Start a worker again under its index, after killing the old process if it runs. Return when the worker has registered.
 
@@ -235,6 +240,7 @@ class local_cluster(Cluster):
         self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
         self._wait_for([self._start(self._worker(index, True))])
 
+    @checked
     def restart_ps(self, index: int) -> None:
         """Start a parameter server again at its address, after killing the old process if it runs. Its variables are lost. Return when the
         parameter server serves.
@@ -301,6 +307,8 @@ class local_cluster(Cluster):
         """
         self._check_open()
         _check_count("count", count)
+        check_type("force", force, bool, "True or False")
+        grace_s = duration("grace_s", grace_s)
         leaving = {f"worker:{index}": index for index in range(count, self._workers)}
         reports = [report for report in self.dispatcher.drain_reports() if report.worker in leaving]
         if not force and any(report.losses for report in reports):
@@ -308,7 +316,7 @@ class local_cluster(Cluster):
         self._workers = min(self._workers, count)
         for report in reports:
             with contextlib.suppress(errors.NotFoundError):  # the worker was lost meanwhile
-                self.dispatcher.drain("worker", leaving[report.worker], duration("grace_s", grace_s))
+                self.dispatcher.drain("worker", leaving[report.worker], grace_s)
         within_s = grace_s + duration("timeout", timeout)
         if not self.dispatcher.wait_for(
             lambda present: present.isdisjoint(("worker", index) for index in leaving.values()), within_s

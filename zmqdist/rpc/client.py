@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist.clock import seconds
 from zmqdist.errors import InvalidArgumentError, UnavailableError
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
@@ -44,7 +44,7 @@ def check_layer(rpc_layer: str, kind: str, address: str) -> None:
     """Raise ValueError unless `rpc_layer` is "zmq". `kind` is "Server" or "Client"."""
     if rpc_layer != LAYER:
         raise ValueError(
-            f'Only the "{LAYER}" backend is supported at the moment, given {rpc_layer!r}: write '
+            f'Only the "{LAYER}" backend is supported at the moment, given rpc_layer={rpc_layer!r}: write '
             f'{kind}.create("{LAYER}", {address!r})'
         )
 
@@ -192,12 +192,13 @@ class ZmqClient(RpcClient):
     A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor does not wait for the server.
     """
 
+    @checked
     def __init__(
         self,
         address: str,
         name: str = "",
         list_registered_methods: bool = False,
-        timeout_in_ms: int = 0,
+        timeout_in_ms: float = 0,
         *,
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
@@ -210,8 +211,7 @@ class ZmqClient(RpcClient):
         """
         due_after(timeout_in_ms, 0)
         self.address = strip_scheme(address)
-        if not isinstance(name, str):
-            raise TypeError(f"name is a {type(name).__name__}, wants a str")
+        name = str(name)  # not one of NumPy, which the wire format refuses
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
             raise InvalidArgumentError(f"name wants at most {NAME_CHARS_MAX} printable characters: {name[:40]!a}")
         self.name = name

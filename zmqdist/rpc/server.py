@@ -9,7 +9,7 @@ from typing import Any
 from zmqdist.background import in_background
 from zmqdist.clock import duration
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options, converted
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
@@ -129,7 +129,8 @@ def serve(
       FailedPreconditionError: the address needs keys that are missing.
     """
     server = ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
-    named = methods if isinstance(methods, Mapping) else {function.__name__: function for function in methods}
+    functions: list[Any] = converted("methods", list, methods)
+    named = methods if isinstance(methods, Mapping) else {function.__name__: function for function in functions}
     for name, function in named.items():
         server.register(name, function)
     server.start()
@@ -145,6 +146,7 @@ class ZmqServer(RpcServer):
     >>> server.stop()
     """
 
+    @checked
     def __init__(
         self,
         address: str,
@@ -154,8 +156,6 @@ class ZmqServer(RpcServer):
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> None:
         """Create a server that does not listen yet; the arguments are those of `Server.create`."""
-        if type(threads_max) is not int:
-            raise TypeError(f"threads_max is a number of threads, an int, not {type(threads_max).__name__}")
         if threads_max < 1:
             raise ValueError(f"threads_max is a number of threads, 1 or more, not {threads_max}")
         self._address = strip_scheme(address)
@@ -172,6 +172,7 @@ class ZmqServer(RpcServer):
         """ "host:port"; after `start`, with the port that the server has bound."""
         return self._address
 
+    @checked
     def register(
         self,
         method_name: str,

@@ -130,7 +130,7 @@ class RpcService:
           TypeError: `name` is not a str, `fn` is not callable or is an async function, or a signature is not made of TensorSpecs.
         """
         if not isinstance(name, str):
-            raise TypeError(f"a method's name is a str, not {type(name).__name__}")
+            raise TypeError(f"method_name: a method's name is a str, not {type(name).__name__}")
         if self._attached:
             raise FailedPreconditionError(
                 "All methods must be registered before starting the server: this one has been started"

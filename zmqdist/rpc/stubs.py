@@ -54,7 +54,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
 def check_name(name: str) -> None:
     """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
     if not isinstance(name, str):
-        raise TypeError(f"a method's name is a str, not {type(name).__name__}")
+        raise TypeError(f"method_name: a method's name is a str, not {type(name).__name__}")
     if not name.isascii():
         try:
             name.encode()

@@ -11,12 +11,12 @@ from typing import Any
 from zmqdist import errors
 from zmqdist.addresses import advertised_address
 from zmqdist.background import in_background
-from zmqdist.clock import seconds
+from zmqdist.clock import duration, seconds
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import ProcessExited
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.limits import JOIN_VALID_S
 from zmqdist.rpc.service import RpcService
 from zmqdist.safe_repr import safe_repr
@@ -53,6 +53,7 @@ class DispatchServer:
     """
 
     @checks_options("DispatchServer()", DispatcherConfig.__init__)
+    @checked
     def __init__(
         self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None, **fields: Any
     ) -> None:
@@ -194,6 +195,7 @@ class DispatchServer:
         """
         return self._runtime.reporter.reports()
 
+    @checked
     def drain(self, job: str, index: int, grace_s: float) -> None:
         """Have a worker leave after it has finished its running functions, or after `grace_s`. Waits for the loop, not for the worker.
 
@@ -207,7 +209,7 @@ class DispatchServer:
           NotFoundError: no worker of this name is registered.
         """
         assert self._runtime.loop is not None
-        self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
+        self._runtime.loop.run(self._runtime.drain, job, index, duration("grace_s", grace_s))
 
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent.
@@ -215,7 +217,7 @@ class DispatchServer:
         >>> dispatcher = zd.DispatchServer()
         >>> dispatcher.shutdown(grace_s=1.0)
         """
-        loop = self._runtime.loop
+        loop, grace_s = self._runtime.loop, duration("grace_s", grace_s)
         # `run` raises FailedPreconditionError if another thread has stopped the server meanwhile.
         with contextlib.suppress(errors.FailedPreconditionError):
             if loop is not None and not self._runtime.stopped.is_set():
@@ -223,6 +225,7 @@ class DispatchServer:
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
+    @checked
     def open_join(self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = "") -> str:
         """Make a join ticket and return it: one line of text, with which one process joins as `name`. The ticket is a secret.
 
@@ -242,7 +245,11 @@ class DispatchServer:
         if runtime.loop is None:
             raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
         return runtime.loop.run(
-            runtime.keys.open_join, name, dispatcher or self.target.partition("://")[2], valid_s, address
+            runtime.keys.open_join,
+            name,
+            dispatcher or self.target.partition("://")[2],
+            duration("valid_s", valid_s),
+            address,
         )
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:

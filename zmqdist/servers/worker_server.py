@@ -11,7 +11,7 @@ from zmqdist.background import in_background
 from zmqdist.clock import duration, seconds
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.process.zygote_process import ZygoteProcess
 from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.shared.config import WorkerConfig, config_of
@@ -54,6 +54,7 @@ class WorkerServer:
     """
 
     @checks_options("WorkerServer()", WorkerConfig.__init__)
+    @checked
     def __init__(
         self,
         config: WorkerConfig | None = None,

@@ -24,6 +24,7 @@ from zmqdist.clock import seconds
 from zmqdist.collectives import ReduceOp
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
+from zmqdist.field_types import converted
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
 from zmqdist.plain_arrays import joined, plain_array
@@ -118,7 +119,8 @@ class Operations:
         elif isinstance(tasks, str):
             raise InvalidArgumentError(f"a group is a list of tasks, not the text {tasks!r}")
         else:
-            members = [self._node.task(task) for task in tasks]
+            each: list[Any] = converted("the tasks of a group", list, tasks)
+            members = [self._node.task(task) for task in each]
         name = name or ",".join(map(task_name, members))
         with self._lock:
             group = self._groups.get(name)
@@ -382,7 +384,7 @@ def _array(leaf: Any) -> Array:
     if array.dtype.hasobject:
         given = f"one of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise TypeError(
-            f"wanted an array of numbers, not {given}; send objects by broadcast_object and all_gather_object"
+            f"x is no array of numbers, but {given}; send objects by broadcast_object and all_gather_object"
         )
     return array
 

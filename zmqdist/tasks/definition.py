@@ -14,7 +14,7 @@ from zmqdist.addresses import join_address
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import InvalidArgumentError, NotFoundError
-from zmqdist.field_types import check_type
+from zmqdist.field_types import check_type, converted
 from zmqdist.transport.endpoint import split
 
 PROTOCOLS: Final = ("zmq",)
@@ -45,7 +45,7 @@ def effective(
         definition.task_index = definition.task_index if task_index is None else task_index
         definition.protocol = definition.protocol if protocol is None else protocol
     else:
-        spec = ClusterSpec(source)
+        spec = converted("server_or_cluster_def", ClusterSpec, source)
         job = _the_only("which job", spec.jobs) if job_name is None else job_name
         index = _the_only(f"which task of job {job!r}", spec.task_indices(job)) if task_index is None else task_index
         definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")

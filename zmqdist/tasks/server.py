@@ -19,10 +19,11 @@ from zmqdist.background import in_background
 from zmqdist.clock import seconds
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.collectives import CommunicationOptions
+from zmqdist.collectives import CommunicationOptions, checked_options
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import FailedPreconditionError
+from zmqdist.field_types import checked
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
 from zmqdist.safe_repr import safe_repr
@@ -56,6 +57,7 @@ class Server:
     server, the server stops in the background.
     """
 
+    @checked
     def __init__(
         self,
         server_or_cluster_def: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
@@ -398,6 +400,7 @@ class Server:
 
     # -- collectives (collective_api.py) -----------------------------------------------------------------------------------------
 
+    @checked
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
         """Return the group of these tasks, for collectives.
 
@@ -453,6 +456,7 @@ class Server:
         """
         if options is None:
             return self._operations.all_reduce(x, op, group, timeout)
+        checked_options(options)
         timeout = options.timeout_seconds if timeout is None else timeout
         return self._operations.all_reduce(x, op, group, timeout, options.bytes_per_pack)
 

@@ -363,7 +363,7 @@ def connect(
     elif isinstance(source, ClusterSpec | ClusterDef | Mapping):
         spec, task_type, task_id = ClusterSpec(source), None, None
     else:
-        raise ValueError(f"no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
+        raise ValueError(f"cluster_resolver: no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
     check_cluster(spec, task_type, task_id)
     return _invited(spec, limit_s, slots, credentials or Credentials.from_environment())
 

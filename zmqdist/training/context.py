@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from zmqdist import task_context
+from zmqdist.field_types import checked
 from zmqdist.training.per_replica import reduce_replicas
 
 Creator = Callable[..., Any]
@@ -193,8 +194,9 @@ def check_not_in_another(strategy: Strategy) -> None:
         )
 
 
+@checked
 @contextmanager
-def variable_creator_scope(creator: Creator) -> Iterator[None]:
+def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
     and the result.
 

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest, task_context
+from zmqdist.field_types import checked
 from zmqdist.training.per_replica import PerReplica
 
 
+@checked
 class InputContext:
     """The argument of a dataset function. It describes the replicas for which the function makes a dataset.
 
@@ -157,6 +159,7 @@ def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
     return values[0] if replicas == 1 else regroup(values)
 
 
+@checked
 class ValueContext:
     """The argument of a function that `experimental_distribute_values_from_function` calls. It describes the replica for which the function
     makes a value.

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.data.composites import Ragged, Sparse
+from zmqdist.field_types import check_type, checked, converted
 from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.indexing import checked_numbers
 from zmqdist.training.row_gather import start_rows
@@ -59,6 +60,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
     return _shortened(rows, max_norm).reshape(*numbers.shape, *variables[0].shape[1:])
 
 
+@checked
 def embedding_lookup_sparse(
     params: Any, sp_ids: Any, sp_weights: Any = None, combiner: str | None = None, max_norm: float | None = None
 ) -> NDArray[Any]:
@@ -88,6 +90,7 @@ def embedding_lookup_sparse(
     return _combined(params, _bags(sp_ids, sp_weights), combiner or "mean", max_norm)
 
 
+@checked
 def safe_embedding_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,
@@ -149,7 +152,7 @@ def _shortened(rows: NDArray[Any], max_norm: float | None) -> NDArray[Any]:
 
 def _bags(ids: Any, weights: Any) -> Bags:
     if isinstance(ids, list | tuple) and not isinstance(ids, Sparse | Ragged):
-        ids, weights = _ragged(ids), None if weights is None else _ragged(weights)
+        ids, weights = _ragged(ids), None if weights is None else converted("weights", _ragged, weights)
     if weights is not None and not _same_form(ids, weights):
         raise ValueError("weights must have the form of the ids: one weight for each id, in the same bags")
     bag_weights = None if weights is None else np.asarray(weights.values)
@@ -193,6 +196,7 @@ def _filled(bags: Bags, default_id: int) -> Bags:
 def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) -> NDArray[Any]:
     if combiner not in COMBINERS:
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
+    check_type("max_norm", max_norm, float | None, "a number or None")
     ids, places = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
     exact = np.result_type(rows.dtype, np.float32)  # sum float16 values as float32, which is more exact

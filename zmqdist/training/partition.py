@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from zmqdist.field_types import converted
 from zmqdist.plain_arrays import plain_array
 from zmqdist.variables.casts import cast
 
@@ -70,6 +71,10 @@ def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtyp
     return max(1, min(int(wanted[0]), int(shape[0])))
 
 
+def _sizes(shape: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in shape)
+
+
 @dataclass(frozen=True)
 class Initial:
     """The first value of a variable.
@@ -99,12 +104,14 @@ class Initial:
         """
         if initial_value is None:
             raise ValueError(f"variable {name!r} needs an initial_value: an array, or a function that makes one")
+        shape = None if shape is None else converted("shape", _sizes, shape)
+        dtype = None if dtype is None else converted("dtype", np.dtype, dtype)
         if callable(initial_value) and shape is not None and dtype is not None:
-            return cls(name, initial_value, tuple(int(size) for size in shape), np.dtype(dtype))
+            return cls(name, initial_value, shape, dtype)
         value = _array(name, initial_value() if callable(initial_value) else initial_value, dtype)
-        if shape is not None and tuple(shape) != value.shape:
+        if shape not in (None, value.shape):
             raise ValueError(
-                f"variable {name!r} has the argument shape={tuple(shape)}, but its initial_value has shape {value.shape}"
+                f"variable {name!r} has the argument shape={shape}, but its initial_value has shape {value.shape}"
             )
         return cls(name, value, value.shape, value.dtype)
 

@@ -15,7 +15,7 @@ Not here: the decision to cut a variable (partition.py), lookups that combine ro
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
+from zmqdist.field_types import checked
 from zmqdist.futures import Future, Gathered
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import embedding
@@ -46,7 +47,8 @@ class ShardedVariable(ArrayLike):
       dtype: dtype of the elements.
     """
 
-    def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
+    @checked
+    def __init__(self, variables: Any, name: str = "ShardedVariable") -> None:
         """Combine existing variables, in the order of their rows.
 
         Raises:

@@ -24,9 +24,10 @@ from typing import Any, cast
 import numpy as np
 
 from zmqdist import task_context
+from zmqdist.clock import duration
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import checked, checks_options
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
@@ -44,6 +45,7 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.training")
 
 
+@checked
 class OnWorkers:
     """The methods of a strategy that functions on workers use. The program may call them as well, to try out a function.
 
@@ -219,6 +221,7 @@ class Extended:
         return context.colocated_with(colocate_with_variable)
 
 
+@checked
 class ParameterServerStrategy(OnWorkers):
     """Variables on the parameter servers (ps) of a cluster, functions on its workers.
 
@@ -277,14 +280,7 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f'aggregate is "async" or "sync", not {aggregate!r}')
         if workers_per_step is not None and (aggregate == "async" or workers_per_step < 1):
             raise ValueError(f'workers_per_step is {workers_per_step}: it wants 1 or more, and aggregate="sync"')
-        if (
-            isinstance(recovery_s, bool)
-            or not isinstance(recovery_s, (int, float, np.integer, np.floating))
-            or not recovery_s >= 0
-        ):
-            raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
-        if variable_partitioner is not None and not callable(variable_partitioner):
-            raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
+        recovery_s = duration("recovery_s", recovery_s)
         # Check `placement` before the wait for the cluster, so that a bad value raises at once.
         ShardPlacement(placement, 1)
         self.num_replicas_in_sync = replicas_per_worker
@@ -306,7 +302,7 @@ class ParameterServerStrategy(OnWorkers):
                     steps,
                     workers,
                 )
-            self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, float(recovery_s))
+            self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, recovery_s)
             for ps, each in enumerate(self.ps_session.clients):
                 each.ask_when_lost(partial(_why_gone, weakref.ref(self.cluster), ps))
         except BaseException:

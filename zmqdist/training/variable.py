@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from operator import index
 from typing import Any, Final
 
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import task_context
+from zmqdist.field_types import checked, converted
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.safe_repr import safe_repr
@@ -87,6 +89,7 @@ class Variable(ArrayLike):
     synchronization: VariableSynchronization
     storage: VariableStorage
 
+    @checked
     def __new__(
         cls,
         initial_value: Any = None,
@@ -223,6 +226,7 @@ class Variable(ArrayLike):
         """
         if version is None and expected is None:
             raise ValueError("compare_and_set() needs a version or an expected value")
+        version = None if version is None else converted("version", index, version)
         change = client.swap(self.storage.ref, value, version=version, expected=expected)
         applied: bool = self.storage.change(change).get_value().applied
         return applied
@@ -386,11 +390,12 @@ class Variable(ArrayLike):
         >>> weights.numpy()
         array([-0.5, -0.5])
         """
-        return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, step))
+        number = None if step is None else converted("step", index, step)
+        return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, number))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
         if not isinstance(delta, IndexedSlices):
-            raise TypeError(f"scatter updates take IndexedSlices, not {type(delta).__name__}")
+            raise TypeError(f"scatter updates take IndexedSlices as `sparse_delta`, not {type(delta).__name__}")
         self.start_scatter(kind, delta.indices, delta.values).get_value()
         return self
 

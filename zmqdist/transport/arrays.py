@@ -9,6 +9,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import converted
 from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.plain_arrays import how_to_make_plain
 from zmqdist.transport import shm_mapping
@@ -38,7 +39,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
       InvalidArgumentError: the dtype holds Python objects.
       TypeError, ValueError, MemoryError: `numpy.empty` raises the same error.
     """
-    return _empty(shape, np.dtype(dtype), "C")
+    return _empty(shape, converted("dtype", np.dtype, dtype), "C")
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
@@ -94,13 +95,17 @@ def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
     _check(dtype)
-    count = int(np.prod(shape, dtype=object))
+    count = converted("shape", _count, shape)
     pool = this_pool() if count * dtype.itemsize >= SHM_DESCRIPTOR_BYTES_MIN else None
     memory_of_its_own = None if pool is None else pool.user_array(count * dtype.itemsize)
     if memory_of_its_own is None:
         return np.empty(shape, dtype, order)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory_of_its_own, order=order)
     return array
+
+
+def _count(shape: int | tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=object))
 
 
 def _check_array(what: str, a: Any) -> None:

@@ -149,7 +149,7 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
     """
     if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
         expected = "an optimizer, such as SGD(0.1), or a function"
-        raise InvalidArgumentError(f"{ref}: apply() takes {expected}, not {rule!r}")
+        raise InvalidArgumentError(f"{ref}: fn: apply() takes {expected}, not {rule!r}")
     is_sparse = isinstance(gradient, IndexedSlices)
     gradient_on_wire: Any = (
         (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if is_sparse else ref.fit(gradient)

@@ -20,6 +20,7 @@ from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.job_roles import validate_cluster_spec
 from zmqdist.cluster.resolvers import devices
 from zmqdist.errors import ConfigError
+from zmqdist.field_types import checked
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
@@ -40,6 +41,7 @@ def check_rpc_layer(resolver: Any) -> None:
         )
 
 
+@checked
 class ClusterResolver(abc.ABC):
     """The base class of all resolvers.
 

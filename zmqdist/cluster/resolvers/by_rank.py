@@ -16,14 +16,14 @@ from zmqdist.addresses import PORT_MAX
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
-from zmqdist.field_types import check_type
+from zmqdist.field_types import checked
 
 
+@checked
 class ResolverByRank(ClusterResolver):
     """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
-        check_type("port_base", port_base, int, "int")
         self._launched = launched_cluster()
         self._port_base = port_base
         self._rpc_layer = rpc_layer

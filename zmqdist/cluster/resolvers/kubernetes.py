@@ -26,6 +26,7 @@ from zmqdist.clock import duration
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
+from zmqdist.field_types import checked, converted
 
 
 class ExecutableLocation(enum.Enum):
@@ -45,6 +46,7 @@ class _NotYet(Exception):
     """A problem that may disappear while `cluster_spec` waits."""
 
 
+@checked
 class KubernetesClusterResolver(ClusterResolver):
     """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec` requests the pods from the API server.
 
@@ -91,10 +93,11 @@ class KubernetesClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
         self._address_type = address_type
         self._namespace = namespace
-        self._wait_s = wait_s
+        self._wait_s = duration("wait_s", wait_s)
         self._num_tasks = dict(num_tasks or {})
         if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
             raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
+        executable_location = converted("executable_location", ExecutableLocation, executable_location)
         within = override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
         self._launched = launched_cluster() if within else None
         if self._launched is not None:
@@ -113,7 +116,7 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
-        until = time.monotonic() + duration("wait_s", self._wait_s)
+        until = time.monotonic() + self._wait_s
         while True:
             try:
                 return ClusterSpec({job: self._addresses(job) for job in self._selectors})

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from zmqdist.cluster.resolvers.by_rank import ResolverByRank
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist
+from zmqdist.field_types import checked
 
 LOOPBACK: Final = "127.0.0.1"
 NODELIST: Final = "SLURM_JOB_NODELIST"
@@ -63,6 +64,7 @@ FAMILIES: Final = (
 )
 
 
+@checked
 class RankClusterResolver(ResolverByRank):
     """A resolver whose tasks are the processes that mpirun, mpiexec or torchrun has started. Rank 0 is the chief. The constructor reads the
     environment variables.

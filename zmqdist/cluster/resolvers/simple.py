@@ -7,8 +7,10 @@ from typing import Any
 
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
+from zmqdist.field_types import checked
 
 
+@checked
 class SimpleClusterResolver(ClusterResolver):
     """A resolver whose methods return the arguments of its constructor.
 
@@ -36,8 +38,6 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(f"cluster_spec must be a ClusterSpec, not {cluster_spec!r}")
-        if not isinstance(master, str):
-            raise TypeError(f"master must be a string, not {master!r}")
         self._spec = cluster_spec
         self._master = master
         self._task_type = task_type

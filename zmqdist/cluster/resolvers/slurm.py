@@ -20,12 +20,14 @@ from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers import devices
 from zmqdist.cluster.resolvers.by_rank import ResolverByRank
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
+from zmqdist.field_types import checked
 
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _NODELIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
+@checked
 class SlurmClusterResolver(ResolverByRank):
     """A resolver whose tasks are the processes of a Slurm job step. The constructor reads Slurm's variables, and `cluster_spec` assigns
     GPUs to this process.

@@ -18,8 +18,10 @@ from typing import Any
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV, is_json
 from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
+from zmqdist.field_types import checked
 
 
+@checked
 class TFConfigClusterResolver(ClusterResolver):
     """A resolver of the cluster in TF_CONFIG or else in ZMQDIST_CONFIG. Each method and attribute reads the variable when it is used.
 

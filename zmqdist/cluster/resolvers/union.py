@@ -8,8 +8,10 @@ from typing import Any
 
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
+from zmqdist.field_types import checked
 
 
+@checked
 class UnionResolver(ClusterResolver):
     """A resolver with the jobs of several resolvers. All other values are those of the first resolver, unless an argument overrides them.
 

@@ -27,6 +27,7 @@ from zmqdist.data.structure import (
     stack,
 )
 from zmqdist.errors import DataLossError
+from zmqdist.field_types import converted
 from zmqdist.plain_arrays import joined
 from zmqdist.specs import TensorSpec
 
@@ -138,7 +139,7 @@ def declared_shapes(spec: Any, shapes: Any) -> Any:
 
 
 def _shape(shape: Any) -> Any:
-    sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+    sizes = [shape] if isinstance(shape, (int, np.integer)) else converted("padded_shapes", list, shape)
     counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
     if any(count is not None and count < -1 for count in counts):
         raise ValueError(
@@ -163,9 +164,9 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
         weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
         fits = array.dtype.kind == dtype.kind or (weak and array.dtype.kind == "i" and dtype.kind in "uf")
         if not fits or (not weak and plain_dtype(array.dtype) != plain_dtype(dtype)):
-            raise TypeError(f"padding value {value!r} ({array.dtype}) does not fit elements of {dtype}")
+            raise TypeError(f"padding_values: padding value {value!r} ({array.dtype}) does not fit elements of {dtype}")
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-            raise TypeError(f"padding value {value!r} does not fit elements of {dtype}")
+            raise TypeError(f"padding_values: padding value {value!r} does not fit elements of {dtype}")
         check_end(value)
     return found
 

@@ -38,11 +38,11 @@ from zmqdist.specs import TensorSpec
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 
 
-def checked_compression(compression: Any) -> str:
+def checked_compression(compression: Any, argument: str = "compression") -> str:
     """Return the name of a compression, or "" for None. Raises ValueError for an unknown name."""
     name = compression or ""
     if name not in COMPRESSIONS:
-        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
+        raise ValueError(f"Invalid `{argument}` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
     return str(name)
 
 

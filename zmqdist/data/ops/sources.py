@@ -34,6 +34,7 @@ from zmqdist.data.seeds import RandomNode
 from zmqdist.data.signatures import as_spec
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import converted
 from zmqdist.specs import TensorSpec
 
 _CHUNK = 1024
@@ -128,7 +129,7 @@ class Range(Indexed):
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
             raise invalid(f"start, stop and step of a range must be finite, not {start}, {stop}, {step}")
-        numpy_dtype = np.dtype(dtype)
+        numpy_dtype = converted("output_type", np.dtype, dtype)
         made = cls(start, stop, step, numpy_dtype.str)
         if numpy_dtype.kind in "iu" and made.count():
             bits = 8 * numpy_dtype.itemsize - (numpy_dtype.kind == "i")
@@ -427,10 +428,11 @@ def files_matching(patterns: Any) -> list[str]:
     Raises:
       InvalidArgumentError: no file or folder matches.
     """
-    many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else list(np.ravel(patterns))
-    found = sorted({path for one in many for path in glob.glob(os.fsdecode(one))})
+    many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else np.ravel(patterns)
+    texts = [converted("file_pattern", os.fsdecode, one) for one in many]
+    found = sorted({path for text in texts for path in glob.glob(text)})
     if not found:
-        raise invalid(f"no files match {', '.join(map(os.fsdecode, many))}")
+        raise invalid(f"no files match {', '.join(texts)}")
     return found
 
 

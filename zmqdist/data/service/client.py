@@ -26,7 +26,7 @@ from zmqdist.data.service.source import Distributed
 from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
-from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
+from zmqdist.data.structure import UNKNOWN_SPEC, declared_spec, from_json, invalid, to_json
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, NotFoundError
 from zmqdist.rpc.client import ZmqClient
@@ -99,7 +99,7 @@ def distribute(
     _check_compression(compression)
 
     def apply(dataset: Dataset) -> Dataset:
-        _check_dataset(dataset)
+        check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
             portion_rules(dataset)  # raise an error here if the pipeline cannot be cut into portions
         id = register_dataset(service, dataset, compression)
@@ -142,7 +142,7 @@ def register_dataset(
     _check_compression(compression)
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
-    _check_dataset(dataset)
+    check_dataset(dataset)
     at = service_of(service)
     request = secrets.randbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
@@ -206,7 +206,7 @@ def from_dataset_id(
         ordered,
     )
     at = service_of(service)
-    id = id_of(dataset_id)
+    id, element_spec = id_of(dataset_id), declared_spec("element_spec", element_spec)
     try:
         metadata = json.loads(ask_dispatcher(at, "metadata", id, what=f"asking {at.address} for dataset {id}"))
     except NotFoundError as error:
@@ -278,7 +278,9 @@ def _checked(
         )
     target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
-        raise invalid(f"Unrecognized target workers: {target_workers}. Must be one of {list(TARGET_WORKERS)}")
+        raise invalid(
+            f"Unrecognized target workers: {target_workers}. `target_workers` must be one of {list(TARGET_WORKERS)}"
+        )
     return {
         "mode": int(mode),
         "job_name": job_name,
@@ -301,7 +303,8 @@ def _number(name: str, value: Any) -> Any:
         raise ValueError(f"`{name}` is {value!r}, wants a whole number") from None
 
 
-def _check_dataset(dataset: Any) -> None:
+def check_dataset(dataset: Any) -> None:
+    """Raise TypeError if the argument `dataset` is not a Dataset."""
     if not isinstance(dataset, Dataset):
         raise TypeError(f"a data service runs datasets: wanted a zmqdist.data.Dataset, got {type(dataset).__name__}")
 

@@ -72,9 +72,9 @@ class CrossTrainerCache:
     """
 
     def __init__(self, trainer_id: str) -> None:
-        if not trainer_id:
-            raise ValueError("a cross-trainer cache requires a non-empty trainer ID.")
-        self.trainer_id = str(trainer_id)
+        if not trainer_id or not isinstance(trainer_id, str):
+            raise ValueError(f"trainer_id is {trainer_id!r}: a cross-trainer cache requires a non-empty trainer ID.")
+        self.trainer_id = trainer_id
 
 
 def check_shared(job_name: str | None, repetition: int, num_consumers: int) -> None:

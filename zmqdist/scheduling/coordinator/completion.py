@@ -115,7 +115,9 @@ def _checked(values: Any, caller: str) -> list[Any]:
     values = list(values) if isinstance(values, Iterable) else [values]
     for value in values:
         if not isinstance(value, RemoteValue):
-            raise TypeError(f"{caller} wants RemoteValues, which submit and schedule return, not {value!r:.200}")
+            raise TypeError(
+                f"{caller} wants RemoteValues, which submit and schedule return, not {value!r:.200} in `values`"
+            )
     return list(dict.fromkeys(values))
 
 

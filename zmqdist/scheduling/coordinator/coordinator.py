@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
-from zmqdist.field_types import checks_options
+from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions, worker_name
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
@@ -219,7 +219,7 @@ class ClusterCoordinator:
         if isinstance(args, (str, bytes)) or not (args is None or isinstance(args, Iterable)):
             raise TypeError(f"args is {args!r}, wants a tuple or a list: args=({args!r},)")
         positional = () if args is None else tuple(args)
-        keywords = {} if kwargs is None else dict(kwargs)
+        keywords: dict[str, Any] = {} if kwargs is None else converted("kwargs", dict, kwargs)
         return self._schedule(fn, positional, keywords, keep or lineage, options, plan_options)
 
     def _schedule(
@@ -233,7 +233,7 @@ class ClusterCoordinator:
         name: str | None = None,
     ) -> RemoteValue:
         if not callable(fn):
-            raise TypeError(f"schedule() and submit() take a callable, not {type(fn).__name__}")
+            raise TypeError(f"fn: schedule() and submit() take a callable, not {type(fn).__name__}")
         runtime = self._runtime
         with runtime.schedule_lock:
             if runtime.failures.unseen:
@@ -332,7 +332,7 @@ class ClusterCoordinator:
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         if not callable(fn):
-            raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
+            raise TypeError(f"fn: map() takes a callable, not {type(fn).__name__}")
         self._check_open()
         return FunctionSnapshot.take(self._runtime, fn)
 
@@ -518,6 +518,7 @@ class ClusterCoordinator:
             names = [(name.rpartition(":")) for name in runtime.members or ()]
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
+    @checked
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker to leave.
 
@@ -546,6 +547,7 @@ class ClusterCoordinator:
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
         """
+        check_type("force", force, bool, "True or False")
         _remove_workers(self, "scale", "worker", count, duration("grace_s", grace_s), force)
 
     def create_per_worker_resource(
@@ -579,6 +581,7 @@ class ClusterCoordinator:
         self._check_open()
         return per_worker_resource(self._resources, fn, args, kwargs)
 
+    @checked
     def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
         """Return a dataset that each worker reads for itself. `iter(dataset)` returns PerWorkerValues of iterators for scheduled functions.
 

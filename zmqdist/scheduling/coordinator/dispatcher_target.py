@@ -50,7 +50,7 @@ def _resolve(target: Any) -> Target:
         raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     address = target if isinstance(target, str) else getattr(target, "target", None)
     if not isinstance(address, str):
-        raise ValueError(f"cannot schedule on {target!r}: wanted {ACCEPTED}")
+        raise ValueError(f"cannot schedule on {target!r}: wanted as `target` {ACCEPTED}")
     address = address.removeprefix("zmq://")
     try:
         split(address)

@@ -24,12 +24,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import index
 from typing import Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.callbacks import Callbacks, check_callback
 from zmqdist.clock import deadline, left, seconds
+from zmqdist.field_types import checked, converted
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator import program_end
@@ -65,8 +67,6 @@ class ClusterExecutor(futures.Executor):
     ) -> None:
         if max_workers is not None and max_workers < 1:
             raise ValueError(f"max_workers must be greater than 0, and is {max_workers}")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
         self._initializer, self._initargs = initializer, tuple(initargs)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, _Future[Any]] = {}
@@ -135,7 +135,7 @@ class ClusterExecutor(futures.Executor):
           buffersize: the largest number of submitted items whose results the caller has not taken. `iterables` may then be endless, because
             the number of arguments and results in memory is bounded. None submits all items at once. New in Python 3.14's standard library.
         """
-        if chunksize < 1:
+        if converted("chunksize", index, chunksize) < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):
             raise TypeError("buffersize must be an integer or None")
@@ -164,6 +164,7 @@ class ClusterExecutor(futures.Executor):
         """The number of functions that run at a time, or of workers. Libraries such as dask read this attribute of an Executor."""
         return self._coordinator.width or len(self._coordinator.workers())
 
+    @checked
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
 

@@ -20,6 +20,7 @@ from typing import Any
 from zmqdist import errors, task_context
 from zmqdist.callbacks import Callbacks
 from zmqdist.clock import deadline, left
+from zmqdist.field_types import converted
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.shared import datasets
@@ -304,8 +305,10 @@ def per_worker_resource(
 ) -> PerWorkerValues:
     """Implement `ClusterCoordinator.create_per_worker_resource`."""
     if not callable(fn):
-        raise TypeError(f"create_per_worker_resource() takes a callable, not {type(fn).__name__}")
-    definition = resources.define(trusted.describe(fn), fn, () if args is None else args, kwargs)
+        raise TypeError(f"fn: create_per_worker_resource() takes a callable, not {type(fn).__name__}")
+    positional: tuple[Any, ...] = converted("args", tuple, args or ())
+    keywords: dict[str, Any] = converted("kwargs", dict, kwargs or {})
+    definition = resources.define(trusted.describe(fn), fn, positional, keywords)
     values: PerWorkerValues = PerWorkerValues._of(resources.create(RESOURCE, definition))
     return values
 
@@ -317,8 +320,8 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
         return PerWorkerDataset(resources, resources.define(trusted.describe(source), source), shard, None)
     if hasattr(source, "__next__") or isinstance(source, (str, bytes, Mapping)) or not hasattr(source, "__iter__"):
         raise ValueError(
-            f"Unexpected dataset type! {type(source).__name__} is neither a function that returns a dataset, nor a Dataset or another"
-            " iterable that can be read again and again"
+            f"Unexpected dataset type! dataset_fn is a {type(source).__name__}, and neither a function that returns a dataset, nor"
+            " a Dataset or another iterable that can be read again and again"
         )
     definition = resources.define(f"a {type(source).__name__}", at_worker.read_value, (source,))
     return PerWorkerDataset(resources, definition, shard, lambda: datasets.spec_of(source))

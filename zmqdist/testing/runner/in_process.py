@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zmqdist.field_types import checked
 from zmqdist.testing.runner.ports import ReservedCluster, reserved
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class InProcessCluster(ReservedCluster):
         self.stop()
 
 
+@checked
 def create_in_process_cluster(
     num_workers: int, num_ps: int, has_chief: bool = False, has_eval: bool = False, rpc_layer: str = "zmq"
 ) -> InProcessCluster:

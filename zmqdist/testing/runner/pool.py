@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 
 from zmqdist import clock as time
 from zmqdist.background import in_background
+from zmqdist.clock import duration
 from zmqdist.errors import describe_exit
+from zmqdist.field_types import checked
 from zmqdist.testing.runner.barrier import Task, named
 from zmqdist.testing.runner.errors import (
     MultiProcessRunnerResult,
@@ -29,6 +31,7 @@ TASK_TIMEOUT_S = 120.0
 TERM_GRACE_S = 3.0
 
 
+@checked
 class MultiProcessPoolRunner:
     """Processes for the tasks of a cluster. The first `run` starts the processes, and each later `run` uses them again.
 
@@ -62,12 +65,10 @@ class MultiProcessPoolRunner:
         *,
         task_timeout_s: float = TASK_TIMEOUT_S,
     ) -> None:
-        if initializer is not None and not callable(initializer):
-            raise ValueError(f"initializer must be a function, which each process calls first, not {initializer!r}")
         self._cluster_spec = cluster_spec
         self._initializer = initializer
         self._share_gpu = share_gpu
-        self.task_timeout_s = task_timeout_s
+        self.task_timeout_s = duration("task_timeout_s", task_timeout_s)
         self._lock = threading.RLock()
         self._outcomes: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
         self._processes: dict[Task, TaskProcess] = {}

@@ -14,6 +14,8 @@ import os
 import socket
 import weakref
 
+from zmqdist.field_types import checked
+
 
 class ReservedCluster(dict[str, list[str]]):
     """A dict of jobs to addresses that keeps the ports reserved while it is referenced. It equals a plain dict with the same items, and its
@@ -44,6 +46,7 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
     return cluster
 
 
+@checked
 def create_cluster_spec(
     has_chief: bool = False, num_workers: int = 1, num_ps: int = 0, has_eval: bool = False
 ) -> dict[str, list[str]]:

@@ -109,7 +109,7 @@ class ProcessCrew:
         on_exit: Callable[[TaskProcess], object],
     ) -> None:
         self._given = cluster
-        self._spec = checked(cluster)
+        self._spec = checked_cluster(cluster)
         self._rpc_layer = rpc_layer
         self._share_gpu = share_gpu
         self._on_line = on_line
@@ -238,7 +238,7 @@ class ProcessCrew:
         return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
-def checked(cluster: Any) -> ClusterSpec:
+def checked_cluster(cluster: Any) -> ClusterSpec:
     """Return the cluster as a ClusterSpec. Raises ValueError if it has no task or several chiefs, and TypeError if it is not a cluster."""
     if not isinstance(cluster, Mapping | ClusterSpec | ClusterDef):
         raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec returns it, not {cluster!r}")

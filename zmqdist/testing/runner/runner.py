@@ -24,8 +24,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zmqdist.clock import seconds
+from zmqdist.clock import duration, seconds
 from zmqdist.errors import describe_exit
+from zmqdist.field_types import checked
 from zmqdist.process.pipe import BlockingPipe
 from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
 from zmqdist.testing.runner.errors import (
@@ -33,7 +34,7 @@ from zmqdist.testing.runner.errors import (
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
-from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked
+from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked_cluster
 from zmqdist.testing.runner.task_pipe import TASK_CODEC
 
 log = logging.getLogger("zmqdist.testing")
@@ -44,6 +45,7 @@ CHIEF_GRACE_S = 3.0
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 
 
+@checked
 class MultiProcessRunner:
     """Runs a function in every task of a cluster. The function `run` is a short form for most tests.
 
@@ -96,16 +98,14 @@ class MultiProcessRunner:
         chief_grace_s: float = CHIEF_GRACE_S,
         term_grace_s: float = TERM_GRACE_S,
     ) -> None:
-        if not callable(fn):
-            raise ValueError(f"fn must be a function, which every task runs, not {fn!r}")
         self._fn, self._args, self._kwargs = fn, tuple(args or ()), dict(kwargs or {})
-        self._max_run_time = max_run_time
+        self._max_run_time = seconds(max_run_time)
         self._stream_output = stream_output
         self._return_output = return_output
         self._dependence_on_chief = dependence_on_chief
         self._auto_restart = auto_restart
-        self._chief_grace_s = chief_grace_s
-        self._term_grace_s = term_grace_s
+        self._chief_grace_s = duration("chief_grace_s", chief_grace_s)
+        self._term_grace_s = duration("term_grace_s", term_grace_s)
         self._crew = ProcessCrew(
             cluster_spec,
             rpc_layer=rpc_layer,
@@ -188,15 +188,13 @@ class MultiProcessRunner:
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
         """
         task = (task_type, task_id)
-        if fn is not None and not callable(fn):
-            raise ValueError(f"fn must be a function, which the task runs, not {fn!r}")
         own = fn is None
         work = PoolWork.of(
             self._fn if fn is None else fn,
             self._args if own and args is None else args or (),
             self._kwargs if own and kwargs is None else kwargs or {},
         )
-        cluster = None if cluster_spec is None else checked(cluster_spec)
+        cluster = None if cluster_spec is None else checked_cluster(cluster_spec)
         with self._changed:
             if self._joined:
                 raise ValueError(f"{named(task)} cannot be started: this runner was joined")
@@ -477,6 +475,7 @@ class MultiProcessRunner:
         timer.start()
 
 
+@checked
 def run(
     fn: Callable[..., Any],
     cluster_spec: Any,

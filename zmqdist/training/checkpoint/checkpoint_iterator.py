@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable, Iterator
 
 from zmqdist import clock as time
+from zmqdist.clock import duration, seconds
 from zmqdist.data import storage
 from zmqdist.errors import NotFoundError, OpError
+from zmqdist.field_types import checked
 from zmqdist.limits import CHECKPOINT_POLL_S
 from zmqdist.training.checkpoint.manifest import Manifest
 
@@ -53,6 +55,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
     return sorted(found, key=lambda each: (each[1].serial, number_of(each[0])))
 
 
+@checked
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     """Return the path of the complete checkpoint that was saved last, or None if there is no complete checkpoint.
 
@@ -65,6 +68,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     return found[-1][0] if found else None
 
 
+@checked
 def checkpoints_iterator(
     directory: str | os.PathLike[str],
     min_interval_secs: float = 0,
@@ -91,7 +95,13 @@ def checkpoints_iterator(
       timeout_fn: a function that the iterator calls after each timeout. If the function returns True, the iterator ends. None means that
         the first timeout ends the iterator.
     """
-    directory = storage.absolute(directory)
+    interval_s = duration("min_interval_secs", min_interval_secs)
+    return _new_checkpoints(storage.absolute(directory), interval_s, seconds(timeout), timeout_fn)
+
+
+def _new_checkpoints(
+    directory: str, interval_s: float, timeout: float | None, timeout_fn: Callable[[], bool] | None
+) -> Iterator[str]:
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
@@ -103,7 +113,7 @@ def checkpoints_iterator(
         if latest is not None and latest != last:
             last, yielded_at = latest, now
             yield latest[0]
-            time.sleep(max(0.0, yielded_at + min_interval_secs - time.monotonic()))
+            time.sleep(max(0.0, yielded_at + interval_s - time.monotonic()))
             waiting_since = time.monotonic()
         elif finished:
             return

@@ -21,7 +21,9 @@ import threading
 from types import TracebackType
 from typing import Any, SupportsIndex
 
+from zmqdist.clock import number
 from zmqdist.data import storage
+from zmqdist.field_types import checked
 from zmqdist.training.checkpoint.checkpoint_iterator import FINISHED, checkpoints, number_of, path_of
 from zmqdist.training.checkpoint.manifest import MANIFEST
 from zmqdist.training.checkpoint.objects import Checkpoint
@@ -32,6 +34,7 @@ log = logging.getLogger("zmqdist.checkpoint")
 _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.ASCII)
 
 
+@checked
 class CheckpointManager:
     """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A with-statement closes the manager.
 
@@ -66,7 +69,7 @@ class CheckpointManager:
           ValueError: a number is not positive.
         """
         for name, value in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
-            if value is not None and not value > 0:
+            if value is not None and not number(value) > 0:
                 raise ValueError(f"{name} is {value!r}, wants a positive number or None")
         self._checkpoint = checkpoint
         self._directory = storage.absolute(directory)

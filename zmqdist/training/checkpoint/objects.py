@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from zmqdist.field_types import checked
 from zmqdist.training.checkpoint.reader import CheckpointReader
 from zmqdist.training.checkpoint.save_restore import fill, save
 from zmqdist.training.checkpoint.structure import Container, containers, leaves
@@ -28,6 +29,7 @@ class _Source:
     used: set[str]
 
 
+@checked
 class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 

@@ -28,6 +28,7 @@ from types import TracebackType
 
 from zmqdist import clock as time
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
+from zmqdist.field_types import checked
 from zmqdist.limits import PS_VERSION_INCARNATION_SHIFT, RECOVERY_POLL_S
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.manager import CheckpointManager
@@ -113,6 +114,7 @@ class RecoverySnapshot:
     versions: dict[str, int]
 
 
+@checked
 class Recovery:
     """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes the Recovery.
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.data import storage
+from zmqdist.field_types import checked, converted
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.training.checkpoint.manifest import Plain
 from zmqdist.training.checkpoint.parts import Part
@@ -29,6 +30,7 @@ from zmqdist.training.checkpoint.structure import Leaf, leaves
 from zmqdist.training.checkpoint.writer import ToWrite, write
 
 
+@checked
 def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
     """Write a checkpoint, or replace the one at `path`. Blocks until the checkpoint is on disk.
 
@@ -57,7 +59,7 @@ def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | 
 
 def whole(step: SupportsIndex) -> int:
     """Return a step as an int. Raises TypeError or ValueError if the step is not an integer of 0 or more."""
-    number = index(step)
+    number = converted("step", index, step)
     if number < 0:
         raise ValueError(f"step is {number}, wants 0 or more")
     return number
@@ -81,6 +83,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
     return path
 
 
+@checked
 def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
     """Restore a checkpoint that `save` wrote. Variables and their slots are assigned, arrays are changed in place, and numbers and strings
     are replaced in their dict, list or Checkpoint. Blocks until all are restored.
@@ -106,8 +109,8 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
       PSUnavailableError: a variable could not be assigned. Other variables may have been assigned before. All other errors are raised
         before anything has changed, unless a file was changed or deleted during the restore.
     """
-    reader = CheckpointReader(path)
     found = leaves(variables)
+    reader = CheckpointReader(path)
     saved_names = set(reader.manifest.names)
     missing, extra = sorted(found.keys() - saved_names), sorted(saved_names - found.keys())
     if strict and (missing or extra):
@@ -123,6 +126,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
     fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
 
+@checked
 def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the contents of a checkpoint by name: arrays, numbers and strings. Needs no cluster.
 

@@ -101,7 +101,9 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
     elif is_handle(value):
         yield Leaf(name or value.name, value, put)
     elif not name:
-        raise TypeError(f"only a variable, a dict, a list or a Checkpoint can be saved, not {type(value).__name__}")
+        raise TypeError(
+            f"only a variable, a dict, a list or a Checkpoint can be saved, not {type(value).__name__}, as `variables`"
+        )
     elif value is None or isinstance(value, bool | int | float | str):
         yield Leaf(name, value, put)
     elif isinstance(value, np.ndarray | np.generic):

@@ -11,13 +11,15 @@ from zmqdist.data import storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.snapshots import checked_compression
-from zmqdist.data.service.client import REGISTER_S, ask_dispatcher
+from zmqdist.data.service.client import REGISTER_S, ask_dispatcher, check_dataset
 from zmqdist.data.service.service_address import Service, service_of
 from zmqdist.errors import from_code
+from zmqdist.field_types import checked
 
 
+@checked
 def distributed_save(
-    dataset: Dataset, path: str, data_service_address: str, compression: str | None = "AUTO"
+    dataset: Dataset, path: str, data_service_address: Any, compression: str | None = "AUTO"
 ) -> SnapshotHandle:
     """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks until the dispatcher has begun the
     snapshot.
@@ -55,6 +57,7 @@ def distributed_save(
     if not data_service_address:
         raise ValueError("`data_service_address` must not be empty")
     checked_compression(compression)
+    check_dataset(dataset)
     path, service = storage.absolute(str(path)), service_of(data_service_address)
     description, spec = dataset.serialize(), spec_to_json(dataset.element_spec)
     _ask(path, service, "save", uuid.uuid4().hex, path, description, spec, compression)
