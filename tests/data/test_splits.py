@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.data import INFINITE_CARDINALITY, Dataset, TextLineDataset
+from zmqdist.data import INFINITE_CARDINALITY, Dataset
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.interfaces import OPERATORS, make, operator
 from zmqdist.data.iterators import OperatorNode
 from zmqdist.data.ops.base import Op
-from zmqdist.data.splits import SplitProvider, open_split, split_cardinalities, split_providers
+from zmqdist.data.splits import SplitProvider, open_split, split_providers
 from zmqdist.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 
 
@@ -124,47 +124,17 @@ def test_only_who_deals_knows_the_place() -> None:
         iterator.state_dict()
 
 
-ENDLESS = INFINITE_CARDINALITY
-THREE = [Dataset.range(5)] * 3
-
-
-@pytest.mark.parametrize(
-    ("dataset", "wanted"),
-    [
-        (Dataset.range(9), [9]),
-        (Dataset.range(9).repeat(9), [81]),
-        (Dataset.range(9).repeat(0), [0]),
-        (Dataset.range(9).repeat(-1), [ENDLESS]),
-        (Dataset.range(0).repeat(-1), [0]),
-        (Dataset.range(9).map(abs).repeat(3).batch(2).repeat(2), [54]),
-        (Dataset.range(9).enumerate(), [9, ENDLESS]),
-        (Dataset.range(9).enumerate().repeat(2), [18, ENDLESS]),
-        (Dataset.choose_from_datasets(THREE, Dataset.range(3).repeat()), [5, 5, 5, ENDLESS]),
-        (Dataset.choose_from_datasets(THREE, Dataset.range(3)), [5, 5, 5, 3]),
-        (Dataset.sample_from_datasets(THREE), [5, 5, 5, ENDLESS]),
-        (Dataset.zip(Dataset.range(2).enumerate(), Dataset.range(3)), [2, ENDLESS, 3]),
-        (Dataset.from_tensors(1).concatenate(Dataset.from_tensors(2)), [1, 1]),
-        (Dataset.random(), [ENDLESS]),
-        (TextLineDataset(["a", "b", "c"]), [3]),
-    ],
-    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
-)
-def test_metadata_count_what_is_whole_everywhere_too(dataset: Dataset, wanted: list[int]) -> None:
-    assert split_cardinalities(dataset) == wanted
-
-
 def test_saved_elements_are_dealt_out_by_files(tmp_path: Path) -> None:
     Dataset.range(30).save(str(tmp_path), shard_func=lambda x: x % 4)
     loaded = Dataset.load(str(tmp_path))
-    assert counts(loaded) == split_cardinalities(loaded) == [4]
+    assert counts(loaded) == [4]
     by_hand = Dataset.load(str(tmp_path), reader_func=lambda files: files.flat_map(lambda file: file))
     assert counts(by_hand) == [4]
 
 
 def test_a_snapshot_cannot_be_dealt_out(tmp_path: Path) -> None:
-    for count in (split_providers, split_cardinalities):
-        with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot datasets"):
-            count(Dataset.range(3).snapshot(str(tmp_path)).map(abs))
+    with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot datasets"):
+        split_providers(Dataset.range(3).snapshot(str(tmp_path)).map(abs))
 
 
 def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
@@ -176,9 +146,8 @@ def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
             def split_count(self) -> int:
                 raise UnimplementedError(None, None, "Cannot create split providers for dataset of type Elsewhere")
 
-        for count in (split_providers, split_cardinalities):
-            with pytest.raises(UnimplementedError, match="Cannot create split providers for dataset of type Elsewhere"):
-                count(Dataset.zip(Dataset.range(3), make(Elsewhere())))
+        with pytest.raises(UnimplementedError, match="Cannot create split providers for dataset of type Elsewhere"):
+            split_providers(Dataset.zip(Dataset.range(3), make(Elsewhere())))
     finally:
         OPERATORS.pop("elsewhere")
 

@@ -100,25 +100,6 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
     return found
 
 
-def split_cardinalities(dataset: Tree) -> list[int]:
-    """Return the number of splits of each source, including the sources that every worker reads whole.
-
-    The sources that every worker reads whole are the selector of choose and sample, and the counter of enumerate. Each of them is listed
-    after the other sources of its operator.
-
-    Raises:
-      UnimplementedError: as for `split_providers`.
-    """
-    if not dataset.inputs:
-        return [dataset.op.split_count()]
-    split_inputs = dataset.op.split_inputs(len(dataset.inputs))
-    found = [count for number in split_inputs for count in split_cardinalities(dataset.inputs[number])]
-    found += [each.cardinality() for number, each in enumerate(dataset.inputs) if number not in split_inputs]
-    if dataset.op.name == "enumerate":
-        found.append(INFINITE_CARDINALITY)
-    return [SplitProvider(count, dataset.op.repetitions).cardinality() for count in found]
-
-
 def open_split(
     dataset: Tree,
     next_position: Callable[[int, int], int | None],

@@ -8,9 +8,7 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import linecache
-import os
 import sys
 from collections.abc import Iterator
 from types import CodeType
@@ -70,18 +68,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def _file_of(code: CodeType) -> list[str]:
-    """Return all lines of the file, the cell or the text that a code object was compiled from; [] if they are not known."""
+    """Return all lines of the file, the cell or the input line that a code object was compiled from; [] if they are not known."""
     if lines := linecache.getlines(code.co_filename):
         return lines
-    if lines := getattr(linecache, "_getlines_from_code", lambda _: [])(code):  # what was typed, from Python 3.13 on
-        return list(lines)
-    texts = sys.orig_argv[1:] if code.co_filename == "<string>" and sys.argv[:1] == ["-c"] else []
-    if code.co_filename == "<stdin>":
-        with contextlib.suppress(OSError, ValueError):  # a pipe cannot be read again
-            texts = [os.pread(0, os.fstat(0).st_size, 0).decode()]
-    for text in texts:
-        with contextlib.suppress(SyntaxError, ValueError):
-            # Other code may have the same file name, such as that of `exec`.
-            if code in nested_code(compile(text, code.co_filename, "exec", dont_inherit=True)):
-                return text.splitlines(keepends=True)
-    return []
+    return list(getattr(linecache, "_getlines_from_code", lambda _: ())(code))  # what was typed, from Python 3.13 on

@@ -467,13 +467,7 @@ def pack_function_parts(fn: Callable[..., Any]) -> Packed:
 
     Raises the errors of `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
     """
-    parts: list[Any] = []
-    try:
-        return _joined(_dumps(fn, parts), parts)
-    except MemoryError as error:
-        _raise_no_memory(describe(fn), error)
-    except Exception as error:
-        _raise_not_picklable(((describe(fn), fn),), error)
+    return _pack(fn, ((describe(fn), fn),))
 
 
 class _Unset:
@@ -637,19 +631,18 @@ _RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
 """Exceptions to expect from methods of a user's exception. KeyboardInterrupt is left out, because it may be the user's Ctrl-C."""
 
 
-class _Bare:
-    """An exception in a form that is rebuilt without calling its constructor, because `args` often differ
-    from the constructor's arguments.
-    """
+class _Reduced:
+    """A value that is unpickled as `make(*args)`."""
 
-    def __init__(self, error: BaseException, args: tuple[Any, ...], state: dict[str, Any]) -> None:
-        self.error, self.args, self.state = error, args, state
+    def __init__(self, make: Callable[..., Any], *args: Any) -> None:
+        self.reduced = make, args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_bare, (type(self.error), self.args, self.state)
+        return self.reduced
 
 
 def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Rebuild an exception without calling its constructor, because `args` often differ from the constructor's arguments."""
     base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = base.__new__(cls, *args)
     with contextlib.suppress(Exception):
@@ -660,16 +653,6 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
     return error
 
 
-class _Pickled:
-    """A value that is pickled already."""
-
-    def __init__(self, blob: bytes) -> None:
-        self.blob = blob
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _loads, (self.blob, ())
-
-
 def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[Any]:
     """Yield the forms in which to pickle an exception. Each loses more than the one before it: the rule of the class, parts that are large
     or cannot be pickled, and in the end everything but the class and the text.
@@ -678,19 +661,22 @@ def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[
     def portable(part: Any) -> Any:
         return _portable(part, bound, (*path, id(error)))
 
+    def bare(args: tuple[Any, ...], state: dict[str, Any] | None = None) -> _Reduced:
+        return _Reduced(_rebuild_bare, type(error), args, state or {})
+
     state = dict(attributes_of(error))
     yield error
-    yield _Bare(error, error.args, state)
+    yield bare(error.args, state)
     args = tuple(map(portable, error.args)) if len(error.args) <= ERRORS_MAX else (text_of(error, bound),)
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
         first, end = max(0, error.start - 16), min(error.end, error.start + 64)
         place = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
         args = (error.encoding, error.object[first : end + 16], error.start - first, end - first, place)
-    yield _Bare(error, args, {name: portable(item) for name, item in state.items()})
-    yield _Bare(error, (text_of(error, bound),), {})
+    yield bare(args, {name: portable(item) for name, item in state.items()})
+    yield bare((text_of(error, bound),))
     if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821
         left_out = UnknownError(f"{len(error.exceptions)} errors were left out")
-        yield _Bare(error, (_cut(error.message, bound), [left_out]), {})
+        yield bare((_cut(error.message, bound), [left_out]))
 
 
 def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
@@ -703,7 +689,7 @@ def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
     """
     if isinstance(part, BaseException):
         blob = b"" if id(part) in path or len(path) > DEPTH_MAX else _pickled_error(part, bound, path)
-        return _Pickled(blob or pickle.dumps(UnknownError(f"{type_name(part)}: {text_of(part, bound)}"), 5))
+        return _Reduced(_loads, blob, ()) if blob else UnknownError(f"{type_name(part)}: {text_of(part, bound)}")
     if isinstance(part, (list, tuple)) and part and isinstance(part[0], BaseException):
         kept = part[:ERRORS_MAX]
         left_out = len(part) - len(kept)
@@ -716,7 +702,7 @@ def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
         blob = _dumps(part, None)
         if len(blob) <= min(bound // 4, ERROR_BYTES_MAX // ERRORS_MAX):
             pickle.loads(blob)
-            return _Pickled(blob)
+            return _Reduced(_loads, blob, ())
         problem = f"of {len(blob)} bytes"
     except _RAISED_BY_METHODS:
         problem = "that cannot be pickled"
