@@ -44,8 +44,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def one_spelling(host: str) -> str:
-    """Return the host as all other code compares it: an address in its shortest form without brackets, an IPv4 address if the host is an
-    IPv6 address that contains one (`::ffff:127.0.0.1`), and "localhost" in lower case without a dot at its end.
+    """Return the host as all other code compares it: an address in its shortest form without brackets and without the name of an interface
+    that it does not need (`::1%lo`), an IPv4 address if the host is an IPv6 address that contains one (`::ffff:127.0.0.1`), and "localhost"
+    in lower case without a dot at its end.
 
     Raises:
       ValueError: the host looks like an IP address and is not one, such as `127.1`, which some systems read as 127.0.0.1.
@@ -61,6 +62,8 @@ def one_spelling(host: str) -> str:
         if _NUMBERS.fullmatch(host):
             raise ValueError(f"{host!r} is not an IP address: write four decimal numbers, like 127.0.0.1") from None
         return host
+    if not number.is_link_local:  # only those of a link need the name of an interface
+        number = type(number)(int(number))  # type: ignore[arg-type,unused-ignore]
     return str(getattr(number, "ipv4_mapped", None) or number)
 
 

@@ -701,7 +701,16 @@ def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplo
 
 
 @pytest.mark.parametrize(
-    "address", ["[::1]:0", "localhost:0", "LOCALHOST:0", "localhost.:0", "[0:0:0:0:0:0:0:1]:0", "[::ffff:127.0.0.1]:0"]
+    "address",
+    [
+        "[::1]:0",
+        "localhost:0",
+        "LOCALHOST:0",
+        "localhost.:0",
+        "[0:0:0:0:0:0:0:1]:0",
+        "[::ffff:127.0.0.1]:0",
+        "[::1%lo]:0",
+    ],
 )
 def test_other_ways_to_name_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
     if "[" in address and not Path("/proc/net/if_inet6").exists():

@@ -379,7 +379,7 @@ def stack_alike(arrays: Sequence[Any]) -> Any:
     try:
         batch = np.empty((len(arrays), *first.shape), first.dtype)
     except ValueError as error:
-        raise invalid(f"cannot batch arrays of {first.ndim} dimensions: {error}") from None
+        raise invalid(f"cannot batch arrays of {first.ndim} dimensions, nor save or cache them: {error}") from None
     rows = arrays if first.shape else [array.reshape(1) for array in arrays]
     # Join in one call in C, because np.stack takes a Python step for each array. Join into memory of the same dtype, because NumPy would
     # convert it to the byte order of this host, and drop the gaps between fields.
