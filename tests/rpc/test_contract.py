@@ -496,7 +496,7 @@ def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind
         assert now + 0.05 <= given <= time.monotonic() + 0.05
 
 
-@pytest.mark.parametrize("time", [None, "5", b"5", [5], np.arange(3), math.nan, True])
+@pytest.mark.parametrize("time", [None, "5", b"5", [5], np.arange(3), math.nan, True, np.bool_(True)])
 def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, connect: Connect, time: Any) -> None:
     client = connect(serve(m=lambda: 1).address)
     for ask in (client.m, client.m_blocking, partial(client.call, "m"), partial(client.stream, "m")):

@@ -1,9 +1,12 @@
-"""Every wait of a task takes the same time-outs, and refuses the same ones."""
+"""Every wait of a task, and of a session with it, takes the same time-outs, and refuses the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from itertools import count
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ import pytest
 
 from tests.tasks.tasks import cluster
 from tests.time_outs import LONG, OVER, REFUSED, check_long, check_over, check_refused
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.tasks.server import Server
+from zmqdist.tasks.session import Session
 
 Made = Callable[..., Server]
 Servers = list[Server]
@@ -80,3 +85,24 @@ def test_a_server_is_joined_alike(made: Made) -> None:
         check_over(server.join, timeout)
     for timeout in LONG:
         check_long(server.join, timeout, server.stop)
+
+
+SESSION: dict[str, Callable[[Session, Any], Any]] = {
+    "run": lambda session, timeout_in_ms: session.run(int, timeout_in_ms=timeout_in_ms),
+    "assign": lambda session, timeout_in_ms: session.assign("v", 1, timeout_in_ms=timeout_in_ms),
+    "variables": lambda session, timeout_in_ms: session.variables(timeout_in_ms=timeout_in_ms),
+    "list_tasks": lambda session, timeout_in_ms: session.list_tasks(timeout_in_ms),
+}
+
+
+@pytest.mark.parametrize("operation", SESSION)
+def test_the_milliseconds_of_a_session_are_numbers_of_the_same_kinds(made: Made, operation: str) -> None:
+    (server,) = cluster(made, 1)
+    with Session(server) as session:
+        for timeout in [*REFUSED, None]:
+            with pytest.raises(
+                InvalidArgumentError, match="timeout_in_ms: a time-out is a number of milliseconds, 0 for none"
+            ):
+                SESSION[operation](session, timeout)
+        for timeout in [0, -1, -inf, *LONG[1:], np.float32(60_000), Fraction(10**6, 3), Decimal("60000.5")]:
+            SESSION[operation](session, timeout)

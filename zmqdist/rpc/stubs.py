@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
+import numpy as np
+
 from zmqdist.clock import monotonic
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
@@ -33,7 +35,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
       TypeError, ValueError: `timeout_in_ms` is not a number.
     """
     try:
-        if type(timeout_in_ms) is bool:
+        if type(timeout_in_ms) in (bool, np.bool_):
             raise TypeError
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms

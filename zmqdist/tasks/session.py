@@ -503,6 +503,6 @@ def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
 def _limit_s(timeout_in_ms: Any) -> float:
     known = number(timeout_in_ms)
     if isnan(known):
-        text = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
+        text = f"timeout_in_ms: a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
         raise InvalidArgumentError(text)
     return known / 1000 if 0 < known < _LONG_MS else inf

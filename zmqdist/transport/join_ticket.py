@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from zmqdist.clock import seconds
 from zmqdist.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
@@ -154,6 +155,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
       FailedPreconditionError: the folder above `folder` is missing, or `folder` is a file: the ticket was not used. Or the keys cannot be
         written: the ticket was used.
     """
+    limit_s = seconds(timeout_s)
     _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
     address = dispatcher or ticket.dispatcher
@@ -176,7 +178,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
         )
         attempt.dealer.connect()
         loop.start()
-        if not attempt.ended.wait(timeout_s):
+        if not attempt.ended.wait(limit_s):
             trouble = attempt.dealer.trouble or "it does not answer"
             raise DeadlineExceededError(f"{where} within {timeout_s:g} s: {trouble}{advice}")
     finally:
