@@ -52,7 +52,7 @@ def train(strategy, folder):
     manager = zd.checkpoint.CheckpointManager(run, folder)
     manager.restore_or_initialize() or manager.save(0)  # there is always one to go on from
     service = zd.data.service.distribute("distributed_epoch", coordinator, ordered=True)
-    source = iter(batches(*training, first=run.epoch).apply(service))
+    source = iter(batches(training[0], training[1], run.epoch).apply(service))
     with zd.checkpoint.Recovery(strategy, manager):
         while run.epoch < EPOCHS:
             some = itertools.islice(source, STEPS)

@@ -20,6 +20,7 @@ LENIENT = (
     "--allow-incomplete-defs",
     "--allow-untyped-calls",
     "--disable-error-code=name-defined",
+    "--disable-error-code=var-annotated",
 )
 
 
