@@ -78,7 +78,7 @@ USAGE: list[tuple[str, str]] = [
     ("top 127.0.0.1:1 --interval -1", "zmqdist top: Invalid value for '--interval'"),
     ("dispatcher --port 99999", "zmqdist dispatcher: Invalid value for '--port'"),
     ("dispatcher --port five", "zmqdist dispatcher: Invalid value for '--port'"),
-    ("dispatcher --lease inf", "zmqdist dispatcher: Invalid value for '--lease'"),
+    ("dispatcher --lease nan", "zmqdist dispatcher: Invalid value for '--lease'"),
     ("dispatcher --attempts 0", "zmqdist dispatcher: Invalid value for '--attempts'"),
     ("dispatcher --host 0.0.0.0", "other hosts can reach 0.0.0.0, and no CURVE keys are given"),
     ("dispatcher --token-file nowhere", "cannot read the token file nowhere"),
