@@ -118,7 +118,7 @@ def exit_code(error: Exception) -> ExitCode:
 @click.option("-v", "--verbose", count=True, help="Print logs on stderr; -vv prints more.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
-    """Distributed Python and NumPy over ZeroMQ: a dispatcher, workers, and functions that run on them.
+    """Run Python functions, services, parameter servers and input pipelines on many processes or hosts.
 
     \b
     TARGET is the host:port of a dispatcher, or the cluster file that
