@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from zmqdist import limits
-from zmqdist.clock import FOREVER_S
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
@@ -27,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A type of option: a number of seconds above 0, at most FOREVER_S. With `zero=True` 0 is allowed, too."""
+    """A type of option: a finite number of seconds above 0. With `zero=True` 0 is allowed, too."""
 
     name = "seconds"
 
@@ -39,10 +38,10 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
             seconds = float(value)
         except ValueError:
             seconds = math.nan
-        if not (seconds > 0 or (seconds == 0 and self._zero)):
+        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self._zero):
             wanted = "0 or more" if self._zero else "more than 0"
             self.fail(f"{value!r} is not a number of seconds: wanted {wanted}", param, ctx)
-        return min(seconds, FOREVER_S)
+        return seconds
 
 
 def grace_option(help: str) -> Callable[[F], F]:
