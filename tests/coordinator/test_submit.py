@@ -51,12 +51,47 @@ def test_a_thousand_at_once_come_in_their_order(in_threads: ClusterCoordinator) 
     assert in_threads.gather(values, timeout=60) == [divmod(number, 7) for number in range(1000)]
 
 
-def test_submit_in_a_round_that_failed_raises_its_error(in_threads: ClusterCoordinator) -> None:
+def test_submit_raises_no_error_of_another_function(in_threads: ClusterCoordinator) -> None:
     broken = in_threads.submit(int, "x")
     until(broken.done)
-    with pytest.raises(ValueError, match="invalid literal"):
-        in_threads.submit(int)
     assert in_threads.submit(int).result(20) == 0
+    assert in_threads.gather(in_threads.map(abs, [-1, 2]), timeout=20) == [1, 2]
+    assert in_threads.run(int) == dict.fromkeys(in_threads.workers(), 0)
+    with pytest.raises(ValueError, match="invalid literal"):
+        in_threads.schedule(int)
+    assert in_threads.schedule(int).result(20) == 0  # it was raised once
+
+
+def test_an_error_in_the_middle_of_a_map_ends_nothing(in_threads: ClusterCoordinator) -> None:
+    values = in_threads.map(int, ["1", "x", "3", "y", *map(str, range(4, 100))])
+    done, not_done = in_threads.wait(values, timeout=60)
+    assert (len(done), not_done) == (100, [])
+    assert [number for number, value in enumerate(values) if value.exception()] == [1, 3]
+    assert values[99].result() == 99
+
+
+def test_join_raises_the_error_that_nobody_looked_at(in_threads: ClusterCoordinator) -> None:
+    values = in_threads.map(int, ["1", "x"])
+    with pytest.raises(ValueError, match="invalid literal"):
+        in_threads.join(60)
+    assert values[0].result() == 1
+    in_threads.join(60)
+
+
+def test_submit_waits_for_room_beside_an_error(threads: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(threads, queue_max=2) as coordinator:
+        broken = coordinator.submit(int, "x")
+        until(broken.done)
+        values: list[RemoteValue] = []
+        submitting = threading.Thread(
+            target=lambda: values.extend(coordinator.submit(waits, tmp_path) for _ in range(8))
+        )
+        submitting.start()
+        until(lambda: coordinator.snapshot().waiting_for_room)
+        go(tmp_path)
+        submitting.join(60)
+        assert len(values) == 8
+        coordinator.gather(values, timeout=60)
 
 
 @pytest.mark.parametrize("call", ["submit", "map"])

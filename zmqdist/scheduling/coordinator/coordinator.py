@@ -139,6 +139,9 @@ class ClusterCoordinator:
 
         >>> coordinator.submit(sorted, [2, 3, 1], reverse=True).result()
         [3, 2, 1]
+
+        Unlike `schedule` it raises no error of an earlier function: `result` and `exception` of that
+        function's RemoteValue have it, and `join` raises it if the program has looked at neither.
         """
         return self._schedule(fn, args, kwargs, False, PLAIN, NO_OPTIONS)
 
@@ -220,7 +223,7 @@ class ClusterCoordinator:
             raise TypeError(f"args is {args!r}, wants a tuple or a list: args=({args!r},)")
         positional = () if args is None else tuple(args)
         keywords: dict[str, Any] = {} if kwargs is None else converted("kwargs", dict, kwargs)
-        return self._schedule(fn, positional, keywords, keep or lineage, options, plan_options)
+        return self._schedule(fn, positional, keywords, keep or lineage, options, plan_options, None, True)
 
     def _schedule(
         self,
@@ -231,12 +234,14 @@ class ClusterCoordinator:
         options: WorkOptions,
         plan_options: PlanOptions,
         name: str | None = None,
+        raise_earlier: bool = False,
     ) -> RemoteValue:
+        """Schedule a function. `raise_earlier`: raise the unseen error of an earlier function, and schedule nothing."""
         if not callable(fn):
             raise TypeError(f"fn: schedule() and submit() take a callable, not {type(fn).__name__}")
         runtime = self._runtime
         with runtime.schedule_lock:
-            if runtime.failures.unseen:
+            if raise_earlier and runtime.failures.unseen:
                 self._end_round()
             runtime.packing_thread = get_ident()
             if options is not PLAIN and options.detached:
@@ -274,7 +279,7 @@ class ClusterCoordinator:
                 with runtime.lock:
                     # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the fork and `schedule` needs no getpid.
                     if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
-                        self._wait_for_room(len(payload), bulks, options)
+                        self._wait_for_room(len(payload), bulks, options, raise_earlier)
                     work = next(self._works)
                     number, name_of_fn = runtime.functions.number(fn, function, held)
                     if name is None:
@@ -672,8 +677,8 @@ class ClusterCoordinator:
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def _wait_for_room(self, nbytes: int, bulks: list[int], options: WorkOptions) -> None:
-        """Wait until the queue has room for these arguments, or raise the round's error if a function fails. The caller holds `lock`."""
+    def _wait_for_room(self, nbytes: int, bulks: list[int], options: WorkOptions, raise_earlier: bool) -> None:
+        """Wait for room in the queue, or, with `raise_earlier`, until a function fails: raise its error. The caller holds `lock`."""
         runtime = self._runtime
         self._check_open()
         while not options.detached and not runtime.has_room(nbytes, bulks):
@@ -682,13 +687,17 @@ class ClusterCoordinator:
             runtime.waiting_for_room += 1
             try:
                 self._wait_until(
-                    lambda: runtime.closed or bool(runtime.failures.unseen) or runtime.has_room(nbytes, bulks)
+                    lambda: (
+                        runtime.closed
+                        or (raise_earlier and bool(runtime.failures.unseen))
+                        or runtime.has_room(nbytes, bulks)
+                    )
                 )
             finally:
                 runtime.waiting_for_room -= 1
             self._check_open()
             # Check this even if the queue has room by now, because the program must see the error before it schedules more work.
-            if runtime.failures.unseen:
+            if raise_earlier and runtime.failures.unseen:
                 runtime.lock.release()
                 try:
                     self._end_round()
