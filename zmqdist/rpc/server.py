@@ -99,7 +99,7 @@ class RpcServer:
 @checks_options("serve()")
 def serve(
     address: str = "127.0.0.1:0",
-    methods: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = (),
+    methods: Mapping[str, Any] | Iterable[Any] = (),
     *,
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
