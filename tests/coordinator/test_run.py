@@ -132,3 +132,10 @@ def test_it_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_p
         assert len(found) == 1
         with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
             coordinator.run(abs, -1)
+
+
+def test_workers_that_have_just_registered_are_called_as_well() -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+        for count in (2, 3, 4):
+            cluster.scale(count)
+            assert len(coordinator.run(int)) == count

@@ -7,7 +7,7 @@ call is not repeated on another worker: if its worker is lost, the call has fail
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from zmqdist import errors
 from zmqdist.clock import deadline, left
@@ -16,6 +16,26 @@ from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 T = TypeVar("T")
+
+NEWS_S: Final = 1.0
+"""Seconds to wait for the dispatcher's news, of a worker that may have left by then."""
+
+
+def hear_of_new_workers(runtime: CoordinatorRuntime) -> None:
+    """Wait until the coordinator has heard of the workers that have registered by now, because a
+    program that has just added some expects calls on these, too.
+    """
+    try:
+        rows = runtime.call_dispatcher("status", timeout_ms=round(NEWS_S * 1000))["workers"]
+    except errors.OpError:  # the calls wait for the dispatcher, or fail, as others do
+        return
+    registered = {row["name"] for row in rows if row["state"] == "alive"}
+    with runtime.lock:
+        runtime.waiting += 1
+        try:
+            runtime.changed.wait_for(lambda: registered <= (runtime.members or {}).keys(), NEWS_S)
+        finally:
+            runtime.waiting -= 1
 
 
 def run_on(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 
 from zmqdist.clock import deadline
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
-from zmqdist.scheduling.coordinator.every_worker import run_on
+from zmqdist.scheduling.coordinator.every_worker import hear_of_new_workers, run_on
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
@@ -145,4 +145,6 @@ class Submitter:
             return self._coordinator._schedule(fn, args, kwargs, False, options, NO_OPTIONS, f"{name} at {worker}")
 
         coordinator = self._coordinator
+        coordinator.workers()  # waits for the dispatcher
+        hear_of_new_workers(coordinator._runtime)
         return run_on(coordinator._runtime, coordinator.workers(), submit, self._plan_options.timeout)
