@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,20 @@ def test_the_time_limit_of_connect_is_none_of_the_calls() -> None:
         assert client.call("double", [1]).get_value() == [2]
 
 
+def test_the_text_of_a_client_says_that_it_is_closed() -> None:
+    with zd.rpc.serve(methods=[double]) as server, zd.rpc.connect(server.address) as client:
+        assert repr(client) == f"<ZmqClient of {server.address}>"
+    assert repr(client) == f"<ZmqClient of {server.address}, closed>"
+
+
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: zd.rpc.serve("nowhere"), errors.InvalidArgumentError, "nowhere"),
     (lambda: zd.rpc.serve(methods=[lambda: 1]), errors.InvalidArgumentError, "'<lambda>' cannot name a method"),
     (lambda: zd.rpc.serve(methods={"": double}), errors.InvalidArgumentError, "name"),
     (lambda: zd.rpc.serve(methods=double), TypeError, "not iterable"),  # type: ignore[arg-type]
+    (lambda: zd.rpc.serve(methods=[double, double]), errors.InvalidArgumentError, "two methods .* double, double"),
+    (lambda: zd.rpc.serve(methods=[partial(double, 1)]), TypeError, "functools.partial.* has no name: give a dict"),
+    (lambda: zd.rpc.serve(methods=[5]), TypeError, "methods has 5, which has no name"),  # type: ignore[list-item]
     (lambda: zd.rpc.serve(methds=[double]), TypeError, r"serve\(\) has no option 'methds': did you mean 'methods'?"),  # type: ignore[call-arg]
     (
         lambda: zd.rpc.connect("h:1", timout=1),

@@ -378,7 +378,7 @@ class ZmqClient(RpcClient):
 
     @safe_repr
     def __repr__(self) -> str:
-        return f"{self.name + ' ' if self.name else ''}of {self.address}"
+        return f"{self.name + ' ' if self.name else ''}of {self.address}{', closed' if self._channel.closed else ''}"
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from zmqdist.background import in_background
 from zmqdist.clock import duration
-from zmqdist.errors import FailedPreconditionError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.field_types import checked, checks_options, converted
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
@@ -124,17 +124,32 @@ def serve(
       keys_dir, token_file, threads_max: as for `Server.create`.
 
     Raises:
-      InvalidArgumentError: `address` is not valid, or a name or function cannot be a method.
+      InvalidArgumentError: `address` is not valid, a name or function cannot be a method, or two
+        functions have the same name.
+      TypeError: `methods` or one of them has a wrong type, or no name.
       UnknownError: the address could not be bound, for instance because the port is in use.
       FailedPreconditionError: the address needs keys that are missing.
     """
+    named: list[tuple[str, Any]] = converted(
+        "methods", list, methods.items() if isinstance(methods, Mapping) else methods
+    )
+    if not isinstance(methods, Mapping):
+        named = [_with_name(function) for function in named]
+    if len({name for name, _ in named}) < len(named):
+        names = ", ".join(str(name) for name, _ in named)
+        raise InvalidArgumentError(f"two methods have the same name: {names}; give methods a dict")
     server = ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
-    functions: list[Any] = converted("methods", list, methods)
-    named = methods if isinstance(methods, Mapping) else {function.__name__: function for function in functions}
-    for name, function in named.items():
+    for name, function in named:
         server.register(name, function)
     server.start()
     return server
+
+
+def _with_name(function: Any) -> tuple[str, Any]:
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise TypeError(f"methods has {function!r:.200}, which has no name: give a dict, as {{'name': function}}")
+    return name, function
 
 
 class ZmqServer(RpcServer):

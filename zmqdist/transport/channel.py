@@ -234,6 +234,10 @@ class Channel:
         return not self._connection.table.is_unsent(call)
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def shares_memory(self) -> bool:
         """Whether the server can open this process's shared memory, as far as this client knows."""
         return self._connection.bulk.shares_memory
