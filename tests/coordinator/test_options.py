@@ -74,9 +74,10 @@ def test_options_out_of_range_are_told_at_once(in_threads: ClusterCoordinator, o
         in_threads.schedule(int, **options)
 
 
-def test_retries_are_a_whole_number(in_threads: ClusterCoordinator) -> None:
-    with pytest.raises(TypeError, match=r"retries is 2\.5, wants a whole number"):
-        in_threads.schedule(int, retries=2.5)  # type: ignore[arg-type]
+@pytest.mark.parametrize("retries", [2.5, True])
+def test_retries_are_a_whole_number(in_threads: ClusterCoordinator, retries: Any) -> None:
+    with pytest.raises(TypeError, match=f"retries is {retries}, wants a whole number"):
+        in_threads.schedule(int, retries=retries)
 
 
 # -- time-outs -----------------------------------------------------------------------------------------------------------

@@ -266,8 +266,14 @@ class local_cluster(Cluster):
         if self._closed.locked():
             raise errors.FailedPreconditionError("this local_cluster has been closed")
 
-    def _kill(self, job: str, index: int) -> None:
+    def _check_own(self) -> None:
         self._check_open()
+        if os.getpid() != self._pid:
+            problem = "this local_cluster was started before a fork: only the process that started it changes it"
+            raise errors.FailedPreconditionError(problem)
+
+    def _kill(self, job: str, index: int) -> None:
+        self._check_own()
         child = self._processes.get(f"{job}:{index}")
         if child is None:
             count = sum(name.startswith(f"{job}:") for name in self._processes)
@@ -285,7 +291,7 @@ class local_cluster(Cluster):
 
         Raises UnavailableError as `restart_worker` does, and FailedPreconditionError after `close`.
         """
-        self._check_open()
+        self._check_own()
         started = self._start_processes(1)
         self._wait_for(started)
         return self._workers - 1
@@ -305,7 +311,7 @@ class local_cluster(Cluster):
           DrainRefusedError: values or work would be lost with the workers that would leave, and `force` is False. Nothing has changed.
           UnavailableError: a new worker ended or was not in time, or a worker has not left within `grace_s` and `timeout`.
         """
-        self._check_open()
+        self._check_own()
         _check_count("count", count)
         check_type("force", force, bool, "True or False")
         grace_s = duration("grace_s", grace_s)

@@ -55,9 +55,11 @@ PLAIN: Final = WorkOptions()
 
 def whole(name: str, value: Any) -> int:
     """Return a whole number of any kind as an int. Raises TypeError with the `name` of the option
-    for anything else.
+    for anything else, also for True and False.
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r:.100}, wants a whole number") from None
