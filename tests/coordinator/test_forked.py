@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from os import _exit
 from pathlib import Path
 
@@ -77,6 +78,34 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         go(tmp_path)
         joining.join()
+
+
+def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        value = coordinator.submit(waits, tmp_path)
+        until(lambda: begun(tmp_path))
+        calls: list[Callable[[], object]] = [
+            lambda: coordinator.wait([value]),
+            lambda: next(coordinator.as_completed([value])),
+            lambda: value.add_done_callback(print),
+            lambda: cluster.scale(2),
+            cluster.add_worker,
+            lambda: cluster.kill_worker(0),
+            lambda: cluster.restart_worker(0),
+        ]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            told = 0
+            for call in calls:
+                try:
+                    call()
+                except errors.FailedPreconditionError:
+                    told += 1
+            _exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+        go(tmp_path)
+        assert value.result(20) == "x"
 
 
 def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alone() -> None:

@@ -169,7 +169,7 @@ def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -
     shared = in_threads.options(name="shared")
     found: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: found.append(in_threads.gather(shared.map(abs, range(-50, 0)), 60)))
+        threading.Thread(target=lambda: found.append(in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -285,7 +285,7 @@ class Tensor:
 
 def test_gather_leaves_tensors_and_fetch_does_not(in_threads: ClusterCoordinator) -> None:
     value = in_threads.submit(Tensor)
-    assert isinstance(in_threads.gather([value], 20)[0], Tensor)
+    assert isinstance(in_threads.gather([value], timeout=20)[0], Tensor)
     assert isinstance(value.result(), Tensor)
     assert in_threads.fetch([value]) == ["array"]
 
@@ -329,7 +329,7 @@ def test_the_error_of_a_function_whose_own_time_is_over_is_told_as_it_is(in_thre
 
 
 def test_map_ends_with_the_shortest_iterable(in_threads: ClusterCoordinator) -> None:
-    assert in_threads.gather(in_threads.map(pow, [2, 3, 4], iter([1, 2])), 20) == [2, 9]
+    assert in_threads.gather(in_threads.map(pow, [2, 3, 4], iter([1, 2])), timeout=20) == [2, 9]
     assert in_threads.map(abs, []) == []
 
 

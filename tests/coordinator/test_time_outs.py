@@ -60,8 +60,8 @@ def pending(threads: zd.local_cluster) -> Iterator[Pending]:
 WAITS: dict[str, Callable[[Pending, Any], Any]] = {
     "get": lambda pending, timeout: pending.value.get(timeout),
     "fetch": lambda pending, timeout: pending.value.fetch(timeout),
-    "gather": lambda pending, timeout: pending.coordinator.gather({"a": [pending.value]}, timeout),
-    "gather of a resource": lambda pending, timeout: pending.coordinator.gather(pending.resource, timeout),
+    "gather": lambda pending, timeout: pending.coordinator.gather({"a": [pending.value]}, timeout=timeout),
+    "gather of a resource": lambda pending, timeout: pending.coordinator.gather(pending.resource, timeout=timeout),
     "exception": lambda pending, timeout: pending.value.exception(timeout),
     "get of a resource": lambda pending, timeout: pending.resource[0].get(timeout),
     "fetch of a resource": lambda pending, timeout: pending.resource[0].fetch(timeout),

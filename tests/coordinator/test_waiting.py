@@ -82,12 +82,12 @@ def test_wait_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp
 @pytest.mark.parametrize(
     ("arguments", "kind", "told"),
     [
-        (([5],), TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
-        ((5,), TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
-        (([], "1"), TypeError, "count is '1', wants a whole number"),
-        (([], 1.0), TypeError, r"count is 1\.0, wants a whole number"),
-        (([], -1), ValueError, "count is -1, wants 0 or more, or None for all values"),
-        (([], None, "soon"), ValueError, "a time-out is a number of seconds, or None, not 'soon'"),
+        ({"values": [5]}, TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
+        ({"values": 5}, TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
+        ({"values": [], "count": "1"}, TypeError, "count is '1', wants a whole number"),
+        ({"values": [], "count": 1.0}, TypeError, r"count is 1\.0, wants a whole number"),
+        ({"values": [], "count": -1}, ValueError, "count is -1, wants 0 or more, or None for all values"),
+        ({"values": [], "timeout": "soon"}, ValueError, "a time-out is a number of seconds, or None, not 'soon'"),
     ],
     ids=str,
 )
@@ -95,7 +95,7 @@ def test_wrong_arguments_of_wait(
     in_threads: ClusterCoordinator, arguments: Any, kind: type[Exception], told: str
 ) -> None:
     with pytest.raises(kind, match=told):
-        in_threads.wait(*arguments)
+        in_threads.wait(**arguments)
 
 
 # -- as_completed ---------------------------------------------------------------------------------
@@ -200,3 +200,32 @@ def test_cancel_all_counts_values_that_the_program_has_dropped(in_threads: Clust
     assert in_threads.cancel_all() == 1
     in_threads.join(20)
     assert (tmp_path / "cancelled-x").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("gather", r"gather\(\) takes 2 positional arguments but 3 were given"),
+        ("wait", r"wait\(\) takes 2 positional arguments but 3 were given"),
+        ("as_completed", "as_completed wants a list of RemoteValues, not one"),
+    ],
+)
+def test_a_second_value_is_no_time_limit(in_threads: ClusterCoordinator, call: str, told: str) -> None:
+    one, other = in_threads.map(abs, [-1, -2])
+    with pytest.raises(TypeError, match=told):
+        getattr(in_threads, call)(one, other)
+
+
+def test_several_threads_take_each_value_once(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    values = [*in_threads.map(abs, range(20)), in_threads.submit(waits, tmp_path)]
+    search = in_threads.as_completed(values, timeout=60)
+    taken: list[Any] = []
+    takers = [threading.Thread(target=lambda: taken.extend(search)) for _ in range(3)]
+    for taker in takers:
+        taker.start()
+    until(lambda: len(search) == 1)
+    go(tmp_path)
+    for taker in takers:
+        taker.join(30)
+    assert len(taken) == len(values)
+    assert set(taken) == set(values)

@@ -31,16 +31,18 @@ class AsCompleted(Iterator[RemoteValue[T]]):
     9
     1
 
-    `len` is the number of values that it has yet to yield. Any thread may add values, but only one
-    may take them. When the `timeout` is over, `next` raises DeadlineExceededError, and the
+    `len` is the number of values that it has yet to yield. Any thread may add and take values. When
+    the `timeout` is over, `next` raises DeadlineExceededError, and the
     functions go on.
     """
 
     def __init__(self, values: Iterable[RemoteValue[T]], timeout: float | None) -> None:
+        values = _checked(values, "as_completed")
         self._timeout, self._until = seconds(timeout), deadline(timeout)
         self._ended: queue.SimpleQueue[RemoteValue[T]] = queue.SimpleQueue()
         self._waiters: dict[RemoteValue[T], _CompletionWaiter] = {}
         self._added = 0
+        self._taking = threading.Lock()  # one thread at a time, so that none waits for the last value of another
         self.add_all(values)
 
     def add(self, value: RemoteValue[T]) -> None:
@@ -73,15 +75,16 @@ class AsCompleted(Iterator[RemoteValue[T]]):
         return len(self._waiters)
 
     def __next__(self) -> RemoteValue[T]:
-        if not self._waiters:
-            raise StopIteration
-        try:
-            value = self._ended.get(timeout=left(self._until))
-        except queue.Empty:
-            problem = f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
-            raise errors.DeadlineExceededError(problem) from None
-        del self._waiters[value]
-        return value
+        with self._taking:
+            if not self._waiters:
+                raise StopIteration
+            try:
+                value = self._ended.get(timeout=left(self._until))
+            except queue.Empty:
+                problem = f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
+                raise errors.DeadlineExceededError(problem) from None
+            del self._waiters[value]
+            return value
 
 
 def wait_for(
@@ -112,6 +115,8 @@ def _checked(values: Any, caller: str) -> list[Any]:
     """Return each RemoteValue once, in order. Raises TypeError if `values` is not an iterable of
     RemoteValues.
     """
+    if isinstance(values, RemoteValue):
+        raise TypeError(f"{caller} wants a list of RemoteValues, not one: {values!r:.200}")
     values = list(values) if isinstance(values, Iterable) else [values]
     for value in values:
         if not isinstance(value, RemoteValue):

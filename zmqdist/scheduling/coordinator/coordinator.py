@@ -414,7 +414,7 @@ class ClusterCoordinator:
         """
         return nest.map_contents(partial(_replaced, RemoteValue.fetch), val)
 
-    def gather(self, values: Any, timeout: float | None = None) -> Any:
+    def gather(self, values: Any, *, timeout: float | None = None) -> Any:
         """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at
         most `timeout` seconds.
 
@@ -458,7 +458,7 @@ class ClusterCoordinator:
         return AsCompleted(values, timeout)
 
     def wait(
-        self, values: Iterable[RemoteValue[T]], count: int | None = None, timeout: float | None = None
+        self, values: Iterable[RemoteValue[T]], *, count: int | None = None, timeout: float | None = None
     ) -> tuple[list[RemoteValue[T]], list[RemoteValue[T]]]:
         """Wait until `count` functions have ended, with a result or an error, or until `timeout`
         seconds are over.

@@ -329,6 +329,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._call_at_end(self._owner.callbacks, fn)
 
     def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
+        if self._kind is None:
+            _check_not_forked(self)
         thread.start()
         with self._owner.lock:
             if self._kind is None:
@@ -387,9 +389,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
             return
-        if is_forked(self):
-            problem = f"{self.name} was scheduled before a fork: only the process that scheduled it gets its result"
-            raise errors.FailedPreconditionError(problem)
+        _check_not_forked(self)
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:
@@ -454,6 +454,8 @@ def release_at_end(value: RemoteValue, waiter: Any) -> None:
     if type(value) is not RemoteValue:  # the value of a resource, which is built again and again
         settle_at_end(value, lambda _: waiter.release())
         return
+    if value._kind is None:
+        _check_not_forked(value)
     with value._owner.lock:
         if value._kind is None:
             value._waiters = [*(value._waiters or ()), waiter]
@@ -493,6 +495,12 @@ def is_forked(value: RemoteValue) -> bool:
     alone gets the result.
     """
     return value._owner.pid != os.getpid()
+
+
+def _check_not_forked(value: RemoteValue) -> None:
+    if is_forked(value):
+        problem = f"{value.name} was scheduled before a fork: only the process that scheduled it gets its result"
+        raise errors.FailedPreconditionError(problem)
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
