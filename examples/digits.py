@@ -7,10 +7,10 @@ The data service delivers each batch once, and any free worker runs `step` for i
 servers may die. With a folder for checkpoints, a later run goes on where one was stopped.
 """
 
-import itertools
 import os
 import sys
 from contextlib import nullcontext
+from itertools import islice
 from tempfile import TemporaryDirectory
 
 import network
@@ -19,6 +19,7 @@ import plots
 
 import zmqdist as zd
 
+zd.coordinator.send_by_value(network)  # workers on other hosts may not have the file
 EPOCHS, STEPS, BATCH, HIDDEN = 30, 15, 96, 64  # the last of the 15 batches is smaller
 HALVES = zd.partitioners.FixedShardsPartitioner(2)  # of each weight, one at each server
 
@@ -55,12 +56,11 @@ def train(strategy, folder):
     source = iter(batches(training[0], training[1], run.epoch).apply(service))
     with zd.checkpoint.Recovery(strategy, manager):
         while run.epoch < EPOCHS:
-            some = itertools.islice(source, STEPS)
+            some = islice(source, STEPS)
             losses = [coordinator.submit(step, strategy, weights, *batch) for batch in some]
             loss = np.mean(coordinator.gather(losses))
-            hit = network.accuracy(strategy.read(weights), *test)
-            run.curve[run.epoch] = loss, hit
-            run.epoch += 1
+            run.curve[run.epoch] = loss, network.accuracy(strategy.read(weights), *test)
+            hit, run.epoch = run.curve[run.epoch, 1], run.epoch + 1
             manager.save(run.epoch)
             print(f"epoch {run.epoch:2}/{EPOCHS}  loss {loss:.4f}  accuracy {hit:.3f}", flush=True)
     return run.curve
