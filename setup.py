@@ -1,11 +1,12 @@
 """Packaging: setup.cfg has all settings that are plain data; this file only finds the packages.
 
-The folder cli/ is installed as the package `zmqdist_cli`, because a package `cli` in site-packages could clash with others. The list of
-packages is computed, because a list written by hand could lack a new package, and an editable install would not show the gap.
+The folder cli/ is installed as the package `zmqdist_cli`, because a package `cli` in site-packages
+could clash with others. The list of packages is computed, because a list written by hand could lack
+a new package, and an editable install would not show the gap.
 
-An editable install gets a folder with a link to each package, which stands in site-packages as a path. Without
-it setuptools installs a hook of the import instead, which type checkers and editors do not run, so that they do
-not find zmqdist.
+An editable install gets a folder with a link to each package, which stands in site-packages as a
+path. Without it setuptools installs a hook of the import instead, which type checkers and editors
+do not run, so that they do not find zmqdist.
 """
 
 import sys

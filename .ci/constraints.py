@@ -1,7 +1,8 @@
-"""Write constraints.txt anew: the newest versions that work together, for each Python that zmqdist supports (make constraints).
+"""Write constraints.txt anew: the newest versions that work together, for each Python that zmqdist
+supports (make constraints).
 
-pip chooses versions for the Python that runs it, so each of these Pythons must be on this host. The program installs only pip itself, in
-temporary environments.
+pip chooses versions for the Python that runs it, so each of these Pythons must be on this host. The
+program installs only pip itself, in temporary environments.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ HEAD: Final = """\
 
 
 def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
-    """Return, for one Python, the names of the packages that zmqdist itself needs, and the versions of all packages for development."""
+    """Return, for one Python, the names of the packages that zmqdist itself needs, and the versions
+    of all packages for development."""
     python = find_python(minor)
     if python is None:
-        sys.exit(f"make constraints needs Python {', '.join(PYTHONS)}, and {minor} is not on this machine")
+        sys.exit(
+            f"make constraints needs Python {', '.join(PYTHONS)}, and {minor} is not on this "
+            f"machine"
+        )
     with tempfile.TemporaryDirectory() as folder:
         own, report = Path(folder, "bin", "python"), Path(folder, "report.json")
         subprocess.run([python.executable, "-m", "venv", folder], check=True)
@@ -39,18 +44,28 @@ def resolve(minor: str) -> tuple[set[str], dict[str, str]]:
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
 
         def versions(wanted: str) -> dict[str, str]:
-            ask = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--report", report, wanted]
+            ask = [
+                "--dry-run",
+                "--ignore-installed",
+                "--only-binary",
+                ":all:",
+                "--report",
+                report,
+                wanted,
+            ]
             subprocess.run([*pip, *ask], cwd=ROOT, check=True)
             found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
-            names = {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in found}
+            names = {
+                re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in found
+            }
             return {name: version for name, version in names.items() if name != "zmqdist"}
 
         return set(versions(".")), versions(".[dev,examples]")
 
 
 def lines(name: str, found: dict[str, str]) -> list[str]:
-    """Return the lines of one package. `found` has its version on each Python that needs it. If these versions differ, each of them has a
-    line with its Pythons."""
+    """Return the lines of one package. `found` has its version on each Python that needs it. If
+    these versions differ, each of them has a line with its Pythons."""
     if len(set(found.values())) == 1:
         return [f"{name}=={found.popitem()[1]}"]
     made = []

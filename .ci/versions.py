@@ -1,12 +1,14 @@
-"""Run the pure tests on other Pythons, with the oldest and with the newest packages that setup.cfg allows (make versions).
+"""Run the pure tests on other Pythons, with the oldest and with the newest packages that setup.cfg
+allows (make versions).
 
     3.10    with the minimum version of each package that zmqdist needs
     3.12    with the versions of constraints.txt
     3.13    with the newest versions
 
-Each of these runs has an environment of its own below .venvs/. The program makes the environment anew when setup.cfg, setup.py,
-constraints.txt or the Python has changed. In each environment the packages that only the tests need have the versions of constraints.txt.
-If a Python is not on this host, the program leaves out its run, and prints a line that says so.
+Each of these runs has an environment of its own below .venvs/. The program makes the environment
+anew when setup.cfg, setup.py, constraints.txt or the Python has changed. In each environment the
+packages that only the tests need have the versions of constraints.txt. If a Python is not on this
+host, the program leaves out its run, and prints a line that says so.
 """
 
 from __future__ import annotations
@@ -29,17 +31,25 @@ TOOLS: Final = "# What its tests, its checks and its examples need beyond that:"
 
 ENVIRONMENTS: Final = (("3.10", "minimum"), ("3.12", "constraints"), ("3.13", "newest"))
 
-TESTS: Final = ("tests", "--tier=pure", "--seeds=20", "-q", "-n2", "--dist=loadfile", "-p", "no:cacheprovider")
-"""The arguments of pytest. There are few seeds, because the simulations do not depend on the versions of packages."""
-
-_ASK: Final = (
-    "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2], sys.version.split()[0], sys.executable)"
+TESTS: Final = (
+    "tests",
+    "--tier=pure",
+    "--seeds=20",
+    "-q",
+    "-n2",
+    "--dist=loadfile",
+    "-p",
+    "no:cacheprovider",
 )
+"""The arguments of pytest. There are few seeds, because the simulations do not depend on the
+versions of packages."""
+
+_ASK: Final = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2], sys.version.split()[0], sys.executable)"
 
 
 _BUILDING: Final = threading.Lock()
-"""Held while setuptools builds, because setuptools writes into the checkout. Threads make the environments at the same time, because pip
-mostly waits for the network."""
+"""Held while setuptools builds, because setuptools writes into the checkout. Threads make the
+environments at the same time, because pip mostly waits for the network."""
 
 
 class Python(NamedTuple):
@@ -48,14 +58,20 @@ class Python(NamedTuple):
 
 
 def find_python(minor: str) -> Python | None:
-    """Return the Python with this minor version, such as "3.10", from PATH, or else the newest of pyenv. It must be able to make virtual
-    environments. Return None if there is no such Python."""
+    """Return the Python with this minor version, such as "3.10", from PATH, or else the newest of
+    pyenv. It must be able to make virtual environments. Return None if there is no such Python."""
     name = f"python{minor}"
     found = [str(Path(folder) / name) for folder in os.get_exec_path()]
     pyenv = shutil.which("pyenv")
     if pyenv is not None:
-        root = Path(subprocess.run([pyenv, "root"], capture_output=True, text=True, check=True).stdout.strip())
-        versions = [path for path in root.glob(f"versions/{minor}.*") if path.name.split(".")[-1].isdigit()]
+        root = Path(
+            subprocess.run(
+                [pyenv, "root"], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
+        versions = [
+            path for path in root.glob(f"versions/{minor}.*") if path.name.split(".")[-1].isdigit()
+        ]
         versions.sort(key=lambda path: int(path.name.split(".")[-1]), reverse=True)
         found += [str(path / "bin" / name) for path in versions]
     for candidate in filter(os.path.exists, found):
@@ -72,7 +88,11 @@ def requirements(extra: str | None = None) -> list[str]:
     """Return the requirements of zmqdist, or of one of its extras, from setup.cfg."""
     config = configparser.RawConfigParser()
     config.read(ROOT / "setup.cfg")
-    text = config["options"]["install_requires"] if extra is None else config["options.extras_require"][extra]
+    text = (
+        config["options"]["install_requires"]
+        if extra is None
+        else config["options.extras_require"][extra]
+    )
     return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 
@@ -86,11 +106,16 @@ def constraints(which: str) -> str:
 
 
 def make_environment(python: Python, which: str) -> Path:
-    """Make an environment, unless it exists and was made from the same inputs. Return the path of its Python."""
+    """Make an environment, unless it exists and was made from the same inputs. Return the path of
+    its Python."""
     folder = ROOT / ".venvs" / f"{python.version}-{which}"
     own, stamp = folder / "bin" / "python", folder / "ready"
     chosen = constraints(which)
-    inputs = [chosen, python.executable, *(ROOT.joinpath(name).read_text() for name in ("setup.py", "setup.cfg"))]
+    inputs = [
+        chosen,
+        python.executable,
+        *(ROOT.joinpath(name).read_text() for name in ("setup.py", "setup.cfg")),
+    ]
     wanted = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return own
@@ -98,9 +123,12 @@ def make_environment(python: Python, which: str) -> Path:
     subprocess.run([python.executable, "-m", "venv", folder], check=True)
     (folder / "constraints.txt").write_text(chosen)
     pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # Install only wheels: a minimum version without a wheel is too old, because many users cannot compile it.
+    # Install only wheels: a minimum version without a wheel is too old, because many users cannot
+    # compile it.
     wheels = ["--only-binary", ":all:", "-c", folder / "constraints.txt"]
-    subprocess.run([*pip, *wheels, "setuptools>=70.1", *requirements(), *requirements("test")], check=True)
+    subprocess.run(
+        [*pip, *wheels, "setuptools>=70.1", *requirements(), *requirements("test")], check=True
+    )
     with _BUILDING:
         subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT, check=True)
     stamp.write_text(wanted)
@@ -108,10 +136,13 @@ def make_environment(python: Python, which: str) -> Path:
 
 
 def run_tests(python: Python, which: str, own: Path) -> bool:
-    """Print the versions in an environment, and run the tests there. Return whether all tests passed."""
+    """Print the versions in an environment, and run the tests there. Return whether all tests
+    passed."""
     names = [requirement.partition(">=")[0] for requirement in requirements()]
     ask = f"import importlib.metadata as m; print(', '.join(f'{{n}} {{m.version(n)}}' for n in {names}))"
-    versions = subprocess.run([own, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    versions = subprocess.run(
+        [own, "-c", ask], capture_output=True, text=True, check=True
+    ).stdout.strip()
     print(f"== Python {python.version}, {which}: {versions}", flush=True)
     return subprocess.run([own, "-m", "pytest", *TESTS], cwd=ROOT, check=False).returncode == 0
 
@@ -127,7 +158,9 @@ def main() -> int:
             found.append((python, which))
     with ThreadPoolExecutor() as pool:
         environments = [pool.submit(make_environment, python, which) for python, which in found]
-    results = [run_tests(*each, made.result()) for each, made in zip(found, environments, strict=True)]
+    results = [
+        run_tests(*each, made.result()) for each, made in zip(found, environments, strict=True)
+    ]
     return 0 if all(results) else 1
 
 

@@ -1,3 +1,4 @@
-"""Measurements of zmqdist and of other systems. Each file answers one question: `python -m benchmarks NAME`.
+"""Measurements of zmqdist and of other systems. Each file answers one question: `python -m
+benchmarks NAME`.
 
 The measurements of `zmqdist bench` are in zmqdist/observe/bench.py."""

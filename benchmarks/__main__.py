@@ -1,9 +1,11 @@
-"""`python -m benchmarks NAME ... [--against raw,pool,...]`: measure speed and size. NAME is a question, which has a file in this folder;
-`all` means all questions.
+"""`python -m benchmarks NAME ... [--against raw,pool,...]`: measure speed and size. NAME is a
+question, which has a file in this folder; `all` means all questions.
 
-Each system takes turns with zmqdist, in blocks of a fraction of a second. A system that is not installed is left out, and a line says so;
-`pip install zmqdist[bench]` installs most systems. Systems whose packages cannot be installed together may each have a Python of their own:
-name it with --python, or in an environment variable such as ZMQDIST_BENCH_PYTHON_RAY or ZMQDIST_BENCH_PYTHON_TF.
+Each system takes turns with zmqdist, in blocks of a fraction of a second. A system that is not
+installed is left out, and a line says so; `pip install zmqdist[bench]` installs most systems.
+Systems whose packages cannot be installed together may each have a Python of their own: name it
+with --python, or in an environment variable such as ZMQDIST_BENCH_PYTHON_RAY or
+ZMQDIST_BENCH_PYTHON_TF.
 """
 
 from __future__ import annotations
@@ -76,10 +78,18 @@ def main(arguments: list[str] | None = None) -> int:
     names = list(QUESTIONS) if "all" in given.names else given.names
     against = [SYSTEMS[name] for name in given.against]
     questions = [QUESTIONS[name] for name in names]
-    answers, versions = measure(questions, against, QUICK if given.quick else FULL, given.python, to_stderr)
-    documents = [results.document(found, versions, _command(name, given)) for name, found in answers.items()]
+    answers, versions = measure(
+        questions, against, QUICK if given.quick else FULL, given.python, to_stderr
+    )
+    documents = [
+        results.document(found, versions, _command(name, given)) for name, found in answers.items()
+    ]
     for found in documents:
-        print("\n".join([*results.table(found).lines(), *(f"  {line}" for line in found["skipped"]), ""]))
+        print(
+            "\n".join(
+                [*results.table(found).lines(), *(f"  {line}" for line in found["skipped"]), ""]
+            )
+        )
     if given.json:
         given.json.write_text(results.written(documents))
     if given.plot:
@@ -109,12 +119,20 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
         type=systems_named,
         default=list(SYSTEMS),
         metavar="SYSTEM,...",
-        help=f"of {','.join(SYSTEMS)}, where tf and ray take in tf-data and so on; or none (default: all)",
+        help=f"of {','.join(SYSTEMS)}, where tf and ray take in tf-data and so on; or none "
+        f"(default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller blocks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--plot", action="store_true", help="draw NAME.png in this folder; needs matplotlib")
-    parser.add_argument("--write", type=Path, metavar="DIR", help=f"JSON and plots go there, a list into {PAGE} above")
+    parser.add_argument(
+        "--plot", action="store_true", help="draw NAME.png in this folder; needs matplotlib"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help=f"JSON and plots go there, a list into {PAGE} above",
+    )
     parser.add_argument(
         "--python",
         type=_python,
@@ -136,7 +154,12 @@ def systems_named(text: str) -> list[str]:
     for name in names:
         if name not in SYSTEMS:
             raise argparse.ArgumentTypeError(f"no system {name!r}; there are: {', '.join(SYSTEMS)}")
-    taken = [other for name in names for other, system in SYSTEMS.items() if name in (other, system.owner)]
+    taken = [
+        other
+        for name in names
+        for other, system in SYSTEMS.items()
+        if name in (other, system.owner)
+    ]
     return list(dict.fromkeys(taken))
 
 
@@ -148,10 +171,13 @@ def _python(text: str) -> tuple[str, str]:
 
 
 def _command(name: str, given: argparse.Namespace) -> str:
-    """Return the command that measures this question again, without the paths of interpreters, which differ from host to host."""
+    """Return the command that measures this question again, without the paths of interpreters,
+    which differ from host to host."""
     words = ["python", "-m", "benchmarks", name]
     words += ["--quick"] if given.quick else []
-    words += [] if given.against == list(SYSTEMS) else ["--against", ",".join(given.against) or "none"]
+    words += (
+        [] if given.against == list(SYSTEMS) else ["--against", ",".join(given.against) or "none"]
+    )
     return shlex.join(words)
 
 

@@ -1,4 +1,5 @@
-"""How many tasks a second does a system run if each task is a method of an object with a large array?
+"""How many tasks a second does a system run if each task is a method of an object with a large
+array?
 
 The object is the same for all tasks, and each system gets the tasks in one call of its `map`.
 """
@@ -13,4 +14,6 @@ def cases(plan: Plan) -> list[Case]:
     return [Case(f"{size / 2**20:g} MiB", {"size": size})]
 
 
-QUESTION = Question("captured", "Tasks whose function holds a large array", "tasks/s", cases=cases, count=4)
+QUESTION = Question(
+    "captured", "Tasks whose function holds a large array", "tasks/s", cases=cases, count=4
+)

@@ -1,8 +1,9 @@
 """How fast do four processes of this host reduce a large array together, and a small array?
 
-The speed of a ring is the number of bytes that each member sends in a second; for each all_reduce a member sends 2 (n - 1) / n times the
-bytes of the array. For comparison, plain TCP sockets move the same bytes and add no numbers, in blocks that take turns with zmqdist: once
-in a ring of all members, which send at the same time, and once between a single pair of members.
+The speed of a ring is the number of bytes that each member sends in a second; for each all_reduce a
+member sends 2 (n - 1) / n times the bytes of the array. For comparison, plain TCP sockets move the
+same bytes and add no numbers, in blocks that take turns with zmqdist: once in a ring of all
+members, which send at the same time, and once between a single pair of members.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Ring:
         self._members = []
         for rank in range(MEMBERS):
             command = [sys.executable, "-m", "benchmarks.ring_member", str(rank), *addresses]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             stack.enter_context(process)
             stack.callback(process.terminate)
             self._members.append(process)
@@ -42,7 +45,8 @@ class Ring:
             self._line(process)
 
     def ask(self, what: str, nbytes: int, count: int) -> list[list[float]]:
-        """Have all members do `what` `count` times with `nbytes`. Return, for each member, the seconds of each of its pieces of work."""
+        """Have all members do `what` `count` times with `nbytes`. Return, for each member, the
+        seconds of each of its pieces of work."""
         for process in self._members:
             assert process.stdin is not None
             process.stdin.write(json.dumps([what, nbytes, count]) + "\n")
@@ -67,7 +71,10 @@ def measure(plan: Plan) -> list[Figure]:
         ways = ("all_reduce", "sockets", "pair")
         for way in ways:
             ring.ask(way, nbytes, 1)
-        blocks = [{way: _speed(ring, way, nbytes, moved, each) for way in ways} for _ in range(plan.blocks)]
+        blocks = [
+            {way: _speed(ring, way, nbytes, moved, each) for way in ways}
+            for _ in range(plan.blocks)
+        ]
         small = [
             time
             for _ in range(plan.blocks)
@@ -76,7 +83,11 @@ def measure(plan: Plan) -> list[Figure]:
     size = f"{nbytes / 2**20:g} MiB, {MEMBERS} processes"
 
     def figure(system: str, way: str) -> Figure:
-        ratio = None if way == "all_reduce" else median(block["all_reduce"] / block[way] for block in blocks)
+        ratio = (
+            None
+            if way == "all_reduce"
+            else median(block["all_reduce"] / block[way] for block in blocks)
+        )
         return Figure(
             "collectives",
             f"sent by each member, {size}",

@@ -1,10 +1,13 @@
-"""Measures what the heartbeats of very many workers cost a real dispatcher. The workers only connect, register and send heartbeats.
+"""Measures what the heartbeats of very many workers cost a real dispatcher. The workers only
+connect, register and send heartbeats.
 
-The workers are connections of one process, over real sockets with the options of real workers. No function is scheduled.
+The workers are connections of one process, over real sockets with the options of real workers. No
+function is scheduled.
 
     python -m benchmarks.crowd HOST:PORT COUNT
 
-This command prints "ready" when all COUNT workers are registered, and sends heartbeats after it has read the line "beat".
+This command prints "ready" when all COUNT workers are registered, and sends heartbeats after it has
+read the line "beat".
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def watched(count: int) -> Share:
     """Return the processor time that `count` workers cost a dispatcher that does nothing else."""
     with role("dispatcher", "--port", "0") as (pid, address):
         command = [sys.executable, "-m", "benchmarks.crowd", address, str(count)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as crowd:
             assert crowd.stdin is not None
             assert crowd.stdout is not None
             ready = crowd.stdout.readline().split()
@@ -95,7 +100,8 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Soc
 
 
 def _registered(socket: zmq.Socket[bytes], number: int) -> float:
-    """Send the hello and the registration of one worker. Return the interval at which the dispatcher wants its heartbeats."""
+    """Send the hello and the registration of one worker. Return the interval at which the
+    dispatcher wants its heartbeats."""
     incarnation = secrets.randbits(62) | 1
     socket.send(encode_hello(our_hello("worker", incarnation, f"crowd {number}")))
     socket.send(encode(Register(incarnation, "worker", -1, 1, [], [], os.getpid(), "crowd")))
@@ -109,11 +115,14 @@ def _registered(socket: zmq.Socket[bytes], number: int) -> float:
 
 
 def _beat(sockets: list[zmq.Socket[bytes]], beat_s: float) -> None:
-    """Send the heartbeats of the workers one after the other, spread evenly over the interval, until standard input is closed."""
+    """Send the heartbeats of the workers one after the other, spread evenly over the interval,
+    until standard input is closed."""
     beat = encode(Beat())
     start = time.monotonic()
     sent = 0
-    while not select.select([sys.stdin], [], [], max(0.0, start + sent * beat_s / len(sockets) - time.monotonic()))[0]:
+    while not select.select(
+        [sys.stdin], [], [], max(0.0, start + sent * beat_s / len(sockets) - time.monotonic())
+    )[0]:
         socket = sockets[sent % len(sockets)]
         while socket.poll(0):
             socket.recv()

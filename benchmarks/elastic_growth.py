@@ -1,9 +1,11 @@
-"""Measures the seconds from `zmqdist scale FILE worker=8` until each of eight workers has run a function, in a cluster that had one worker.
+"""Measures the seconds from `zmqdist scale FILE worker=8` until each of eight workers has run a
+function, in a cluster that had one worker.
 
     python -m benchmarks.elastic_growth [RUNS]
 
-Each run launches a cluster of its own. The time begins before the Python of the command `zmqdist scale` starts, and ends when the program
-has a result of each worker. The second figure is the time until the command has returned. The last line says how busy the host was.
+Each run launches a cluster of its own. The time begins before the Python of the command `zmqdist
+scale` starts, and ends when the program has a result of each worker. The second figure is the time
+until the command has returned. The last line says how busy the host was.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ program: python program.py
 
 
 def grow() -> tuple[float, float]:
-    """Launch a cluster and let it grow. Return the seconds until each worker has run a function, and until the command has returned."""
+    """Launch a cluster and let it grow. Return the seconds until each worker has run a function,
+    and until the command has returned."""
     command = [sys.executable, "-m", "zmqdist_cli"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -50,11 +53,16 @@ def grow() -> tuple[float, float]:
         (folder / "cluster.yaml").write_text(FILE)
         environment = {**os.environ, "TMPDIR": name}
         launched = subprocess.Popen(
-            [*command, "launch", "cluster.yaml"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+            [*command, "launch", "cluster.yaml"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert launched.stdout is not None
         assert launched.stdout.readline() == "ready\n"
-        begun = time.monotonic()  # the program prints a time of this clock, which all processes of a host share
+        # the program prints a time of this clock, which all processes of a host share
+        begun = time.monotonic()
         subprocess.run(
             [*command, "scale", "cluster.yaml", f"worker={WORKERS}"],
             cwd=folder,
@@ -72,9 +80,12 @@ def grow() -> tuple[float, float]:
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     took = [grow() for _ in range(runs)]
-    for row, each in zip(("each worker has run", "the command is back"), zip(*took, strict=True), strict=True):
+    for row, each in zip(
+        ("each worker has run", "the command is back"), zip(*took, strict=True), strict=True
+    ):
         print(
-            f"{row:20} median {statistics.median(each):5.2f} s, best {min(each):5.2f} s, worst {max(each):5.2f} s of {runs}"
+            f"{row:20} median {statistics.median(each):5.2f} s, best {min(each):5.2f} s, worst "
+            f"{max(each):5.2f} s of {runs}"
         )
     print(f"load average of the last minute {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 

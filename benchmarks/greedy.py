@@ -1,8 +1,9 @@
 """What does a client that sends very many calls at once cost the other clients, and the server?
 
-A server has two threads, and a method that gets an array and sleeps for a while. One client sends all of its calls with arrays at once,
-more than the server can answer during the measurement. Another client sends small calls to the same threads, one after the other. Arrays
-travel by sockets, so that they are in the server's own memory.
+A server has two threads, and a method that gets an array and sleeps for a while. One client sends
+all of its calls with arrays at once, more than the server can answer during the measurement.
+Another client sends small calls to the same threads, one after the other. Arrays travel by sockets,
+so that they are in the server's own memory.
 
     python -m benchmarks.greedy    run the server, which prints its address, until standard input ends
 """
@@ -53,9 +54,21 @@ def measure(plan: Plan) -> list[Figure]:
     sent = f"{plan.greedy_bytes // 2**20:,} MiB at once"
     return [
         Figure(
-            "greedy", "the other one's wait: nobody else asks", "zmqdist", "ms", median(alone) * 1e3, p99(alone) * 1e3
+            "greedy",
+            "the other one's wait: nobody else asks",
+            "zmqdist",
+            "ms",
+            median(alone) * 1e3,
+            p99(alone) * 1e3,
         ),
-        Figure("greedy", f"the other one's wait: {sent}", "zmqdist", "ms", median(behind) * 1e3, p99(behind) * 1e3),
+        Figure(
+            "greedy",
+            f"the other one's wait: {sent}",
+            "zmqdist",
+            "ms",
+            median(behind) * 1e3,
+            p99(behind) * 1e3,
+        ),
         Figure("greedy", f"the server's memory: {sent}", "zmqdist", "MB", (peak - before) / MB),
     ]
 
@@ -68,7 +81,8 @@ def _asked(client: zd.rpc.Client) -> float:
 
 @contextmanager
 def _served() -> Iterator[tuple[int, str]]:
-    """Return a context manager that runs the server in a process of its own, and yields the pid and the address of the server."""
+    """Return a context manager that runs the server in a process of its own, and yields the pid and
+    the address of the server."""
     command = [sys.executable, "-m", "benchmarks.greedy"]
     environment = {**os.environ, "ZMQDIST_ARENA": "off"}
     with subprocess.Popen(

@@ -1,4 +1,5 @@
-"""How long does a blocking call with a small argument take, from one process to another of the same host?"""
+"""How long does a blocking call with a small argument take, from one process to another of the same
+host?"""
 
 from __future__ import annotations
 

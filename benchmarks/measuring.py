@@ -1,15 +1,19 @@
-"""The questions of the benchmarks, and how the answers of systems are compared: by the median of the ratios of blocks that take turns.
+"""The questions of the benchmarks, and how the answers of systems are compared: by the median of
+the ratios of blocks that take turns.
 
 Theory of operation
-    zmqdist and another system answer a question in turns, in blocks of a fraction of a second, so that other load on the host affects both
-    systems alike. The first blocks of each system are not counted, because they include the time for connections and imports. They also
-    determine how many pieces of work fill a block. The other systems are measured one after the other, so that at most one of them, with
-    all its daemons, runs beside zmqdist.
+    zmqdist and another system answer a question in turns, in blocks of a fraction of a second, so
+    that other load on the host affects both systems alike. The first blocks of each system are not
+    counted, because they include the time for connections and imports. They also determine how many
+    pieces of work fill a block. The other systems are measured one after the other, so that at most
+    one of them, with all its daemons, runs beside zmqdist.
 
-    A ratio says how many times better zmqdist is; if it is below 1, the other system is better. A ratio is the median of the ratios of the
-    pairs of blocks, and not the ratio of the two medians that are printed beside it.
+    A ratio says how many times better zmqdist is; if it is below 1, the other system is better. A
+    ratio is the median of the ratios of the pairs of blocks, and not the ratio of the two medians
+    that are printed beside it.
 
-Not here: the definitions of the questions (one file for each), and the processes of the systems (systems.py).
+Not here: the definitions of the questions (one file for each), and the processes of the systems
+(systems.py).
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from zmqdist.observe.bench import p99
 Say = Callable[[str], object]
 
 FASTER_MAX: Final = 50.0
-"""The largest factor by which the number of pieces of work grows after a trial block. The time of a very short block is not reliable."""
+"""The largest factor by which the number of pieces of work grows after a trial block. The time of a
+very short block is not reliable."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Plan:
 
     Attributes:
       blocks: number of counted blocks of each of the two systems that are compared.
-      starts: number of counted blocks of a question with a fresh process for each block, which takes seconds.
+      starts: number of counted blocks of a question with a fresh process for each block, which
+        takes seconds.
       block_s: seconds that a block should take.
       count_max: the most pieces of work in a block.
       sizes: bytes of the arrays of `bandwidth`.
@@ -81,7 +87,8 @@ QUICK: Final = Plan(
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments of a question. `label` names it in tables and plots, and the systems get `arguments`."""
+    """One set of arguments of a question. `label` names it in tables and plots, and the systems get
+    `arguments`."""
 
     label: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -94,10 +101,13 @@ class Figure:
     Attributes:
       question, case: the name of the question, and the label of its case.
       system: the title of the system that answered.
-      unit: the unit of `median` and `p99`. If it ends in "/s", larger figures are better, otherwise smaller figures are.
+      unit: the unit of `median` and `p99`. If it ends in "/s", larger figures are better, otherwise
+        smaller figures are.
       p99: the 99th percentile of single pieces of work; None if these were not timed.
-      ratio: how many times better zmqdist was in the same run; None for zmqdist itself, and if there is no comparison.
-      at: the position of the figure on the axis of a plot, such as a number of bytes or workers; None if there is no axis.
+      ratio: how many times better zmqdist was in the same run; None for zmqdist itself, and if
+        there is no comparison.
+      at: the position of the figure on the axis of a plot, such as a number of bytes or workers;
+        None if there is no axis.
     """
 
     question: str
@@ -117,14 +127,18 @@ class Question:
     Attributes:
       name: the name of the question's file, and of the method of each system that answers it.
       title: a short text of the question for tables and plots.
-      unit: the unit of the figures; empty if no systems are compared. `scale` converts the answers of the systems, in base units, to it.
+      unit: the unit of the figures; empty if no systems are compared. `scale` converts the answers
+        of the systems, in base units, to it.
       cases: returns the cases of the question, each with its arguments for the systems.
-      count: number of pieces of work in the first block. 0 means that the arguments of the cases have the count, if there is one.
+      count: number of pieces of work in the first block. 0 means that the arguments of the cases
+        have the count, if there is one.
       blocks: the most counted blocks; 0 means as many as the plan has.
-      longer: factor by which the blocks of this question may be longer, and have more pieces of work, than the plan says.
+      longer: factor by which the blocks of this question may be longer, and have more pieces of
+        work, than the plan says.
       rests: whether to wait after each block until the processes of the system have come to rest.
       each: whether single pieces of work are timed, so that there is a 99th percentile.
-      fresh: whether each block has a fresh process. If its answer is empty, the figure is the time from the start of the process.
+      fresh: whether each block has a fresh process. If its answer is empty, the figure is the time
+        from the start of the process.
       own: returns further figures, which are not compared with those of other systems.
       curve: the name of the axis of `Figure.at`, for a plot of lines; empty for a plot of bars.
     """
@@ -146,7 +160,9 @@ class Question:
 
 @dataclass
 class Answers:
-    """The figures of one question, and a line for each system that was left out, with the reason."""
+    """The figures of one question, and a line for each system that was left out, with the
+    reason.
+    """
 
     question: Question
     figures: list[Figure] = field(default_factory=list)
@@ -154,7 +170,8 @@ class Answers:
 
 
 class Side:
-    """One of the two systems that are compared. Its process is started at the first question, and again after a failure."""
+    """One of the two systems that are compared. Its process is started at the first question, and
+    again after a failure."""
 
     def __init__(self, system: System, pythons: dict[str, str]) -> None:
         self.system = system
@@ -166,11 +183,13 @@ class Side:
         """(question, case) -> the number of pieces of work that fill a block, once it is known."""
 
     def can(self, question: Question) -> bool:
-        """Return whether the system can answer the question. Raises Unusable if the system cannot be started."""
+        """Return whether the system can answer the question. Raises Unusable if the system cannot
+        be started."""
         return question.name in self._open().answers
 
     def block(self, question: Question, case: Case, count: int) -> list[float]:
-        """Return the answers of one block, in base units. Raises Unusable if the system fails; the next block then starts a new process."""
+        """Return the answers of one block, in base units. Raises Unusable if the system fails; the
+        next block then starts a new process."""
         what = {"count": count, **case.arguments} if count else case.arguments
         if question.fresh:
             self.close()
@@ -213,9 +232,14 @@ class Side:
 
 
 def measure(
-    questions: Iterable[Question], against: Iterable[System], plan: Plan, pythons: dict[str, str], say: Say
+    questions: Iterable[Question],
+    against: Iterable[System],
+    plan: Plan,
+    pythons: dict[str, str],
+    say: Say,
 ) -> tuple[dict[str, Answers], dict[str, str]]:
-    """Measure all questions for zmqdist and for each of the other systems. `say` is called with a line about each step.
+    """Measure all questions for zmqdist and for each of the other systems. `say` is called with a
+    line about each step.
 
     Returns:
       The answers by question, and the versions of the systems that were started, by title.
@@ -225,16 +249,21 @@ def measure(
     """
     answers = {question.name: Answers(question) for question in questions}
     fresh = [found for found in answers.values() if found.question.fresh]
-    talking = [found for found in answers.values() if not found.question.fresh and found.question.unit]
+    talking = [
+        found for found in answers.values() if not found.question.fresh and found.question.unit
+    ]
     ours: dict[tuple[str, str], list[list[float]]] = {}
     versions: dict[str, str] = {}
     others = list(against)
-    for wanted in (fresh, talking):  # first the fresh processes, while no other process of a system runs
+    for wanted in (fresh, talking):
+        # first the fresh processes, while no other process of a system runs
         with Side(OURS, pythons) as mine:
             for system in others if wanted else ():
                 with Side(system, pythons) as other:
                     _compare(wanted, mine, other, plan, ours, say)
-                    versions |= {side.system.title: side.version for side in (mine, other) if side.version}
+                    versions |= {
+                        side.system.title: side.version for side in (mine, other) if side.version
+                    }
             for found in wanted:
                 for at, case in enumerate(found.question.cases(plan)):
                     key = (found.question.name, case.label)
@@ -242,7 +271,8 @@ def measure(
                         say(f"{found.question.name} {case.label}")
                         count = _calibrated(mine, found.question, case, plan)
                         ours[key] = [
-                            mine.block(found.question, case, count) for _ in range(blocks_of(found.question, plan))
+                            mine.block(found.question, case, count)
+                            for _ in range(blocks_of(found.question, plan))
                         ]
                     found.figures.insert(at, _figure(found.question, case, OURS, ours[key], None))
     for found in answers.values():
@@ -260,7 +290,8 @@ def _compare(
     ours: dict[tuple[str, str], list[list[float]]],
     say: Say,
 ) -> None:
-    """Measure all questions for zmqdist and one other system in turns. If the other system cannot answer a question, record the reason."""
+    """Measure all questions for zmqdist and one other system in turns. If the other system cannot
+    answer a question, record the reason."""
     for found in wanted:
         question = found.question
         for case in question.cases(plan):
@@ -288,7 +319,8 @@ def _compare(
 def pairs(
     mine: Side, other: Side, question: Question, case: Case, plan: Plan, count: int
 ) -> list[tuple[list[float], list[float]]]:
-    """Run the blocks of two systems in turns, and return the pairs of answers. Each system is the first one in every second pair."""
+    """Run the blocks of two systems in turns, and return the pairs of answers. Each system is the
+    first one in every second pair."""
     others = _calibrated(other, question, case, plan)
 
     def mine_s() -> list[float]:
@@ -315,8 +347,8 @@ def pairs(
 
 @contextlib.contextmanager
 def _blaming(mine: Side) -> Iterator[None]:
-    """Turn a failure of zmqdist into an error that ends the run, because the failure must not be reported as a failure of another
-    system."""
+    """Turn a failure of zmqdist into an error that ends the run, because the failure must not be
+    reported as a failure of another system."""
     try:
         yield
     except Unusable as reason:
@@ -324,12 +356,19 @@ def _blaming(mine: Side) -> Iterator[None]:
 
 
 def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
-    """Return the number of pieces of work that fill a block. The first call for a case runs trial blocks, which are not counted."""
+    """Return the number of pieces of work that fill a block. The first call for a case runs trial
+    blocks, which are not counted."""
     key = (question.name, case.label)
     if key not in side.counts:
         if question.count:
-            long = replace(plan, block_s=plan.block_s * question.longer, count_max=plan.count_max * question.longer)
-            side.counts[key] = fitting(lambda count: side.block(question, case, count), question.count, long)
+            long = replace(
+                plan,
+                block_s=plan.block_s * question.longer,
+                count_max=plan.count_max * question.longer,
+            )
+            side.counts[key] = fitting(
+                lambda count: side.block(question, case, count), question.count, long
+            )
             side.rest(question)
         else:
             side.counts[key] = 0
@@ -339,8 +378,9 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
 
 
 def fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
-    """Return how many pieces of work fill a block. The first trial block has `count` pieces. A block of one piece runs before it and is not
-    timed, because it includes the start of processes, connections and imports."""
+    """Return how many pieces of work fill a block. The first trial block has `count` pieces. A
+    block of one piece runs before it and is not timed, because it includes the start of processes,
+    connections and imports."""
 
     def times(factor: float) -> int:
         return max(1, min(plan.count_max, int(count * factor)))
@@ -371,7 +411,9 @@ def times_better(question: Question, mine: float, other: float) -> float:
     return mine / other if question.unit.endswith("/s") else other / mine
 
 
-def _figure(question: Question, case: Case, system: System, blocks: list[list[float]], ratio: float | None) -> Figure:
+def _figure(
+    question: Question, case: Case, system: System, blocks: list[list[float]], ratio: float | None
+) -> Figure:
     values = [value * question.scale for block in blocks for value in block]
     middle = median(median(block) for block in blocks) * question.scale
     at = next(iter(case.arguments.values()), None) if question.curve else None

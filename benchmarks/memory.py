@@ -1,8 +1,10 @@
 """How much memory does a queued task take, and how much of it is not freed after the task?
 
-For each system, the figure is the memory of all its processes (client, broker and workers) for each no-op task that waits behind two tasks
-that do not end. For zmqdist's dispatcher, in a process of its own, two more figures are its memory with very many queued tasks, and after
-the results were taken. In this measurement workers start only when all tasks are queued, so that the queue has its full length.
+For each system, the figure is the memory of all its processes (client, broker and workers) for each
+no-op task that waits behind two tasks that do not end. For zmqdist's dispatcher, in a process of
+its own, two more figures are its memory with very many queued tasks, and after the results were
+taken. In this measurement workers start only when all tasks are queued, so that the queue has its
+full length.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def dispatcher(plan: Plan) -> list[Figure]:
-    """Return figures of the dispatcher's resident memory before the tasks, at its peak, and after the results were fetched."""
+    """Return figures of the dispatcher's resident memory before the tasks, at its peak, and after
+    the results were fetched."""
     count = plan.queued
     with roles.role("dispatcher", "--port", "0") as (pid, address):
         with ClusterCoordinator(address, cluster_lost_limit_s=600.0) as coordinator:
@@ -33,7 +36,10 @@ def dispatcher(plan: Plan) -> list[Figure]:
             start = time.perf_counter()
             values = [coordinator.schedule(nothing) for _ in range(count)]
             scheduled_s = time.perf_counter() - start
-            with roles.role("worker", "--dispatcher", address), roles.role("worker", "--dispatcher", address):
+            with (
+                roles.role("worker", "--dispatcher", address),
+                roles.role("worker", "--dispatcher", address),
+            ):
                 coordinator.join()
                 taken_s = time.perf_counter() - start
                 coordinator.fetch(values)
@@ -55,12 +61,19 @@ def dispatcher(plan: Plan) -> list[Figure]:
 
 
 QUESTION = Question(
-    "memory", "Memory of a queued no-op task, all processes", "bytes", cases=cases, blocks=1, fresh=True, own=dispatcher
+    "memory",
+    "Memory of a queued no-op task, all processes",
+    "bytes",
+    cases=cases,
+    blocks=1,
+    fresh=True,
+    own=dispatcher,
 )
 
 
 def _settled(pid: int, before: int) -> int:
-    """Return the least resident memory that the process has within SETTLE_S. Return early when it has no more than `before`."""
+    """Return the least resident memory that the process has within SETTLE_S. Return early when it
+    has no more than `before`."""
     until = time.monotonic() + SETTLE_S
     least = roles.memory(pid, "VmRSS")
     while least > before and time.monotonic() < until:

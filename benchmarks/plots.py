@@ -1,4 +1,5 @@
-"""Plots of the answers to one question: lines if the figures have an axis, otherwise bars. They need matplotlib (extra `bench`)."""
+"""Plots of the answers to one question: lines if the figures have an axis, otherwise bars. They
+need matplotlib (extra `bench`)."""
 
 from __future__ import annotations
 
@@ -32,8 +33,14 @@ def draw(found: Document, path: Path) -> None:
     panels = _panels(found)
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
-    height = max(2.6, 0.34 * max(len(figures) for _, figures in panels) + 1.2) if not _has_axis(panels[0]) else 3.6
-    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH_IN * columns, height * rows), squeeze=False)
+    height = (
+        max(2.6, 0.34 * max(len(figures) for _, figures in panels) + 1.2)
+        if not _has_axis(panels[0])
+        else 3.6
+    )
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(WIDTH_IN * columns, height * rows), squeeze=False
+    )
     for ax, panel in zip(axes.flat, panels, strict=False):
         (_lines if _has_axis(panel) else _bars)(ax, panel[1], panel[0], found["curve"])
     for ax in list(axes.flat)[len(panels) :]:
@@ -45,19 +52,25 @@ def draw(found: Document, path: Path) -> None:
 
 
 def _panels(found: Document) -> list[tuple[str, list[Document]]]:
-    """Return (title, figures) of each panel of the plot. All figures of a panel have the same unit."""
+    """Return (title, figures) of each panel of the plot. All figures of a panel have the same
+    unit.
+    """
     if found["curve"]:
         return [(found["figures"][0]["unit"], found["figures"])]
     groups: dict[tuple[str, str], list[Document]] = {}
     for figure in found["figures"]:
-        groups.setdefault((figure["case"] if figure["at"] is not None else "", figure["unit"]), []).append(figure)
-    # Leave out panels with a single figure, if there are others, because one bar shows no comparison.
+        groups.setdefault(
+            (figure["case"] if figure["at"] is not None else "", figure["unit"]), []
+        ).append(figure)
+    # Leave out panels with a single figure, if there are others, because one bar shows no
+    # comparison.
     worth = [group for group in groups.items() if len(group[1]) > 1] or list(groups.items())
     return [(_title(unit, figures), figures) for (_, unit), figures in worth]
 
 
 def _title(unit: str, figures: list[Document]) -> str:
-    """Return the title of a panel: the unit, and before it the case, if all figures have the same case."""
+    """Return the title of a panel: the unit, and before it the case, if all figures have the same
+    case."""
     cases = {figure["case"] for figure in figures}
     return ", ".join(filter(None, [*(cases if len(cases) == 1 else []), unit]))
 
@@ -68,7 +81,10 @@ def _has_axis(panel: tuple[str, list[Document]]) -> bool:
 
 def _bars(ax: Axes, figures: list[Document], title: str, _curve: str) -> None:
     several = len({figure["case"] for figure in figures}) > 1
-    names = [f"{figure['system']}, {figure['case']}" if several else figure["system"] for figure in figures]
+    names = [
+        f"{figure['system']}, {figure['case']}" if several else figure["system"]
+        for figure in figures
+    ]
     values = [figure["median"] for figure in figures]
     places = range(len(figures), 0, -1)
     colors = [OURS if figure["system"].startswith("zmqdist") else OTHERS for figure in figures]
@@ -87,11 +103,18 @@ def _bars(ax: Axes, figures: list[Document], title: str, _curve: str) -> None:
 
 def _lines(ax: Axes, figures: list[Document], title: str, curve: str) -> None:
     for number, system in enumerate(dict.fromkeys(figure["system"] for figure in figures)):
-        points = sorted((figure["at"], figure["median"]) for figure in figures if figure["system"] == system)
+        points = sorted(
+            (figure["at"], figure["median"]) for figure in figures if figure["system"] == system
+        )
         style: dict[str, Any] = {"linewidth": 2.2} if system == "zmqdist" else {"linewidth": 1.2}
         style["linestyle"] = "-" if number < COLORS else "--"
         ax.plot(
-            [at for at, _ in points], [value for _, value in points], marker="o", markersize=3, label=system, **style
+            [at for at, _ in points],
+            [value for _, value in points],
+            marker="o",
+            markersize=3,
+            label=system,
+            **style,
         )
     ax.set_xscale("log")
     values = [figure["median"] for figure in figures]

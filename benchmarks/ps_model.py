@@ -1,6 +1,7 @@
 """How fast does a worker read a model from two parameter servers, and add to all of its numbers?
 
-The worker reads the model, multiplies it, and sends the product to the servers, which add it. The bytes in both directions count.
+The worker reads the model, multiplies it, and sends the product to the servers, which add it. The
+bytes in both directions count.
 """
 
 from __future__ import annotations
@@ -13,5 +14,11 @@ def cases(plan: Plan) -> list[Case]:
 
 
 QUESTION = Question(
-    "ps_model", "A model read from and added to at 2 parameter servers", "GB/s", 1e-9, cases, count=2, longer=8
+    "ps_model",
+    "A model read from and added to at 2 parameter servers",
+    "GB/s",
+    1e-9,
+    cases,
+    count=2,
+    longer=8,
 )

@@ -1,6 +1,7 @@
 """How many rows a second do two workers read from a table at two parameter servers, and add to?
 
-A row has 64 numbers of 4 bytes. Each task reads a number of random rows, and adds to them. It waits for the end of both steps.
+A row has 64 numbers of 4 bytes. Each task reads a number of random rows, and adds to them. It waits
+for the end of both steps.
 """
 
 from __future__ import annotations
@@ -13,5 +14,9 @@ def cases(plan: Plan) -> list[Case]:
 
 
 QUESTION = Question(
-    "ps_rows", "Rows read from and added to a table at 2 parameter servers", "rows/s", cases=cases, count=10
+    "ps_rows",
+    "Rows read from and added to a table at 2 parameter servers",
+    "rows/s",
+    cases=cases,
+    count=10,
 )

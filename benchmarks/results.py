@@ -1,7 +1,8 @@
 """The answers as tables for a terminal and for a page, and as JSON.
 
-A document has the answers to one question and the facts that a reader needs to judge them: the command, the date, the host, the versions,
-and the systems that were left out. `rewrite` replaces the part of docs/performance.md between two marks by the documents of a folder.
+A document has the answers to one question and the facts that a reader needs to judge them: the
+command, the date, the host, the versions, and the systems that were left out. `rewrite` replaces
+the part of docs/performance.md between two marks by the documents of a folder.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{shown(ratio)} x"
 
 
-# -- a page ---------------------------------------------------------------------------------------------------------------
+# -- a page ----------------------------------------------------------------------------------------
 
 
 def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
-    """Write the sections of all documents in a folder into a page, between the lines BEGIN and END. `order` has the names of questions.
+    """Write the sections of all documents in a folder into a page, between the lines BEGIN and END.
+    `order` has the names of questions.
 
     Raises:
       ValueError: the page does not have the marks.
@@ -92,15 +94,22 @@ def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
 
 
 def section(found: Document, where: Path) -> str:
-    """Return the item of a page about one question: links to its plot and its figures, and for each case in which zmqdist was compared with
-    another system, the median of zmqdist and the ratios."""
+    """Return the item of a page about one question: links to its plot and its figures, and for each
+    case in which zmqdist was compared with another system, the median of zmqdist and the ratios."""
     name = found["question"]
     lines = [f"- **{found['title']}** ([plot]({where}/{name}.png), [figures]({where}/{name}.json))"]
     for case in dict.fromkeys(figure["case"] for figure in found["figures"]):
         of_case = [figure for figure in found["figures"] if figure["case"] == case]
-        cells = [f"{figure['system']} {shown(figure['ratio'])}x" for figure in of_case if figure["ratio"] is not None]
+        cells = [
+            f"{figure['system']} {shown(figure['ratio'])}x"
+            for figure in of_case
+            if figure["ratio"] is not None
+        ]
         if cells:
             own = f"{shown(of_case[0]['median'])} {of_case[0]['unit']}"
             lines.append("; ".join([f"  - {case}: {own}" if case else f"  - {own}", *cells]))
-    wrapped = (textwrap.wrap(line, COLUMNS, subsequent_indent=" " * (line.index("-") + 2)) for line in lines)
+    wrapped = (
+        textwrap.wrap(line, COLUMNS, subsequent_indent=" " * (line.index("-") + 2))
+        for line in lines
+    )
     return "\n".join("\n".join(part) for part in wrapped) + "\n"

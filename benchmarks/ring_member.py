@@ -1,8 +1,9 @@
-"""One process of the ring that collectives.py measures: `python -m benchmarks.ring_member RANK ADDRESS ...`.
+"""One process of the ring that collectives.py measures: `python -m benchmarks.ring_member RANK
+ADDRESS ...`.
 
-The first half of the addresses are those of the tasks, the second half those of the plain sockets. When the process is ready, it writes an
-empty list. It then reads questions, each as a line [what, bytes, count], and replies to each with a line: the list of the seconds of each
-piece of work.
+The first half of the addresses are those of the tasks, the second half those of the plain sockets.
+When the process is ready, it writes an empty list. It then reads questions, each as a line [what,
+bytes, count], and replies to each with a line: the list of the seconds of each piece of work.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def main(rank: int, addresses: list[str]) -> None:
 
 
 def _move(
-    right: socket.socket | None, left: socket.socket | None, nbytes: int, buffers: tuple[np.ndarray, np.ndarray]
+    right: socket.socket | None,
+    left: socket.socket | None,
+    nbytes: int,
+    buffers: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Send `nbytes` bytes, rounded down to whole pieces, to the right, and receive as many from the left. None means that a member does not
-    send, or does not receive."""
+    """Send `nbytes` bytes, rounded down to whole pieces, to the right, and receive as many from the
+    left. None means that a member does not send, or does not receive."""
 
     def send() -> None:
         assert right is not None

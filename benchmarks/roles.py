@@ -1,4 +1,5 @@
-"""A role of zmqdist in a process of its own, and the memory and processor time of a process, from /proc."""
+"""A role of zmqdist in a process of its own, and the memory and processor time of a process, from
+/proc."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def role(*arguments: str) -> Iterator[tuple[int, str]]:
-    """Return a context manager that runs `zmqdist ARGUMENTS` in a process, until the with-statement ends.
+    """Return a context manager that runs `zmqdist ARGUMENTS` in a process, until the with-statement
+    ends.
 
     Returns:
-      The context manager yields the pid, and the address "host:port" at the end of the first line that the process prints.
+      The context manager yields the pid, and the address "host:port" at the end of the first line
+      that the process prints.
 
     Raises:
       RuntimeError: the process ended before it printed a line.
@@ -32,13 +35,15 @@ def role(*arguments: str) -> Iterator[tuple[int, str]]:
 
 
 def memory(pid: int, key: str) -> int:
-    """Return the resident memory of a process in bytes. The key is VmRSS for the present memory, or VmHWM for the most that it ever had."""
+    """Return the resident memory of a process in bytes. The key is VmRSS for the present memory, or
+    VmHWM for the most that it ever had."""
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 
 def processor_s(pid: int) -> float:
-    """Return the seconds of processor time of the threads that a process has now. Threads that have ended are not counted."""
+    """Return the seconds of processor time of the threads that a process has now. Threads that have
+    ended are not counted."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/schedstat") as file:

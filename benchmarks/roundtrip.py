@@ -7,4 +7,6 @@ from __future__ import annotations
 
 from benchmarks.measuring import Question
 
-QUESTION = Question("roundtrip", "One task, from schedule to its result", "us", 1e6, count=5, each=True)
+QUESTION = Question(
+    "roundtrip", "One task, from schedule to its result", "us", 1e6, count=5, each=True
+)

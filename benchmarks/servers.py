@@ -1,7 +1,9 @@
-"""How long does it take to start and stop the servers of a cluster in one process, and to read a variable whose parts are on many servers?
+"""How long does it take to start and stop the servers of a cluster in one process, and to read a
+variable whose parts are on many servers?
 
-These are the two benchmarks in TensorFlow's tests of its servers. In the first, a worker and ten ps are made and stopped, fifty times. In
-the second, a session reads a variable that has a thousand parts on a hundred ps, and joins the parts. Each figure is the median.
+These are the two benchmarks in TensorFlow's tests of its servers. In the first, a worker and ten ps
+are made and stopped, fifty times. In the second, a session reads a variable that has a thousand
+parts on a hundred ps, and joins the parts. Each figure is the median.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _starts(count: int) -> Figure:
         with ExitStack() as stack:
             _cluster(stack, 10)
 
-    return Figure("servers", "made and stopped: 1 worker and 10 ps", "zmqdist", "s", _timed(once, count))
+    return Figure(
+        "servers", "made and stopped: 1 worker and 10 ps", "zmqdist", "s", _timed(once, count)
+    )
 
 
 def _reads(plan: Plan) -> list[Figure]:
@@ -51,7 +55,9 @@ def _reads(plan: Plan) -> list[Figure]:
                 return np.concatenate([session.read(name, task=task) for name, task in places])
 
             case = f"reading a variable in {PARTS} parts on {SERVERS} ps, by floats of a part"
-            figures.append(Figure("servers", case, "zmqdist", "s", _timed(read, plan.blocks), at=floats))
+            figures.append(
+                Figure("servers", case, "zmqdist", "s", _timed(read, plan.blocks), at=floats)
+            )
     return figures
 
 
@@ -68,7 +74,8 @@ def _cluster(stack: ExitStack, count: int) -> zd.Server:
 
 
 def _timed(fn: Callable[[], object], count: int) -> float:
-    """Call `fn` `count` times, after one call that is not counted. Return the median of the seconds of a call."""
+    """Call `fn` `count` times, after one call that is not counted. Return the median of the seconds
+    of a call."""
     fn()
     taken = []
     for _ in range(count):
@@ -78,4 +85,6 @@ def _timed(fn: Callable[[], object], count: int) -> float:
     return median(taken)
 
 
-QUESTION = Question("servers", "A cluster of servers in one process", "", own=measure, curve="floats of a part")
+QUESTION = Question(
+    "servers", "A cluster of servers in one process", "", own=measure, curve="floats of a part"
+)

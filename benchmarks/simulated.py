@@ -1,9 +1,11 @@
-"""Simulates any number of workers, and a coordinator, around the dispatcher's real machine, in virtual time.
+"""Simulates any number of workers, and a coordinator, around the dispatcher's real machine, in
+virtual time.
 
-A simulated worker runs its leases one after the other, each for `task_s`. It reports ended leases every `report_s`, or after each lease if
-a lease takes longer, as real workers do. If the dispatcher recalls a lease that the worker has not begun, the worker returns it. Only two
-times are measured: the time inside the machine, and the time of the codec, which encodes the machine's messages and decodes the messages
-to the machine.
+A simulated worker runs its leases one after the other, each for `task_s`. It reports ended leases
+every `report_s`, or after each lease if a lease takes longer, as real workers do. If the dispatcher
+recalls a lease that the worker has not begun, the worker returns it. Only two times are measured:
+the time inside the machine, and the time of the codec, which encodes the machine's messages and
+decodes the messages to the machine.
 
 Not here: sockets (crowd.py has real ones), and faults (zmqdist.testing has those).
 """
@@ -61,7 +63,8 @@ class Cluster:
 
     Attributes:
       broker: the machine.
-      machine_s: processor time inside the machine so far, including its `deadline`, which a runtime reads after each event.
+      machine_s: processor time inside the machine so far, including its `deadline`, which a runtime
+        reads after each event.
       codec_s: processor time of encoding and decoding so far.
       events: number of events that the machine has handled.
       done: number of results that the machine has sent to the coordinator.
@@ -80,20 +83,25 @@ class Cluster:
         self.hear("coordinator", Define([(FUNCTION, b"f" * 100)]))
         self.join(workers)
 
-    # -- the peers --------------------------------------------------------------------------------------------------
+    # -- the peers ---------------------------------------------------------------------------------
 
     def join(self, count: int) -> None:
         """Register `count` more workers. Each requests the lowest free index."""
         for number in range(len(self._workers), len(self._workers) + count):
             worker = Worker(f"worker {number}")
             self._workers[worker.name] = worker
-            self.hear(worker.name, Register(number + 1, "worker", -1, 1, [], [], 1000 + number, "host"))
+            self.hear(
+                worker.name, Register(number + 1, "worker", -1, 1, [], [], 1000 + number, "host")
+            )
 
     def submit(self, count: int) -> None:
         """Submit `count` tasks in messages of BATCH_ITEMS_MAX tasks."""
         for first in range(0, count, BATCH_ITEMS_MAX):
             works = range(first, min(first + BATCH_ITEMS_MAX, count))
-            self.hear("coordinator", Submit(1, [(work, 0, 0, FUNCTION, b"p" * PAYLOAD_BYTES) for work in works]))
+            self.hear(
+                "coordinator",
+                Submit(1, [(work, 0, 0, FUNCTION, b"p" * PAYLOAD_BYTES) for work in works]),
+            )
 
     def beat(self) -> None:
         """Send one heartbeat of each worker."""
@@ -101,7 +109,8 @@ class Cluster:
             self.hear(name, Beat())
 
     def run(self, left: int = 0) -> None:
-        """Let the workers run tasks until at most `left` tasks wait in the queue; if `left` is -1, until all tasks have ended."""
+        """Let the workers run tasks until at most `left` tasks wait in the queue; if `left` is -1,
+        until all tasks have ended."""
         while self._reports and (left < 0 or self.broker.dispatch.queued > left):
             self.now, _, worker = heapq.heappop(self._reports)
             self._report(worker)
@@ -112,7 +121,9 @@ class Cluster:
         worker.busy = bool(worker.leases)
         begun = [worker.leases[0]] if worker.leases and self._task_s >= REPORT_S else []
         self._next_report(worker)
-        self.hear(worker.name, Done([(lease, VALUE, b"r" * PAYLOAD_BYTES) for lease in ended], begun))
+        self.hear(
+            worker.name, Done([(lease, VALUE, b"r" * PAYLOAD_BYTES) for lease in ended], begun)
+        )
 
     def _next_report(self, worker: Worker) -> None:
         if worker.leases:
@@ -120,10 +131,11 @@ class Cluster:
             self._number += 1
             heapq.heappush(self._reports, (self.now + count * self._task_s, self._number, worker))
 
-    # -- the wire ---------------------------------------------------------------------------------------------------
+    # -- the wire ----------------------------------------------------------------------------------
 
     def hear(self, peer: str, message: Message) -> None:
-        """Have the machine handle a message of a peer. Then have the peers handle the messages that the machine sends because of it."""
+        """Have the machine handle a message of a peer. Then have the peers handle the messages that
+        the machine sends because of it."""
         header = encode(message)
         start = thread_time()
         arrived = decode(header, peer)
@@ -179,7 +191,9 @@ class Cost:
 
 
 def cost_of_tasks(workers: int, tasks: int, task_s: float) -> Cost:
-    """Submit all tasks at once, and run them until the last one has ended. Return what they cost."""
+    """Submit all tasks at once, and run them until the last one has ended. Return what they
+    cost.
+    """
     cluster = Cluster(workers, task_s)
     machine_s, codec_s = cluster.machine_s, cluster.codec_s
     cluster.submit(tasks)
@@ -196,7 +210,8 @@ def cost_of_tasks(workers: int, tasks: int, task_s: float) -> Cost:
 
 
 def cost_of_beats(workers: int, tasks: int) -> float:
-    """Return the microseconds that the machine needs for a heartbeat, while `tasks` tasks are in the queue or at workers."""
+    """Return the microseconds that the machine needs for a heartbeat, while `tasks` tasks are in
+    the queue or at workers."""
     cluster = Cluster(workers, REPORT_S)
     cluster.submit(tasks)
     before = cluster.machine_s
@@ -207,7 +222,8 @@ def cost_of_beats(workers: int, tasks: int) -> float:
 
 
 def cost_of_joins(workers: int) -> float:
-    """Return the microseconds that the machine needs to register a worker, while a cluster grows from 0 to `workers` workers."""
+    """Return the microseconds that the machine needs to register a worker, while a cluster grows
+    from 0 to `workers` workers."""
     spent_s = 0.0
     rounds = max(1, 2000 // workers)
     for _ in range(rounds):
@@ -225,7 +241,8 @@ def memory_of_workers(workers: int) -> float:
 
 
 def memory_of_tasks(tasks: int) -> float:
-    """Return the bytes that the machine needs for a queued task, including the payload of PAYLOAD_BYTES."""
+    """Return the bytes that the machine needs for a queued task, including the payload of
+    PAYLOAD_BYTES."""
     cluster = Cluster(0, REPORT_S)
     return _grown(lambda: cluster.submit(tasks)) / tasks
 

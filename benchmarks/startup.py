@@ -1,6 +1,8 @@
-"""How long does it take from the start of Python to the first result of a function on two worker processes?
+"""How long does it take from the start of Python to the first result of a function on two worker
+processes?
 
-Another process measures the time, which includes the imports. gRPC and bare pyzmq have no workers to start.
+Another process measures the time, which includes the imports. gRPC and bare pyzmq have no workers
+to start.
 """
 
 from __future__ import annotations

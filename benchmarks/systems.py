@@ -1,11 +1,13 @@
-"""The systems that are compared, each in a process of its own, and the session that asks such a process a question.
+"""The systems that are compared, each in a process of its own, and the session that asks such a
+process a question.
 
 Rules
-    If a system is not installed, fails or hangs, the error Unusable gives the reason in one line. The other systems are still measured.
-    All processes that a system has started, also its daemons, end with the system. They have a mark in their environment, and a process
-    with this mark that still runs a moment after the end is killed.
-    Systems whose packages cannot be installed together have a Python each: `--python ray=/path/to/python`, or the environment variable
-    ZMQDIST_BENCH_PYTHON_RAY.
+    If a system is not installed, fails or hangs, the error Unusable gives the reason in one line.
+    The other systems are still measured. All processes that a system has started, also its daemons,
+    end with the system. They have a mark in their environment, and a process with this mark that
+    still runs a moment after the end is killed.
+    Systems whose packages cannot be installed together have a Python each: `--python
+    ray=/path/to/python`, or the environment variable ZMQDIST_BENCH_PYTHON_RAY.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class System:
       title: the name of the system in figures, tables and plots.
       module: the module of benchmarks/peers that runs the system.
       variant: the word after the module's name on the command line; empty if there is none.
-      owner: the part of the module's name before "_". Systems with the same owner need the same packages and Python (`--python`).
+      owner: the part of the module's name before "_". Systems with the same owner need the same
+        packages and Python (`--python`).
       environment: additional environment variables of the process.
     """
 
@@ -90,25 +93,34 @@ SYSTEMS = {
 
 
 def python_of(system: System, pythons: dict[str, str]) -> str:
-    """Return the path of the Python that runs a system: the path in `pythons`, or else in the environment, or else that of this process."""
-    return pythons.get(system.owner) or os.environ.get(f"ZMQDIST_BENCH_PYTHON_{system.owner.upper()}") or sys.executable
+    """Return the path of the Python that runs a system: the path in `pythons`, or else in the
+    environment, or else that of this process."""
+    return (
+        pythons.get(system.owner)
+        or os.environ.get(f"ZMQDIST_BENCH_PYTHON_{system.owner.upper()}")
+        or sys.executable
+    )
 
 
 class Session:
-    """One process of a system, to which this object sends questions as lines of JSON (benchmarks/peers/served.py).
+    """One process of a system, to which this object sends questions as lines of JSON
+    (benchmarks/peers/served.py).
 
     Attributes:
       answers: the names of the questions that the system can answer.
       mark: a text in the environment of the process and of all processes that it starts.
 
     Raises:
-      Unusable: the system is not installed, or does not start. `ask` raises it if the system fails, or takes longer than `limit_s`.
+      Unusable: the system is not installed, or does not start. `ask` raises it if the system fails,
+        or takes longer than `limit_s`.
     """
 
     def __init__(self, system: System, pythons: dict[str, str]) -> None:
         self._system = system
         self.mark = f"{os.getpid()}.{next(_numbers)}"
-        self._folder = tempfile.TemporaryDirectory(prefix="zmqdist-bench-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="zmqdist-bench-", ignore_cleanup_errors=True
+        )
         words = [system.variant] if system.variant else []
         python = python_of(system, pythons)
         self._errors = open(Path(self._folder.name) / "stderr", "w+")  # noqa: SIM115 (closed by close)
@@ -141,16 +153,22 @@ class Session:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         # Some systems start their own commands by name, so the folder of their Python comes first.
         commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]
-        own = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(commands), _MARK: self.mark}
+        own = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PATH": os.pathsep.join(commands),
+            _MARK: self.mark,
+        }
         own["TMPDIR"] = self._folder.name
-        # Drop ZMQDIST_*, because the cluster that they may name must not be measured. Drop PYTHONDONTWRITEBYTECODE, because without the
-        # bytecode of its modules zmqdist would start more slowly than the other systems, which are installed with theirs.
+        # Drop ZMQDIST_*, because the cluster that they may name must not be measured. Drop
+        # PYTHONDONTWRITEBYTECODE, because without the bytecode of its modules zmqdist would start
+        # more slowly than the other systems, which are installed with theirs.
         ours = ("ZMQDIST_", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {**kept, **self._system.environment, **own}
 
     def ask(self, question: str, limit_s: float = ANSWER_LIMIT_S, **what: Any) -> list[float]:
-        """Send a question, and return the answer in base units: seconds, pieces a second, bytes a second, or bytes."""
+        """Send a question, and return the answer in base units: seconds, pieces a second, bytes a
+        second, or bytes."""
         self._say({"do": question, **what})
         return [float(value) for value in self._line(limit_s)["values"]]
 
@@ -166,9 +184,12 @@ class Session:
             self._process.stdin.flush()
 
     def _line(self, limit_s: float) -> dict[str, Any]:
-        """Return the next line that the process writes. Raises Unusable if the line reports a failure or does not come."""
+        """Return the next line that the process writes. Raises Unusable if the line reports a
+        failure or does not come."""
         assert self._process.stdout is not None
-        text = self._process.stdout.readline() if self._answered(self._process.stdout, limit_s) else ""
+        text = (
+            self._process.stdout.readline() if self._answered(self._process.stdout, limit_s) else ""
+        )
         if not text:
             raise Unusable(f"its process ended: {self._last_words()}")
         said: dict[str, Any] = json.loads(text)
@@ -179,8 +200,8 @@ class Session:
         return said
 
     def _answered(self, stdout: IO[str], limit_s: float) -> bool:
-        """Wait for a line. Return False if the process has ended without one. The end of the pipe does not show this, because child
-        processes may keep the pipe open."""
+        """Wait for a line. Return False if the process has ended without one. The end of the pipe
+        does not show this, because child processes may keep the pipe open."""
         until = time.monotonic() + limit_s
         while True:
             ended = self._process.poll() is not None
@@ -218,7 +239,8 @@ class Session:
         self._folder.cleanup()
 
     def _none_left(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` until all processes of the system have ended. Return whether they have."""
+        """Wait at most `limit_s` until all processes of the system have ended. Return whether they
+        have."""
         until = time.monotonic() + limit_s
         while left := marked(self.mark):
             if time.monotonic() >= until:
@@ -234,7 +256,8 @@ class Session:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the pids of the processes that run with this mark. Zombies are left out, because they have no environment."""
+    """Return the pids of the processes that run with this mark. Zombies are left out, because they
+    have no environment."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for name in _processes():

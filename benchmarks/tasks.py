@@ -1,4 +1,5 @@
-"""How many tasks that do nothing are scheduled, run on two worker processes, and fetched in a second?"""
+"""How many tasks that do nothing are scheduled, run on two worker processes, and fetched in a
+second?"""
 
 from __future__ import annotations
 

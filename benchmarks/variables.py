@@ -1,7 +1,8 @@
 """How fast are variables of parameter servers: small additions, rows of a table, and whole arrays?
 
-Two ps run in processes of their own. Each figure is compared, in blocks that take turns, with an upper bound: calls that send the same
-bytes and return them, the same computation in this process, or a memcpy. `ratio` is the part of the upper bound that zmqdist reaches.
+Two ps run in processes of their own. Each figure is compared, in blocks that take turns, with an
+upper bound: calls that send the same bytes and return them, the same computation in this process,
+or a memcpy. `ratio` is the part of the upper bound that zmqdist reaches.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def measure(plan: Plan) -> list[Figure]:
 
 def _started(stack: ExitStack, number: int) -> tuple[PsClient, str]:
     command = [sys.executable, "-c", PS]
-    process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    process = stack.enter_context(
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    )
     stack.callback(process.terminate)
     assert process.stdout is not None
     client = client_of(process.stdout.readline().strip())
@@ -90,7 +93,10 @@ def _small(plan: Plan, client: PsClient, task: str) -> list[Figure]:
             started.get_value()
 
     found = []
-    for case, way in (("small additions, one by one", one_by_one), ("small additions, 500 on the way", together)):
+    for case, way in (
+        ("small additions, one by one", one_by_one),
+        ("small additions, 500 on the way", together),
+    ):
         sides: Sides = {"zmqdist": lambda way=way: way(add), "calls": lambda way=way: way(echo)}  # type: ignore[misc]
         found += _compared(plan, case, "/s", SMALL, sides)
     return found
@@ -101,7 +107,11 @@ def _sparse(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
     refs = [_variable(client, task, 1, (rows, ROW_FLOATS)) for client, task in ps]
     rng = np.random.default_rng(0)
     batches = [[rng.choice(rows, part, replace=False) for _ in ps] for _ in range(16)]
-    grad, table, turn = np.ones((part, ROW_FLOATS), "f4"), np.ones((TABLE_ROWS, ROW_FLOATS), "f4"), [0]
+    grad, table, turn = (
+        np.ones((part, ROW_FLOATS), "f4"),
+        np.ones((TABLE_ROWS, ROW_FLOATS), "f4"),
+        [0],
+    )
 
     def batch() -> list[Any]:
         turn[0] += 1
@@ -110,8 +120,15 @@ def _sparse(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
     def step() -> None:
         places = list(zip([client for client, _ in ps], refs, batch(), strict=True))
         _all([client.rows([(ref, indices)]) for client, ref, indices in places])
-        changes = [c.apply(ref, SGD(0.1), zd.IndexedSlices(grad, indices)) for _, ref, indices in places]
-        _all([client.update([(ref, each)], still=True) for (client, ref, _), each in zip(places, changes, strict=True)])
+        changes = [
+            c.apply(ref, SGD(0.1), zd.IndexedSlices(grad, indices)) for _, ref, indices in places
+        ]
+        _all(
+            [
+                client.update([(ref, each)], still=True)
+                for (client, ref, _), each in zip(places, changes, strict=True)
+            ]
+        )
 
     def echo() -> None:
         _all([internal_client.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
@@ -129,7 +146,11 @@ def _dense(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
     nbytes = plan.sizes[-1]
     floats = nbytes // 4 // len(ps)
     refs = [_variable(client, task, 2, (floats,)) for client, task in ps]
-    grad, source, target = np.ones(floats, "f4"), np.ones(2 * floats, "f4"), np.zeros(2 * floats, "f4")
+    grad, source, target = (
+        np.ones(floats, "f4"),
+        np.ones(2 * floats, "f4"),
+        np.zeros(2 * floats, "f4"),
+    )
     kept: list[Any] = []
 
     def push_and_pull() -> None:
@@ -138,9 +159,15 @@ def _dense(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
         kept[:] = _all([client.read([ref]) for client, ref in places])
 
     def echo() -> None:
-        kept[:] = _all([internal_client.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
+        kept[:] = _all(
+            [internal_client.start(client._rpc, "echo", grad, still=True) for client, _ in ps]
+        )
 
-    sides: Sides = {"zmqdist": push_and_pull, "calls": echo, "memcpy": lambda: np.copyto(target, source)}
+    sides: Sides = {
+        "zmqdist": push_and_pull,
+        "calls": echo,
+        "memcpy": lambda: np.copyto(target, source),
+    }
     case = f"an array of {nbytes >> 20} MiB, pushed and pulled"
     return _compared(plan, case, "GB/s", nbytes / 1e9, sides)
 
@@ -150,18 +177,22 @@ def _all(started: list[Any]) -> list[Any]:
 
 
 def _compared(plan: Plan, case: str, unit: str, amount: float, sides: Sides) -> list[Figure]:
-    """Return a figure of each side: the amount of work that it does in a second, and zmqdist's speed divided by its speed."""
+    """Return a figure of each side: the amount of work that it does in a second, and zmqdist's
+    speed divided by its speed."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for block in range(plan.blocks + 1):
         for name, fn in sides.items():
             began = time.perf_counter()
             fn()
-            if block:  # the first block is not counted, because it uses memory that was never touched
+            if block:
+                # the first block is not counted, because it uses memory that was never touched
                 taken[name].append(time.perf_counter() - began)
     ours = taken["zmqdist"]
     figures = []
     for name, times in taken.items():
-        ratio = None if name == "zmqdist" else median(t / o for t, o in zip(times, ours, strict=True))
+        ratio = (
+            None if name == "zmqdist" else median(t / o for t, o in zip(times, ours, strict=True))
+        )
         figures.append(Figure("variables", case, name, unit, amount / median(times), ratio=ratio))
     return figures
 

@@ -1,5 +1,5 @@
-"""`zmqdist bench`: measure the speed of zmqdist on this host. Each figure is printed with its ratio to the figure of a simpler program,
-which is measured in the same run.
+"""`zmqdist bench`: measure the speed of zmqdist on this host. Each figure is printed with its ratio
+to the figure of a simpler program, which is measured in the same run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,26 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compare the speed of zmqdist with bare pyzmq on this host.")
-@click.option("--peer", metavar="HOST:PORT", help="Measure only calls, to `zmqdist bench --serve` at this address.")
+@click.option(
+    "--peer",
+    metavar="HOST:PORT",
+    help="Measure only calls, to `zmqdist bench --serve` at this address.",
+)
 @click.option("--serve", metavar="HOST:PORT", help="Answer the calls of --peer, until Ctrl-C.")
-@click.option("--quick", is_flag=True, help="Measure less: this takes seconds instead of a minute or two.")
+@click.option(
+    "--quick", is_flag=True, help="Measure less: this takes seconds instead of a minute or two."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
     """Compare the speed of zmqdist with bare pyzmq and a process pool on this host.
 
-    The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. It prints the figures of
-    zmqdist and of the other technique, which are measured in turns, and their ratio. Figures of different runs cannot be compared.
+    The command starts a cluster of two worker processes and measures calls, scheduled functions and
+    large results. It prints the figures of zmqdist and of the other technique, which are measured
+    in turns, and their ratio. Figures of different runs cannot be compared.
 
-    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a
-    port for the comparison with bare pyzmq. This port needs no key: it returns every message to its sender, and sends up to 256 MiB to a
-    sender that requests them.
+    To measure calls between two hosts, start the command with --serve on one and with --peer on the
+    other. --serve also opens a port for the comparison with bare pyzmq. This port needs no key: it
+    returns every message to its sender, and sends up to 256 MiB to a sender that requests them.
     """
     from zmqdist.errors import InvalidArgumentError
 
@@ -44,7 +51,9 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
         figures = _measured(peer, measuring.QUICK if quick else measuring.FULL)
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
-    click.echo(measuring.as_json(figures) if as_json else "\n".join(measuring.table(figures).lines()))
+    click.echo(
+        measuring.as_json(figures) if as_json else "\n".join(measuring.table(figures).lines())
+    )
 
 
 def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:

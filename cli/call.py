@@ -1,4 +1,5 @@
-"""`zmqdist call` and `zmqdist methods`: call a method of a server from the shell, and list its methods."""
+"""`zmqdist call` and `zmqdist methods`: call a method of a server from the shell, and list its
+methods."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
-"""The time-out of a call without --timeout: the command waits for the result as long as the server runs."""
+"""The time-out of a call without --timeout: the command waits for the result as long as the server
+runs."""
 
 CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
-"""Keyword arguments that the methods of a client use themselves. The command cannot pass arguments with these names to a handler."""
+"""Keyword arguments that the methods of a client use themselves. The command cannot pass arguments
+with these names to a handler."""
 
 ROLES: Final = ("client", "submit", "worker", "admin")
 
@@ -30,11 +33,13 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @target_options
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
+    """List the methods of the server at ADDRESS, with their parameters, signatures, and the first
+    line of each docstring.
 
-    ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. The
-    command cannot connect to a worker with CURVE keys, because it expects the key in server.pub, and such a worker has another key. Without
-    ADDRESS, the command uses the dispatcher that ZMQDIST_CONFIG names.
+    ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster,
+    or a worker without CURVE keys. The command cannot connect to a worker with CURVE keys, because
+    it expects the key in server.pub, and such a worker has another key. Without ADDRESS, the
+    command uses the dispatcher that ZMQDIST_CONFIG names.
     """
     from zmqdist.observe.status import printable
 
@@ -50,19 +55,25 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
         click.echo(f"{line:<{width}}  {doc}".rstrip())
 
 
-@click.command(short_help="Call a method of a server.", context_settings={"ignore_unknown_options": True})
+@click.command(
+    short_help="Call a method of a server.", context_settings={"ignore_unknown_options": True}
+)
 @click.argument("address")
 @click.argument("method")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one line of JSON, with arrays as nested lists."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the result as one line of JSON, with arrays as nested lists.",
 )
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Save the result in FILE. Its name decides the form: .npy for an array, .npz for a dict of arrays, .json for any value; with any "
+    help="Save the result in FILE. Its name decides the form: .npy for an array, .npz for a dict "
+    "of arrays, .json for any value; with any "
     "other name the result must be bytes.",
 )
 @click.option(
@@ -70,7 +81,8 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     "timeout_s",
     type=Seconds(),
     metavar="SECONDS",
-    help=f"Longest time to wait for the result. The connection may take {ANSWER_S:g} s at most.  [default: no limit]",
+    help=f"Longest time to wait for the result. The connection may take {ANSWER_S:g} s at most.  "
+    f"[default: no limit]",
 )
 @click.option(
     "--role",
@@ -96,7 +108,8 @@ def call(
     traceback: bool,
     **secrets: Any,
 ) -> None:
-    """Call METHOD of the server at ADDRESS and print its result. For a streaming method, print each item as it arrives.
+    """Call METHOD of the server at ADDRESS and print its result. For a streaming method, print each
+    item as it arrives.
 
     \b
     Each of ARGS is one of these:
@@ -113,7 +126,9 @@ def call(
         raise click.UsageError("--output saves the answer and --json prints it: give one of them")
     place_and_secret = place(address, **secrets)
     try:
-        client, methods_by_name = connect(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
+        client, methods_by_name = connect(
+            *place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S)
+        )
         with client:
             info = _find(methods_by_name, method, client.address)
             _call(client, info, words, as_json=as_json, output=output, timeout_s=timeout_s)
@@ -136,15 +151,21 @@ def _call(
     from zmqdist_cli import values
 
     if info.streaming and output is not None:
-        raise click.UsageError(f"{info.name} is a streaming method, and --output saves a single answer")
+        raise click.UsageError(
+            f"{info.name} is a streaming method, and --output saves a single answer"
+        )
     args, named = values.arguments(words)
     own = (
         CLIENTS_OWN - {"out"} if info.streaming else CLIENTS_OWN
     )  # a stream has no `out`, so a generator may have a parameter `out`
     for name in own & named.keys():
-        raise click.UsageError(f"{name}= would go to the client: pass the argument {name} of {info.name} by position")
+        raise click.UsageError(
+            f"{name}= would go to the client: pass the argument {name} of {info.name} by position"
+        )
     specs = info.input_signature or ()
-    places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
+    places = (
+        {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
+    )
     args = [*map(values.as_given, specs, args), *args[len(specs) :]]
     named = {name: values.as_given(places.get(name), value) for name, value in named.items()}
     timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
@@ -168,7 +189,8 @@ def _call(
 def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """Return a connected client and the server's methods by name. Raises OpError if the server is unreachable or refuses the client."""
+    """Return a connected client and the server's methods by name. Raises OpError if the server is
+    unreachable or refuses the client."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 
@@ -191,12 +213,17 @@ def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> 
     if method in methods_by_name:
         return methods_by_name[method]
     close = difflib.get_close_matches(method, methods_by_name, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(methods_by_name) or 'none'}"
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else f"there are: {', '.join(methods_by_name) or 'none'}"
+    )
     raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
 
 
 def report_error(command: str, error: OpError, *, traceback: bool) -> None:
-    """Print an error as one line `CODE: message`. With `traceback=True`, also print the traceback that the server has sent."""
+    """Print an error as one line `CODE: message`. With `traceback=True`, also print the traceback
+    that the server has sent."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
     from zmqdist_cli.main import report
@@ -222,8 +249,12 @@ def _record(info: MethodInfo) -> dict[str, Any]:
             }
             for parameter in given
         ],
-        "input_signature": info.input_signature if info.input_signature is None else str(info.input_signature),
-        "output_signature": info.output_signature if info.output_signature is None else str(info.output_signature),
+        "input_signature": info.input_signature
+        if info.input_signature is None
+        else str(info.input_signature),
+        "output_signature": info.output_signature
+        if info.output_signature is None
+        else str(info.output_signature),
         "streaming": info.streaming,
         "batch": info.batch,
         "doc": info.doc,
@@ -231,5 +262,6 @@ def _record(info: MethodInfo) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Return the text of another process with control characters replaced, because they could move the cursor of the terminal."""
+    """Return the text of another process with control characters replaced, because they could move
+    the cursor of the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -1,6 +1,8 @@
-"""Code that several commands share: types of options, the address and secret of the target, and the connection to a dispatcher.
+"""Code that several commands share: types of options, the address and secret of the target, and the
+connection to a dispatcher.
 
-Modules whose import takes long are imported in functions, so that `zmqdist --help` takes no noticeable time.
+Modules whose import takes long are imported in functions, so that `zmqdist --help` takes no
+noticeable time.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
     def __init__(self, *, zero: bool = False) -> None:
         self._zero = zero
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         try:
             seconds = float(value)
         except ValueError:
@@ -45,7 +49,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 def grace_option(help: str) -> Callable[[F], F]:
-    """Return the option --grace, for a command that stops processes or work. `help` is the help text of the option."""
+    """Return the option --grace, for a command that stops processes or work. `help` is the help
+    text of the option."""
     return click.option(
         "--grace",
         "grace_s",
@@ -58,21 +63,27 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure to a command. The user needs them if the secret is in an unusual place, or to use
-    no secret.
+    """Add the options --token-file, --keys and --insecure to a command. The user needs them if the
+    secret is in an unusual place, or to use no secret.
     """
     for option in (
         click.option(
             "--insecure",
             is_flag=True,
-            help="If there are no keys, use no token either. A server then lets every process that can connect to its port run code. "
+            help="If there are no keys, use no token either. A server then lets every process "
+            "that can connect to its port run code. "
             "A client then connects only to a server that was started with --insecure, too.",
         ),
         click.option(
-            "--keys", "keys_dir", metavar="DIR", help="Folder of CURVE keys, made by zmqdist keygen or keys join."
+            "--keys",
+            "keys_dir",
+            metavar="DIR",
+            help="Folder of CURVE keys, made by zmqdist keygen or keys join.",
         ),
         click.option(
-            "--token-file", metavar="FILE", help="File with the token to use instead of the one in your home folder."
+            "--token-file",
+            metavar="FILE",
+            help="File with the token to use instead of the one in your home folder.",
         ),
     ):
         command = option(command)
@@ -87,11 +98,13 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             parse_ports(ports)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
-        os.environ[VARIABLE] = ports  # this process and its child processes read the range from this variable
+        # this process and its child processes read the range from this variable
+        os.environ[VARIABLE] = ports
 
 
 def use_ports_of(config: ClusterConfig) -> None:
-    """Have this process choose free ports from the range in a cluster file. A range from --ports or the environment wins."""
+    """Have this process choose free ports from the range in a cluster file. A range from --ports or
+    the environment wins."""
     from zmqdist.port_range import VARIABLE
 
     if config.ports is not None:
@@ -103,18 +116,23 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range, such as 5000-5100, for all ports that no other option sets, so that a firewall has to open only this range.",
+    help="Range, such as 5000-5100, for all ports that no other option sets, so that a firewall "
+    "has to open only this range.",
 )
 
 
-def _check_advertise(context: click.Context, option: click.Parameter, advertise: str | None) -> str | None:
+def _check_advertise(
+    context: click.Context, option: click.Parameter, advertise: str | None
+) -> str | None:
     from zmqdist.addresses import check_advertised
 
     if advertise is not None:
         try:
             check_advertised(advertise)
         except ValueError as error:
-            raise click.BadParameter(f"bad address {advertise!r}: {error}", context, option) from None
+            raise click.BadParameter(
+                f"bad address {advertise!r}: {error}", context, option
+            ) from None
     return advertise
 
 
@@ -122,24 +140,34 @@ advertise_option = click.option(
     "--advertise",
     metavar="HOST[:PORT]",
     callback=_check_advertise,
-    help="Address to which other processes connect, if it differs from --host: behind NAT, for example.",
+    help="Address to which other processes connect, if it differs from --host: behind NAT, for "
+    "example.",
 )
 
 
 def ticket_options(command: F) -> F:
-    """Add the options --ticket-file and --ticket-fd to a command. A role that joins with a ticket makes its own keys."""
+    """Add the options --ticket-file and --ticket-fd to a command. A role that joins with a ticket
+    makes its own keys."""
     for option in (
         click.option(
-            "--ticket-fd", type=click.IntRange(0), metavar="N", help="File descriptor from which to read a join ticket."
+            "--ticket-fd",
+            type=click.IntRange(0),
+            metavar="N",
+            help="File descriptor from which to read a join ticket.",
         ),
-        click.option("--ticket-file", metavar="FILE", help="Private file with a join ticket (zmqdist keys token)."),
+        click.option(
+            "--ticket-file",
+            metavar="FILE",
+            help="Private file with a join ticket (zmqdist keys token).",
+        ),
     ):
         command = option(command)
     return command
 
 
 def target_options(command: F) -> F:
-    """Add to a command the options for connecting to a running server: --timeout and the options for the secrets."""
+    """Add to a command the options for connecting to a running server: --timeout and the options
+    for the secrets."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -153,17 +181,23 @@ def target_options(command: F) -> F:
 
 
 def place(
-    target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool, *, name: str = "TARGET"
+    target: str | None,
+    token_file: str | None,
+    keys_dir: str | None,
+    insecure: bool,
+    *,
+    name: str = "TARGET",
 ) -> tuple[str, Credentials]:
     """Return the "host:port" of a dispatcher and the credentials for it.
 
     Args:
-      target: the TARGET of the command line. This is an address, or the file of a cluster that `zmqdist launch` runs on this host. None
-        means the cluster in ZMQDIST_CONFIG.
+      target: the TARGET of the command line. This is an address, or the file of a cluster that
+        `zmqdist launch` runs on this host. None means the cluster in ZMQDIST_CONFIG.
       name: the name of the target in the error text of the command.
 
     Raises:
-      click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an address.
+      click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an
+      address.
       ConfigError: the file that TARGET or ZMQDIST_CONFIG names is wrong.
       NotFoundError: no cluster of the file runs on this host.
       FailedPreconditionError: several clusters of this name run on this host.
@@ -180,7 +214,8 @@ def place(
         config = ClusterConfig.from_environment() if target is None else running_cluster(target)
         if config is None or config.runtime is None:
             raise click.UsageError(
-                f"which {name}? Give the host:port of a dispatcher; {CONFIG_ENV} names no running cluster"
+                f"which {name}? Give the host:port of a dispatcher; {CONFIG_ENV} names no running "
+                f"cluster"
             )
         target = config.runtime.dispatcher
         if given == Credentials():
@@ -194,12 +229,16 @@ def place(
 
 
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """Raise click.UsageError if a cluster file demands CURVE and no key folder is named, because a role must not use the token instead."""
-    if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
+    """Raise click.UsageError if a cluster file demands CURVE and no key folder is named, because a
+    role must not use the token instead."""
+    if config.security.curve is True and not (
+        config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")
+    ):
         problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
         raise click.UsageError(problem)
 
 
 def printable_line(text: str) -> str:
-    """Return a text with unprintable characters replaced, because other processes have chosen the names in it."""
+    """Return a text with unprintable characters replaced, because other processes have chosen the
+    names in it."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,4 +1,5 @@
-"""`zmqdist drain` and `zmqdist shutdown`: stop one worker, or a dispatcher with all its workers, in good order."""
+"""`zmqdist drain` and `zmqdist shutdown`: stop one worker, or a dispatcher with all its workers, in
+good order."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ LOOK_S: Final = 0.1
 """Seconds between two checks whether the dispatcher has ended."""
 
 SILENT_S: Final = 1.0
-"""Seconds without a reply after which a dispatcher that has accepted the shutdown counts as ended."""
+"""Seconds without a reply after which a dispatcher that has accepted the shutdown counts as
+ended.
+"""
 
 ASKED_S: Final = 3.0
-"""Seconds beyond --timeout that a drain may take, because the dispatcher asks the programs what the worker has for them."""
+"""Seconds beyond --timeout that a drain may take, because the dispatcher asks the programs what the
+worker has for them."""
 
 ENDS_WITHIN_S: Final = 3.0
 """Seconds that a dispatcher may take to end after the grace."""
@@ -38,10 +42,13 @@ _grace = grace_option("Time for running functions to end; then they are killed."
 @click.option(
     "--force",
     is_flag=True,
-    help="Drain the worker even if kept values, data tasks or functions scheduled with `worker=` depend on this worker alone.",
+    help="Drain the worker even if kept values, data tasks or functions scheduled with `worker=` "
+    "depend on this worker alone.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Print what would become of everything that the worker has, and do nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Print what would become of everything that the worker has, and do nothing.",
 )
 @target_options
 @click.pass_context
@@ -58,18 +65,26 @@ def drain(
 ) -> None:
     """Have a worker finish its running functions, and leave.
 
-    WORKER is the name of the worker, such as worker:1. The command prints what becomes of everything that the worker has. Without --force
-    it refuses the drain if kept values, data tasks or functions scheduled with `worker=` depend on this worker alone. Other functions
-    that the worker has not begun return to the queue at once. The command does not wait until the worker has left.
+    WORKER is the name of the worker, such as worker:1. The command prints what becomes of
+    everything that the worker has. Without --force it refuses the drain if kept values, data tasks
+    or functions scheduled with `worker=` depend on this worker alone. Other functions that the
+    worker has not begun return to the queue at once. The command does not wait until the worker has
+    left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
     *target, name = target_and_worker
     job, _, index = name.rpartition(":")
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
-        raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
-    with DispatcherClient(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
-        reply = dispatcher.call("drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S)
+        raise click.UsageError(
+            f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1"
+        )
+    with DispatcherClient(
+        *place(target[0] if target else None, **secrets), "submit", timeout_s
+    ) as dispatcher:
+        reply = dispatcher.call(
+            "drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S
+        )
     lines = report_lines(reply["reports"])
     for line in lines:
         click.echo(line)
@@ -84,8 +99,13 @@ def drain(
 
 
 def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the dispatcher's drain reports as lines, each of which begins with the name of the worker."""
-    return [printable_line(f"{report['worker']}: {line}") for report in reports for line in report["lines"]]
+    """Return the dispatcher's drain reports as lines, each of which begins with the name of the
+    worker."""
+    return [
+        printable_line(f"{report['worker']}: {line}")
+        for report in reports
+        for line in report["lines"]
+    ]
 
 
 def stay(refused: Sequence[str]) -> str:
@@ -100,13 +120,20 @@ def stay(refused: Sequence[str]) -> str:
 @target_options
 @click.pass_context
 def shutdown(
-    context: click.Context, /, target: str | None, *, grace_s: float, timeout_s: float, **secrets: Any
+    context: click.Context,
+    /,
+    target: str | None,
+    *,
+    grace_s: float,
+    timeout_s: float,
+    **secrets: Any,
 ) -> None:
     """Stop the dispatcher TARGET and its workers, and wait until the dispatcher has ended.
 
-    Functions that have not begun do not run. A program that waits for results gets an error, unless a dispatcher is started again at this
-    address. If TARGET is a task of a cluster (zmqdist server), the command stops all running tasks of the cluster, and does not wait until
-    they have ended.
+    Functions that have not begun do not run. A program that waits for results gets an error, unless
+    a dispatcher is started again at this address. If TARGET is a task of a cluster (zmqdist
+    server), the command stops all running tasks of the cluster, and does not wait until they have
+    ended.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural
@@ -117,18 +144,26 @@ def shutdown(
     except FailedPreconditionError as error:
         if IS_NO_DISPATCHER not in error.message:
             raise
-        click.echo(f"the server at {address} ends: {', '.join(_end_tasks(address, credentials, grace_s, timeout_s))}")
+        click.echo(
+            f"the server at {address} ends: "
+            f"{', '.join(_end_tasks(address, credentials, grace_s, timeout_s))}"
+        )
         return
     with dispatcher:
         pid = dispatcher.call("status")["pid"]
         count = dispatcher.call("shutdown", grace_s)
         click.echo(f"dispatcher at {dispatcher.address} ends, with {plural(count, 'worker')}")
         if not _ended(dispatcher, pid, grace_s + ENDS_WITHIN_S):
-            click.echo(f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace", err=True)
+            click.echo(
+                f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace",
+                err=True,
+            )
             context.exit(int(ExitCode.PROGRAM_FAILED))
 
 
-def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s: float) -> list[str]:
+def _end_tasks(
+    address: str, credentials: Credentials, grace_s: float, timeout_s: float
+) -> list[str]:
     from zmqdist.tasks.session import Session
 
     with Session(SimpleNamespace(target=address, credentials=credentials)) as session:
@@ -136,7 +171,8 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: DispatcherClient, pid: int, within_s: float) -> bool:
-    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes first."""
+    """Wait until the dispatcher does not reply any more, or a process with another pid replies.
+    Return False if `within_s` passes first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

@@ -1,4 +1,5 @@
-"""`zmqdist doctor [CONFIG | ADDRESS...]`: find faults of this host or of a cluster, and say what to do about them."""
+"""`zmqdist doctor [CONFIG | ADDRESS...]`: find faults of this host or of a cluster, and say what to
+do about them."""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ def doctor(
 ) -> None:
     """Find faults of this host and of a cluster, and say what to do about each.
 
-    The command always checks this host. CONFIG is a cluster file; its cluster need not run. With CONFIG, the command also checks Python and
-    zmqdist on the hosts of the file's `launcher`. Each ADDRESS is the host:port of a zmqdist server. Without CONFIG and ADDRESS, the
-    command also checks the cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
+    The command always checks this host. CONFIG is a cluster file; its cluster need not run. With
+    CONFIG, the command also checks Python and zmqdist on the hosts of the file's `launcher`. Each
+    ADDRESS is the host:port of a zmqdist server. Without CONFIG and ADDRESS, the command also
+    checks the cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a
+    warning or a problem.
 
     Exit codes: 0 no problem was found, 1 at least one was found.
     """
@@ -52,7 +55,11 @@ def doctor(
         findings = _cluster(ClusterConfig.load(what[0]), given, timeout_s)
     else:
         config = None if what else ClusterConfig.from_environment()
-        findings = _addresses(what, given, timeout_s) if config is None else _cluster(config, given, timeout_s)
+        findings = (
+            _addresses(what, given, timeout_s)
+            if config is None
+            else _cluster(config, given, timeout_s)
+        )
         findings += [] if what or config is not None else _tasks(given, timeout_s)
     if as_json:
         click.echo(json.dumps([finding.record() for finding in findings], indent=2))
@@ -70,7 +77,8 @@ def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> lis
 
 
 def _hosts(config: ClusterConfig) -> list[Finding]:
-    """Examine each host on which the launcher of a cluster file would start roles. This starts a host agent on each host, but no role."""
+    """Examine each host on which the launcher of a cluster file would start roles. This starts a
+    host agent on each host, but no role."""
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError
@@ -88,13 +96,25 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
         pool.close()
         cores = "1 core" if hello.cores == 1 else f"{hello.cores} cores"
         slots = "" if host.slots is None else f", {host.slots} slots"
-        good = ok(host.name, f"Python {hello.python}, zmqdist {hello.version} ({hello.path}), {cores}{slots}")
-        return [good, *(Finding(WARNING, host.name, line.partition("warning: ")[2] or line) for line in said)]
+        good = ok(
+            host.name,
+            f"Python {hello.python}, zmqdist {hello.version} ({hello.path}), {cores}{slots}",
+        )
+        return [
+            good,
+            *(Finding(WARNING, host.name, line.partition("warning: ")[2] or line) for line in said),
+        ]
 
     try:
         hosts = agent_hosts(config) or []
     except OpError as error:
-        return [warning(config.launcher, f"its hosts are not checked: {error.message}", "run `zmqdist doctor` there")]
+        return [
+            warning(
+                config.launcher,
+                f"its hosts are not checked: {error.message}",
+                "run `zmqdist doctor` there",
+            )
+        ]
     with ThreadPoolExecutor(HOSTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as threads:
         return [finding for found in threads.map(examine, hosts) for finding in found]
 
@@ -110,7 +130,9 @@ def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float)
             split(address)
         except InvalidArgumentError as error:
             raise click.UsageError(f"{error.message}; a cluster file ends with .yaml") from None
-    return host.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+    return (
+        host.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+    )
 
 
 def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:

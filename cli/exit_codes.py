@@ -15,7 +15,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line is wrong (as in click itself)."""
     CONFIG = 2
-    """A file that the user wrote is wrong. The number is that of USAGE, because in both cases the user has to correct a mistake."""
+    """A file that the user wrote is wrong. The number is that of USAGE, because in both cases the
+    user has to correct a mistake."""
     UNAVAILABLE = 3
     """The server does not run, or did not reply in time."""
     REFUSED = 4

@@ -1,4 +1,5 @@
-"""`zmqdist keys`: list the keys that a running dispatcher accepts, admit a key with a ticket, and revoke and replace keys."""
+"""`zmqdist keys`: list the keys that a running dispatcher accepts, admit a key with a ticket, and
+revoke and replace keys."""
 
 from __future__ import annotations
 
@@ -19,22 +20,30 @@ from zmqdist_cli.common import Seconds, place, target_options, ticket_options
 def keys() -> None:
     """Manage the keys that a running dispatcher accepts.
 
-    A dispatcher with keys accepts connections only from processes whose public key it knows. A new process makes a key pair and joins with
-    a ticket: `token` makes the ticket, and `join` uses it. All commands but `join` need the file admin.key in the folder of --keys or
-    ZMQDIST_KEYS_DIR, or in the key folder of the cluster if TARGET is a cluster file.
+    A dispatcher with keys accepts connections only from processes whose public key it knows. A new
+    process makes a key pair and joins with a ticket: `token` makes the ticket, and `join` uses it.
+    All commands but `join` need the file admin.key in the folder of --keys or ZMQDIST_KEYS_DIR, or
+    in the key folder of the cluster if TARGET is a cluster file.
     """
 
 
 @keys.command("list", short_help="Show the keys that the dispatcher knows.")
 @click.argument("target", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print the keys as JSON; since_s is in seconds since 1970.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the keys as JSON; since_s is in seconds since 1970.",
+)
 @target_options
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
-    The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    A key is replaced by `zmqdist keys rotate`, or when another process joins under the same name. Some seconds later the dispatcher refuses
-    new connections with the old key. Ports that a process opened with the old key show this key to their clients until the process ends.
+    The time is that at which the key was admitted or revoked. Keys in the file `authorized` are
+    static; all others joined with a ticket. A key is replaced by `zmqdist keys rotate`, or when
+    another process joins under the same name. Some seconds later the dispatcher refuses new
+    connections with the old key. Ports that a process opened with the old key show this key to
+    their clients until the process ends.
     """
     with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -42,10 +51,18 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
         click.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        click.echo("this dispatcher has no CURVE keys: its clients show a token, or nothing (insecure)")
+        click.echo(
+            "this dispatcher has no CURVE keys: its clients show a token, or nothing (insecure)"
+        )
     for row in rows:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["since_s"])) if row["since_s"] else "-"
-        click.echo(f"{row['state']:9} {row['role'] or '-':7} {row['name']:12} {since:19}  {row['key']}")
+        since = (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["since_s"]))
+            if row["since_s"]
+            else "-"
+        )
+        click.echo(
+            f"{row['state']:9} {row['role'] or '-':7} {row['name']:12} {since:19}  {row['key']}"
+        )
 
 
 @keys.command("token", short_help="Make a join ticket, with which one process can join.")
@@ -55,7 +72,8 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3 or ps:0; for a program its role, which is submit, client or admin. If several "
+    help="Name under which the process joins: worker:3 or ps:0; for a program its role, which is "
+    "submit, client or admin. If several "
     "programs of a role join, add numbers: submit:1, submit:2.",
 )
 @click.option(
@@ -73,7 +91,11 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     metavar="HOST:PORT",
     help="For a ps or another zmqdist server: the address to which programs will connect.",
 )
-@click.option("--output", metavar="FILE", help="Write the ticket to a new private file instead of printing it.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Write the ticket to a new private file instead of printing it.",
+)
 @target_options
 def make_token(
     target: str | None,
@@ -87,8 +109,9 @@ def make_token(
 ) -> None:
     """Make a join ticket for the dispatcher TARGET and print it.
 
-    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. The ticket contains the
-    address TARGET, at which the process joins; only a worker joins at the address of its own option --dispatcher instead.
+    A ticket works once, and is a secret until then: pass it to the new process in a private file or
+    through a pipe. The ticket contains the address TARGET, at which the process joins; only a
+    worker joins at the address of its own option --dispatcher instead.
     """
     from zmqdist.errors import FailedPreconditionError
 
@@ -103,7 +126,9 @@ def make_token(
         with open(fd, "w") as file:
             file.write(f"{ticket}\n")
     except OSError as error:
-        raise FailedPreconditionError(f"cannot write the ticket to {output}: {error.strerror}") from None
+        raise FailedPreconditionError(
+            f"cannot write the ticket to {output}: {error.strerror}"
+        ) from None
     click.echo(f"ok: the ticket for {name} is in {output}, good for {valid_s:g} s")
 
 
@@ -113,16 +138,20 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and have the dispatcher that made the ticket admit it.
 
-    The command makes the folder if it is missing, but no folder above it. If the folder has keys already, they must be those of an earlier
-    join at the same dispatcher under the same name. The command reads the ticket from standard input, unless an option gives a file or
-    descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The secret key never leaves
-    this host.
+    The command makes the folder if it is missing, but no folder above it. If the folder has keys
+    already, they must be those of an earlier join at the same dispatcher under the same name. The
+    command reads the ticket from standard input, unless an option gives a file or descriptor. When
+    the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The
+    secret key never leaves this host.
     """
     from zmqdist.transport.join_ticket import join, read_ticket
 
     ticket = read_ticket(ticket_file, 0 if ticket_file is None and ticket_fd is None else ticket_fd)
     join(ticket, folder)
-    click.echo(f"ok: joined {ticket.dispatcher} as {ticket.name}; set ZMQDIST_KEYS_DIR={os.path.abspath(folder)}")
+    click.echo(
+        f"ok: joined {ticket.dispatcher} as {ticket.name}; set "
+        f"ZMQDIST_KEYS_DIR={os.path.abspath(folder)}"
+    )
 
 
 @keys.command("revoke", short_help="Revoke keys, and end their connections.")
@@ -130,19 +159,24 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 @click.option(
     "--force",
     is_flag=True,
-    help="Revoke the key even if this command itself uses it, and even if no admin key is left then.",
+    help="Revoke the key even if this command itself uses it, and even if no admin key is left "
+    "then.",
 )
 @target_options
-def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
-    """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.
+def revoke(
+    target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any
+) -> None:
+    """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their
+    connections.
 
-    If the name is a role, such as submit, the command revokes the role's static key and the keys that joined under exactly this name. It
-    prints each revoked key.
+    If the name is a role, such as submit, the command revokes the role's static key and the keys
+    that joined under exactly this name. It prints each revoked key.
 
-    The dispatcher refuses a revoked key at once, and other members refuse it within seconds. A dispatcher that restarts without --work-dir
-    forgets which keys were revoked, and then accepts a static key that is still in `authorized`. Functions that ran on a revoked worker run
-    again on other workers; those that were scheduled with `worker=` wait for a worker of that name. Unused tickets of the name become
-    invalid, too.
+    The dispatcher refuses a revoked key at once, and other members refuse it within seconds. A
+    dispatcher that restarts without --work-dir forgets which keys were revoked, and then accepts a
+    static key that is still in `authorized`. Functions that ran on a revoked worker run again on
+    other workers; those that were scheduled with `worker=` wait for a worker of that name. Unused
+    tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -154,24 +188,31 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 @keys.command("rotate", short_help="Let members make new keys.")
 @click.argument("target", required=False)
 @click.option(
-    "--name", default="", metavar="NAME", help="Only this member, such as worker:3; by default all members that joined."
+    "--name",
+    default="",
+    metavar="NAME",
+    help="Only this member, such as worker:3; by default all members that joined.",
 )
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
-    """Let each process that was started with a ticket of the dispatcher TARGET make a new key pair. No work is lost.
+    """Let each process that was started with a ticket of the dispatcher TARGET make a new key pair.
+    No work is lost.
 
-    Each process registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. The
-    command replaces neither static keys (use `zmqdist keygen`) nor the keys in a folder that `zmqdist keys join` made (join again with a
-    new ticket).
+    Each process registers its new key over a connection with its old key. The dispatcher refuses
+    the old key some seconds later. The command replaces neither static keys (use `zmqdist keygen`)
+    nor the keys in a folder that `zmqdist keys join` made (join again with a new ticket).
     """
     with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)
         if not count:
             which = f"member {name}" if name else "member"
             raise NotFoundError(
-                f"no connected {which} can make a new key itself: give its process a new ticket (zmqdist keys token)"
+                f"no connected {which} can make a new key itself: give its process a new ticket "
+                f"(zmqdist keys token)"
             )
-    click.echo(f"{count} member{'' if count == 1 else 's'} make{'s' if count == 1 else ''} a new key")
+    click.echo(
+        f"{count} member{'' if count == 1 else 's'} make{'s' if count == 1 else ''} a new key"
+    )
 
 
 def _target_and(words: tuple[str, ...], what: str) -> tuple[str | None, str]:

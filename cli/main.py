@@ -1,8 +1,9 @@
-"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand with one line and an exit code.
+"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand with one
+line and an exit code.
 
-The module of a subcommand is imported when a user runs the subcommand, because some of these modules import NumPy and ZeroMQ, which
-`zmqdist --help` does not need. Each short help is therefore written here as well as at its command. tests/cli/test_help.py compares the two
-texts.
+The module of a subcommand is imported when a user runs the subcommand, because some of these
+modules import NumPy and ZeroMQ, which `zmqdist --help` does not need. Each short help is therefore
+written here as well as at its command. tests/cli/test_help.py compares the two texts.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ COMMANDS: Final = {
 
 
 class Commands(click.Group):
-    """The group of all commands. It imports the module of a command when the command is used, and reports the failure of a command in
-    one line.
+    """The group of all commands. It imports the module of a command when the command is used, and
+    reports the failure of a command in one line.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # Without arguments, click 8.1 would print the help to stdout and exit with 0, and 8.2 would raise a class that 8.1 lacks.
+            # Without arguments, click 8.1 would print the help to stdout and exit with 0, and 8.2
+            # would raise a class that 8.1 lacks.
             click.echo(ctx.get_help(), err=True)
             ctx.exit(int(ExitCode.USAGE))
         return super().parse_args(ctx, args)
@@ -87,7 +89,11 @@ class Commands(click.Group):
             discard_output()
             ctx.exit(int(ExitCode.OK))
         except Exception as error:
-            named = error if isinstance(error, OpError | ConfigError | NotImplementedError) else of_the_system(error)
+            named = (
+                error
+                if isinstance(error, OpError | ConfigError | NotImplementedError)
+                else of_the_system(error)
+            )
             if named is None:
                 raise
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {named}")
@@ -95,12 +101,16 @@ class Commands(click.Group):
 
 
 def report(message: str) -> None:
-    """Print a message to stderr as one line of printable characters, because it may quote another process."""
-    click.echo("".join(char if char.isprintable() else "?" for char in " ".join(message.split())), err=True)
+    """Print a message to stderr as one line of printable characters, because it may quote another
+    process."""
+    click.echo(
+        "".join(char if char.isprintable() else "?" for char in " ".join(message.split())), err=True
+    )
 
 
 def discard_output() -> None:
-    """Send further output to /dev/null, because the reader of the pipe has closed it, as in `zmqdist status | head`."""
+    """Send further output to /dev/null, because the reader of the pipe has closed it, as in
+    `zmqdist status | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -118,7 +128,8 @@ def exit_code(error: Exception) -> ExitCode:
 @click.option("-v", "--verbose", count=True, help="Print logs on stderr; -vv prints more.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
-    """Run Python functions, services, parameter servers and input pipelines on many processes or hosts.
+    """Run Python functions, services, parameter servers and input pipelines on many processes or
+    hosts.
 
     \b
     TARGET is the host:port of a dispatcher, or the cluster file that
@@ -138,7 +149,8 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code. An error that zmqdist raises on purpose is printed to stderr and is not raised."""
+    """Run the command and return its exit code. An error that zmqdist raises on purpose is printed
+    to stderr and is not raised."""
     fill_standard_streams()
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)

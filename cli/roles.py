@@ -1,4 +1,5 @@
-"""`zmqdist dispatcher` and `zmqdist worker`: run one role in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`.
+"""`zmqdist dispatcher` and `zmqdist worker`: run one role in the foreground, until Ctrl-C, SIGTERM
+or `zmqdist shutdown`.
 
 An option of the command line overrides the same setting of the cluster file (--config).
 """
@@ -32,26 +33,38 @@ HOST: Final = "127.0.0.1"
 
 _port = click.IntRange(0, 65535)
 _config = click.option(
-    "--config", "file", metavar="FILE", help="Cluster file; options of the command line override its settings."
+    "--config",
+    "file",
+    metavar="FILE",
+    help="Cluster file; options of the command line override its settings.",
 )
 _grace = grace_option("Time for running functions to end after Ctrl-C or SIGTERM.")
 
 
 class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A type of option: a number of slots, or "auto", which means one slot for each core that this process may use."""
+    """A type of option: a number of slots, or "auto", which means one slot for each core that this
+    process may use."""
 
     name = "slots"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
         if value == "auto":
             return "auto"
         return click.IntRange(1, limits.SLOTS_MAX).convert(value, param, ctx)
 
 
 @click.command(short_help="Run a dispatcher in the foreground.")
-@click.option("--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]")
 @click.option(
-    "--host", "--bind", "host", metavar="HOST", help=f"Address or interface (eth1) to bind.  [default: {HOST}]"
+    "--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]"
+)
+@click.option(
+    "--host",
+    "--bind",
+    "host",
+    metavar="HOST",
+    help=f"Address or interface (eth1) to bind.  [default: {HOST}]",
 )
 @advertise_option
 @ports_option
@@ -60,7 +73,8 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "lease_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Length of a lease. A worker without contact to the dispatcher ends its functions after at most half of the lease, unless they "
+    help="Length of a lease. A worker without contact to the dispatcher ends its functions after "
+    "at most half of the lease, unless they "
     "run in threads.",
 )
 @click.option(
@@ -68,17 +82,21 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "attempts_max",
     type=click.IntRange(1),
     metavar="N",
-    help="Run a function again if its process dies; after N deaths the function fails with WorkerLost.",
+    help="Run a function again if its process dies; after N deaths the function fails with "
+    "WorkerLost.",
 )
 @click.option(
-    "--work-dir", metavar="DIR", help="Folder for the keyring, and for the datasets and journal of the data service."
+    "--work-dir",
+    metavar="DIR",
+    help="Folder for the keyring, and for the datasets and journal of the data service.",
 )
 @click.option(
     "--fault-tolerant",
     "fault_tolerant_mode",
     is_flag=True,
     default=None,
-    help="Keep a journal in --work-dir, from which the data service of a restarted dispatcher continues.",
+    help="Keep a journal in --work-dir, from which the data service of a restarted dispatcher "
+    "continues.",
 )
 @secret_options
 @_config
@@ -86,9 +104,9 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> None:
     """Run a dispatcher in the foreground.
 
-    Workers register with the dispatcher (zmqdist worker --dispatcher HOST:PORT). Programs connect to it
-    (ClusterCoordinator("HOST:PORT")) and schedule functions. To accept connections from other hosts the dispatcher needs keys (zmqdist
-    keygen).
+    Workers register with the dispatcher (zmqdist worker --dispatcher HOST:PORT). Programs connect
+    to it (ClusterCoordinator("HOST:PORT")) and schedule functions. To accept connections from other
+    hosts the dispatcher needs keys (zmqdist keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.shared.config import DispatcherConfig
@@ -110,10 +128,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--dispatcher",
     "target",
     metavar="HOST:PORT",
-    help="Address of the dispatcher; by default the address in the file of --config, or else in ZMQDIST_CONFIG.",
+    help="Address of the dispatcher; by default the address in the file of --config, or else in "
+    "ZMQDIST_CONFIG.",
 )
 @click.option(
-    "--slots", type=Slots(), metavar="N|auto", help="Number of functions that run at the same time.  [default: 1]"
+    "--slots",
+    type=Slots(),
+    metavar="N|auto",
+    help="Number of functions that run at the same time.  [default: 1]",
 )
 @click.option(
     "--threads",
@@ -124,10 +146,15 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--threads-per-slot",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of BLAS and OpenMP in each slot.  [default: OMP_NUM_THREADS or a similar variable, else cores / slots]",
+    help="Threads of BLAS and OpenMP in each slot.  [default: OMP_NUM_THREADS or a similar "
+    "variable, else cores / slots]",
 )
 @click.option(
-    "--job", default="worker", show_default=True, metavar="NAME", help="Job in the worker's name: worker in worker:1."
+    "--job",
+    default="worker",
+    show_default=True,
+    metavar="NAME",
+    help="Job in the worker's name: worker in worker:1.",
 )
 @click.option(
     "--index",
@@ -145,14 +172,19 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 @advertise_option
 @ports_option
 @click.option(
-    "--port", type=_port, default=0, metavar="PORT", help="TCP port at the address of --host; 0 takes a free port."
+    "--port",
+    type=_port,
+    default=0,
+    metavar="PORT",
+    help="TCP port at the address of --host; 0 takes a free port.",
 )
 @click.option(
     "--orphan-limit",
     "orphan_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help=f"End after this time without a connection to the dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
+    help=f"End after this time without a connection to the dispatcher.  [default: "
+    f"{limits.ORPHAN_LIMIT_S:g}]",
 )
 @ticket_options
 @_grace
@@ -179,8 +211,9 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Functions run in slots. Unless
-    --threads is given, each slot is a process of its own, so that a function that crashes stops no other function.
+    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Functions
+    run in slots. Unless --threads is given, each slot is a process of its own, so that a function
+    that crashes stops no other function.
     """
     from zmqdist.addresses import advertised_address
     from zmqdist.cluster.file_sections import WorkerJob
@@ -217,12 +250,14 @@ def worker(
 def _load(file: str) -> ClusterConfig:
     from zmqdist.cluster import ClusterConfig
 
-    # A role in a pod gets a file that `zmqdist launch --render` has written, and such a file has the section `runtime`.
+    # A role in a pod gets a file that `zmqdist launch --render` has written, and such a file has
+    # the section `runtime`.
     return ClusterConfig.load(file, runtime_allowed=True)
 
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of DispatcherConfig that a cluster file sets. Also have this process choose free ports as `use_ports_of` says."""
+    """Return the fields of DispatcherConfig that a cluster file sets. Also have this process choose
+    free ports as `use_ports_of` says."""
     from zmqdist.cluster.file_sections import DispatcherJob, WorkerJob
     from zmqdist.transport.endpoint import split
 
@@ -241,9 +276,11 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Return the address at which workers reach the dispatcher of a cluster file. This is its `advertise`, or else its `address`.
+    """Return the address at which workers reach the dispatcher of a cluster file. This is its
+    `advertise`, or else its `address`.
 
-    Raises click.UsageError if the port is 0, because only `zmqdist launch` knows the port in this case.
+    Raises click.UsageError if the port is 0, because only `zmqdist launch` knows the port in this
+    case.
     """
     from zmqdist.addresses import advertised_address
     from zmqdist.transport.endpoint import split
@@ -253,5 +290,7 @@ def _dispatcher_address(config: ClusterConfig, file: str) -> str:
     if address and section is not None and section.advertise is not None:
         address = advertised_address(section.advertise, split(address)[1])
     if not address or address.endswith(":0"):
-        raise click.UsageError(f"{Path(file).name} has no fixed port for the dispatcher: pass --dispatcher HOST:PORT")
+        raise click.UsageError(
+            f"{Path(file).name} has no fixed port for the dispatcher: pass --dispatcher HOST:PORT"
+        )
     return address

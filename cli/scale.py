@@ -1,4 +1,5 @@
-"""`zmqdist scale [TARGET] worker=COUNT`: change how many workers a launched cluster has, and wait until it has this number."""
+"""`zmqdist scale [TARGET] worker=COUNT`: change how many workers a launched cluster has, and wait
+until it has this number."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from zmqdist_cli.exit_codes import ExitCode
 @click.option(
     "--force",
     is_flag=True,
-    help="End workers even if kept values, data tasks or functions scheduled with `worker=` depend on one of these workers alone.",
+    help="End workers even if kept values, data tasks or functions scheduled with `worker=` "
+    "depend on one of these workers alone.",
 )
 @click.option(
     "--wait",
@@ -44,12 +46,15 @@ def scale(
 ) -> None:
     """Change the number of workers of a cluster that `zmqdist launch` runs.
 
-    If the cluster has fewer than COUNT workers, new ones are started. If it has more, the workers with the least to lose
-    finish their running functions and leave. The command returns when the new workers have registered and the leaving workers have left.
+    If the cluster has fewer than COUNT workers, new ones are started. If it has more, the workers
+    with the least to lose finish their running functions and leave. The command returns when the
+    new workers have registered and the leaving workers have left.
     """
     target, job, count = _parsed(target_and_count)
     with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
-        decision = dispatcher.call("scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S)
+        decision = dispatcher.call(
+            "scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S
+        )
         for line in _lines(decision, count):
             click.echo(line)
         if decision["refused"]:

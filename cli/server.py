@@ -1,4 +1,5 @@
-"""`zmqdist server`: run one task of a cluster in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`."""
+"""`zmqdist server`: run one task of a cluster in the foreground, until Ctrl-C, SIGTERM or `zmqdist
+shutdown`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqdist.files import read_regular
-from zmqdist_cli.common import check_keys, grace_option, ports_option, secret_options, ticket_options, use_ports_of
+from zmqdist_cli.common import (
+    check_keys,
+    grace_option,
+    ports_option,
+    secret_options,
+    ticket_options,
+    use_ports_of,
+)
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -21,9 +29,14 @@ if TYPE_CHECKING:
 @click.option(
     "--spec",
     metavar="JSON",
-    help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE to read such JSON from a file.',
+    help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE to read such JSON '
+    "from a file.",
 )
-@click.option("--job", metavar="NAME", help="Job of this task; you may leave it out if the cluster has only one job.")
+@click.option(
+    "--job",
+    metavar="NAME",
+    help="Job of this task; you may leave it out if the cluster has only one job.",
+)
 @click.option(
     "--index",
     type=click.IntRange(0),
@@ -60,9 +73,9 @@ def server(
 ) -> None:
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
-    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, the environment variable TF_CONFIG or
-    ZMQDIST_CONFIG describes the cluster and names the task to run. If ZMQDIST_CONFIG is the path of a file, name the task by --job and
-    --index.
+    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, the
+    environment variable TF_CONFIG or ZMQDIST_CONFIG describes the cluster and names the task to
+    run. If ZMQDIST_CONFIG is the path of a file, name the task by --job and --index.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials
@@ -89,14 +102,17 @@ def server(
             ticket_file=ticket_file,
             ticket_fd=ticket_fd,
         )
-    except ValueError as error:  # the cluster has several jobs or tasks, so the user has to name one
+    except ValueError as error:
+        # the cluster has several jobs or tasks, so the user has to name one
         raise click.UsageError(f"{error} (--job NAME --index N)") from None
     context.exit(code)
 
 
-def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
-    """Return the cluster of a cluster file, the folder of its keys, and the config of the server. The config says how many slots the task
-    has as a worker.
+def _of_file(
+    path: str, job: str | None, keys_dir: str | None
+) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
+    """Return the cluster of a cluster file, the folder of its keys, and the config of the server.
+    The config says how many slots the task has as a worker.
     """
     from zmqdist.cluster import ClusterConfig
 
@@ -109,7 +125,8 @@ def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterS
     cluster = config.task_spec
     if not cluster.jobs or (job in sections and job not in cluster.jobs):
         raise click.UsageError(
-            f"{Path(path).name} has no addresses for its tasks: write `tasks: [host:port, ...]` in place of `count`"
+            f"{Path(path).name} has no addresses for its tasks: write `tasks: [host:port, ...]` "
+            f"in place of `count`"
         )
     worker = config.jobs.worker
     options = {} if worker is None else {"slots": worker.slots_here()}
@@ -126,7 +143,9 @@ def _of_text(text: str) -> ClusterSpec:
     except OSError as error:
         raise click.UsageError(f"--spec: {text[1:]} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:
-        raise click.UsageError(f'--spec: {error}; wanted {{"worker": ["host:port", ...]}}') from None
+        raise click.UsageError(
+            f'--spec: {error}; wanted {{"worker": ["host:port", ...]}}'
+        ) from None
 
 
 def _of_environment(job: str | None, index: int | None) -> tuple[ClusterSpec, Any, Any]:
@@ -141,5 +160,7 @@ def _of_environment(job: str | None, index: int | None) -> tuple[ClusterSpec, An
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
     if not cluster.jobs:
-        raise click.UsageError("which cluster? Give a CONFIG or --spec, or set TF_CONFIG or ZMQDIST_CONFIG")
+        raise click.UsageError(
+            "which cluster? Give a CONFIG or --spec, or set TF_CONFIG or ZMQDIST_CONFIG"
+        )
     return cluster, job, index

@@ -1,4 +1,5 @@
-"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal. If the output is not a terminal, print the status once."""
+"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal. If the output is not
+a terminal, print the status once."""
 
 from __future__ import annotations
 
@@ -32,11 +33,19 @@ from zmqdist_cli.exit_codes import ExitCode
 @target_options
 @click.pass_context
 def top(
-    context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
+    context: click.Context,
+    /,
+    target: str | None,
+    *,
+    interval_s: float,
+    as_json: bool,
+    timeout_s: float,
+    **secrets: Any,
 ) -> None:
     """Show live what `zmqdist status` shows of the dispatcher TARGET; q or Ctrl-C ends the command.
 
-    The command continues when the dispatcher is restarted. If the output is not a terminal, the command prints the status once and ends.
+    The command continues when the dispatcher is restarted. If the output is not a terminal, the
+    command prints the status once and ends.
     """
     with DispatcherClient(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
@@ -51,7 +60,9 @@ def top(
             context.exit(int(ExitCode.OK))
 
 
-def _live(dispatcher: DispatcherClient, interval_s: float, ends_within: Callable[[float], bool]) -> None:
+def _live(
+    dispatcher: DispatcherClient, interval_s: float, ends_within: Callable[[float], bool]
+) -> None:
     from rich.live import Live
 
     from zmqdist.errors import OpError
@@ -63,14 +74,17 @@ def _live(dispatcher: DispatcherClient, interval_s: float, ends_within: Callable
             try:
                 live.update(_page(checked(dispatcher.call("status"))), refresh=True)
             except OpError as error:  # the dispatcher may be restarted, so the command continues
-                live.update(_problem(f"{error}\ntrying again; press q to end this command"), refresh=True)
+                live.update(
+                    _problem(f"{error}\ntrying again; press q to end this command"), refresh=True
+                )
             due = max(due + interval_s, time.monotonic())
             if ends_within(due - time.monotonic()):
                 return
 
 
 def _page(record: Mapping[str, Any]) -> Any:
-    """Return a status record as text and tables of rich. The tables have the rows that `zmqdist status` prints."""
+    """Return a status record as text and tables of rich. The tables have the rows that `zmqdist
+    status` prints."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -78,14 +92,20 @@ def _page(record: Mapping[str, Any]) -> Any:
 
     from zmqdist.observe import status
 
-    parts: list[Any] = [Text(status.headline(record), style="bold"), *map(Text, status.size(record))]
+    parts: list[Any] = [
+        Text(status.headline(record), style="bold"),
+        *map(Text, status.size(record)),
+    ]
     parts += [Text(line, style="yellow") for line in status.troubles(record)]
     for table in status.tables(record):
         shown = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, expand=False)
         for name in table.columns:
-            shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+            shown.add_column(
+                name.removeprefix(">"), justify="right" if name.startswith(">") else "left"
+            )
         for row in table.rows:
-            # Pass Text to rich, because rich would interpret markup in a str, and the str is from another process.
+            # Pass Text to rich, because rich would interpret markup in a str, and the str is from
+            # another process.
             shown.add_row(*(Text(cell) for cell in row))
         parts.append(shown)
     return Group(*parts)
@@ -99,8 +119,8 @@ def _problem(text: str) -> Any:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Return a context manager that yields a function `wait(seconds)`. The function returns True as soon as the user presses q or standard
-    input ends, and False when the seconds have passed.
+    """Return a context manager that yields a function `wait(seconds)`. The function returns True as
+    soon as the user presses q or standard input ends, and False when the seconds have passed.
     """
     if not sys.stdin.isatty():
         yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])

@@ -1,19 +1,23 @@
-"""Values in a shell: convert the words of a command line to arguments of a call, and convert the result of a call to text.
+"""Values in a shell: convert the words of a command line to arguments of a call, and convert the
+result of a call to text.
 
 Input
     A word that is JSON is read as JSON: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN.
-    Python's spellings of numbers and constants are read, too: True, False, None, .5, nan, -inf, 1+2j.
-    @FILE is the content of a file. A file .npy is an array, .npz is a dict of arrays by name, .json is JSON, and any other file is bytes.
-    NAME=WORD is an argument by name.
-    Any other word is a string. However, a word that begins with {, [ or " and is not JSON is a mistake, and so is a word that begins with -
-    and is no number. To pass a string that would be read as another value, write it as JSON: '"3"', '"a=b"', '"@x"', '"-x"'.
+    Python's spellings of numbers and constants are read, too: True, False, None, .5, nan, -inf,
+    1+2j.
+    @FILE is the content of a file. A file .npy is an array, .npz is a dict of arrays by name, .json
+    is JSON, and any other file is bytes. NAME=WORD is an argument by name.
+    Any other word is a string. However, a word that begins with {, [ or " and is not JSON is a
+    mistake, and so is a word that begins with - and is no number. To pass a string that would be
+    read as another value, write it as JSON: '"3"', '"a=b"', '"@x"', '"-x"'.
 
 Output
-    Each value is printed as one line of JSON, or as several indented lines if it is long. Values that JSON does not have are converted:
-    tuples to lists, namedtuples to dicts, keys to strings, bytes to base64, complex numbers to strings ("1+2j"), and numbers that are not
-    finite to strings ("nan", "inf", "-inf").
-    If the value is an array, it is printed as NumPy prints it, with dtype and shape. An array inside another value, and every array with
-    --json, is printed as nested lists.
+    Each value is printed as one line of JSON, or as several indented lines if it is long. Values
+    that JSON does not have are converted: tuples to lists, namedtuples to dicts, keys to strings,
+    bytes to base64, complex numbers to strings ("1+2j"), and numbers that are not finite to strings
+    ("nan", "inf", "-inf").
+    If the value is an array, it is printed as NumPy prints it, with dtype and shape. An array
+    inside another value, and every array with --json, is printed as nested lists.
 """
 
 from __future__ import annotations
@@ -37,18 +41,22 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.\d*|\.\d+|0|[1-9]\d*)([eE][+-]?\d+)?|[+
 _COMPLEX: Final = re.compile(r"[+-]?[\d.][\d.eE+-]*j")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 INDENT_ABOVE: Final = 100
-"""The most characters of JSON that are printed on one line. Longer JSON is indented over several lines."""
+"""The most characters of JSON that are printed on one line. Longer JSON is indented over several
+lines."""
 
 
 def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments that the words of a command line represent. Raises click.UsageError for a mistake."""
+    """Return the positional and the named arguments that the words of a command line represent.
+    Raises click.UsageError for a mistake."""
     args: list[Any] = []
     named: dict[str, Any] = {}
     for word in words:
         found = _NAMED.fullmatch(word)
         if found is None:
             if named:
-                raise click.UsageError(f"{word!r} follows an argument by name: put arguments by name last")
+                raise click.UsageError(
+                    f"{word!r} follows an argument by name: put arguments by name last"
+                )
             args.append(value_of(word))
         elif found[1] in named:
             raise click.UsageError(f"{found[1]} is given twice")
@@ -58,7 +66,8 @@ def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def value_of(word: str) -> Any:
-    """Return the value that one word of a command line represents. Raises click.UsageError for a mistake."""
+    """Return the value that one word of a command line represents. Raises click.UsageError for a
+    mistake."""
     if word.startswith("@"):
         return _of_file(Path(word[1:]))
     if word in _WORDS:
@@ -67,7 +76,9 @@ def value_of(word: str) -> Any:
         return json.loads(word)
     except (ValueError, RecursionError) as error:
         if word.startswith(("{", "[", '"')):
-            raise click.UsageError(f"{_cut(word)} is no JSON ({error}): quote it for the shell, as '[1, 2]'") from None
+            raise click.UsageError(
+                f"{_cut(word)} is no JSON ({error}): quote it for the shell, as '[1, 2]'"
+            ) from None
         if word.lstrip("+-").isdigit() and len(word) > 1000:
             raise click.UsageError(f"{_cut(word)} is too long for a number") from None
     if _NUMBER.fullmatch(word):
@@ -78,16 +89,21 @@ def value_of(word: str) -> Any:
         except ValueError:
             pass
     if word.startswith("-"):
-        raise click.UsageError(f"no such option: {_cut(word)}; to pass it as text, write it in JSON: '\"{word[:20]}\"'")
+        raise click.UsageError(
+            f"no such option: {_cut(word)}; to pass it as text, write it in JSON: '\"{word[:20]}\"'"
+        )
     return word
 
 
 def as_given(spec: Any, value: Any) -> Any:
-    """Return `value` with its lists converted to the tuples and namedtuples that `spec` has in their place, because JSON has only lists. A
-    value that does not fit `spec` is returned unchanged.
+    """Return `value` with its lists converted to the tuples and namedtuples that `spec` has in
+    their place, because JSON has only lists. A value that does not fit `spec` is returned
+    unchanged.
     """
     if isinstance(spec, dict) and isinstance(value, dict):
-        return {key: as_given(spec[key], item) if key in spec else item for key, item in value.items()}
+        return {
+            key: as_given(spec[key], item) if key in spec else item for key, item in value.items()
+        }
     if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
         return value
     fields = getattr(spec, "_fields", None)
@@ -100,24 +116,29 @@ def as_given(spec: Any, value: Any) -> Any:
 
 
 def shown(value: Any, *, as_json: bool) -> str:
-    """Return a value as text by the rules of the module's docstring. With `as_json`, the text is one line of JSON, also for arrays."""
+    """Return a value as text by the rules of the module's docstring. With `as_json`, the text is
+    one line of JSON, also for arrays."""
     if isinstance(value, np.ndarray) and value.ndim and not as_json:
         return f"{np.array2string(value, separator=', ')}\n{value.dtype}[{', '.join(map(str, value.shape))}]"
     try:
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
         if not as_json and len(text) > INDENT_ABOVE:
             text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2)
-    except ValueError as error:  # the value has an int with more digits than Python converts to text
+    except ValueError as error:
+        # the value has an int with more digits than Python converts to text
         raise click.ClickException(f"the answer cannot be printed: {error}") from None
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
     return "".join(
-        char if char == "\n" or (char.isprintable() and (readable or char.isascii())) else json.dumps(char)[1:-1]
+        char
+        if char == "\n" or (char.isprintable() and (readable or char.isascii()))
+        else json.dumps(char)[1:-1]
         for char in text
     )
 
 
 def plain(value: Any) -> Any:
-    """Return the result of a call with all parts converted to the types of JSON, by the rules of the module's docstring."""
+    """Return the result of a call with all parts converted to the types of JSON, by the rules of
+    the module's docstring."""
     if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -143,11 +164,12 @@ def plain(value: Any) -> Any:
 
 
 def save(value: Any, path: Path) -> str:
-    """Write a value to a file. A file .npy takes an array, .npz a dict of arrays, .json any value, and any other file takes bytes. Return a
-    summary of the value, such as "float32[3, 4]".
+    """Write a value to a file. A file .npy takes an array, .npz a dict of arrays, .json any value,
+    and any other file takes bytes. Return a summary of the value, such as "float32[3, 4]".
 
     Raises:
-      click.ClickException: the value does not fit the name of the file, or the file cannot be written.
+      click.ClickException: the value does not fit the name of the file, or the file cannot be
+      written.
     """
     try:
         if path.suffix == ".npy" and not isinstance(value, (dict, bytes, type(None))):
@@ -173,7 +195,8 @@ def save(value: Any, path: Path) -> str:
         raise click.ClickException(f"cannot write {path}: {reason}") from None
     kind = type(value).__name__
     raise click.ClickException(
-        f"a {kind} cannot be saved as {path.name}: .npy takes an array, .npz a dict of arrays, .json any value"
+        f"a {kind} cannot be saved as {path.name}: .npy takes an array, .npz a dict of arrays, "
+        f".json any value"
     )
 
 

@@ -1,9 +1,9 @@
 """Write docs/machines.md from the machines of the package: `python docs/generate_machines.py`.
 
-A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. For each
-module the page has its purpose, its promises in short, its states, and the events of its machines by
-name: the cases of the method `handle`. A machine without `handle` has a method for each event; the
-page does not list methods. The page is written by hand up to the line `BEGIN`.
+A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. For
+each module the page has its purpose, its promises in short, its states, and the events of its
+machines by name: the cases of the method `handle`. A machine without `handle` has a method for each
+event; the page does not list methods. The page is written by hand up to the line `BEGIN`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ PROMISE = re.compile(r"^ +([A-Z]\d+)[.:]? +(.+)$")
 """The first line of a promise in the docstring of a module."""
 
 SENTENCE_END = re.compile(r"(?<=[.?!])\s(?=[A-Z`*])")
-"""The gap between two sentences. A gap after "e.g." or "..." does not match, because no capital letter follows it."""
+"""The gap between two sentences. A gap after "e.g." or "..." does not match, because no capital
+letter follows it."""
 
 CLAUSE_END = re.compile(
-    r"; |: |, (?:after|and|because|but|directly|even if|except|if|in|not|once|or|so that|unless|until|when|which|while|with|without)\b"
+    r"; |: |, (?:after|and|because|but|directly|even if|except|if|in|not|once|or|so "
+    r"that|unless|until|when|which|while|with|without)\b"
 )
 """The end of the first clause of a sentence: its reasons, exceptions and details follow."""
 
@@ -61,33 +63,42 @@ def modules() -> list[Path]:
 
 
 def events(owner: ast.ClassDef) -> list[str]:
-    """Return the names of the classes that the method `handle` takes, each once, in the order of the cases."""
+    """Return the names of the classes that the method `handle` takes, each once, in the order of
+    the cases."""
     methods = {node.name: node for node in owner.body if isinstance(node, Function)}
     return [*dict.fromkeys(cases("handle", methods, set()))] if "handle" in methods else []
 
 
 def cases(name: str, methods: dict[str, Function], seen: set[str]) -> Iterator[str]:
-    """Yield the event of each case of the `match` in a method. If the default case calls another method, yield that method's events in
-    place of the default case. Do the same for a method that has no `match` itself, but calls methods that have one."""
+    """Yield the event of each case of the `match` in a method. If the default case calls another
+    method, yield that method's events in place of the default case. Do the same for a method that
+    has no `match` itself, but calls methods that have one."""
     seen.add(name)
     match = next((node for node in ast.walk(methods[name]) if isinstance(node, ast.Match)), None)
     if match is None:
         yield from called_cases([methods[name]], methods, seen)
         return
     for case in match.cases:
-        classes = [ast.unparse(x.cls).split(".")[-1] for x in ast.walk(case.pattern) if isinstance(x, ast.MatchClass)]
+        classes = [
+            ast.unparse(x.cls).split(".")[-1]
+            for x in ast.walk(case.pattern)
+            if isinstance(x, ast.MatchClass)
+        ]
         inside = [*called_cases(case.body, methods, seen)] if classes in ([], ["Heard"]) else []
         if inside or not classes:
             yield from inside
             continue
-        # An event that carries a message stands for each kind of message, as if the message were the event.
+        # An event that carries a message stands for each kind of message, as if the message were
+        # the event.
         names = classes if isinstance(case.pattern, ast.MatchOr) else classes[:1]
         if classes[0].endswith("Heard"):
             names = [name for name in classes if not name.endswith("Heard")] or names
         yield from names
 
 
-def called_cases(code: list[ast.stmt], methods: dict[str, Function], seen: set[str]) -> Iterator[str]:
+def called_cases(
+    code: list[ast.stmt], methods: dict[str, Function], seen: set[str]
+) -> Iterator[str]:
     """Yield the events of the methods of `self` that this code calls."""
     for node in (x for root in code for x in ast.walk(root) if isinstance(x, ast.Call)):
         name = ast.unparse(node.func).removeprefix("self.")
@@ -123,7 +134,9 @@ def in_short(promise: str) -> str:
 def states(tree: ast.Module) -> Iterator[str]:
     """Yield a line for each enumeration of the module, with the names of its members."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Enum") for base in node.bases):
+        if isinstance(node, ast.ClassDef) and any(
+            ast.unparse(base).endswith("Enum") for base in node.bases
+        ):
             members = [ast.unparse(x.targets[0]) for x in node.body if isinstance(x, ast.Assign)]
             yield f"States of `{node.name}`: {quoted(members)}."
 
@@ -133,33 +146,53 @@ def quoted(names: list[str]) -> str:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    lines = textwrap.wrap(text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 
 def section(path: Path) -> str:
-    """Return the section of a module; "" if the module has neither promises nor a method `handle`."""
+    """Return the section of a module; "" if the module has neither promises nor a method
+    `handle`.
+    """
     tree = ast.parse(path.read_text())
     docstring = ast.get_docstring(tree) or ""
     numbered = promises(docstring)
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    handled = [f"Events of `{owner.name}`: {quoted(names)}." for owner in owners if (names := events(owner))]
+    handled = [
+        f"Events of `{owner.name}`: {quoted(names)}."
+        for owner in owners
+        if (names := events(owner))
+    ]
     if not numbered and not handled:
         return ""
     purpose = (
-        SENTENCE_END.split(" ".join(docstring.partition("\n\n")[0].split()))[0].rstrip(".").removesuffix("; no I/O")
+        SENTENCE_END.split(" ".join(docstring.partition("\n\n")[0].split()))[0]
+        .rstrip(".")
+        .removesuffix("; no I/O")
     )
     numbers = f" ({numbered[0][0]}-{numbered[-1][0]})" if numbered else ""
     listed = [wrapped(f"{n}. {in_short(text)}", "   ") for n, (_, text) in enumerate(numbered, 1)]
-    paragraphs = [wrapped(f"{purpose}{numbers}."), "\n".join(listed), *map(wrapped, [*states(tree), *handled])]
-    return "\n\n".join([f"### `{path.relative_to(ROOT / 'zmqdist')}`", *filter(None, paragraphs)]) + "\n"
+    paragraphs = [
+        wrapped(f"{purpose}{numbers}."),
+        "\n".join(listed),
+        *map(wrapped, [*states(tree), *handled]),
+    ]
+    return (
+        "\n\n".join([f"### `{path.relative_to(ROOT / 'zmqdist')}`", *filter(None, paragraphs)])
+        + "\n"
+    )
 
 
 def page(current: str) -> str:
-    """Return the new text of the page: its part that is written by hand, unchanged, and after it the sections."""
+    """Return the new text of the page: its part that is written by hand, unchanged, and after it
+    the sections."""
     by_hand, mark, _ = current.partition(BEGIN)
     if not mark:
-        raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")
+        raise SystemExit(
+            f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}"
+        )
     return f"{by_hand}{BEGIN}\n" + "\n".join(filter(None, map(section, modules())))
 
 

@@ -18,27 +18,34 @@ COLUMNS = 100
 
 
 def every_message() -> str:
-    """Return a section for each pair of sender and receiver, with an item for each message, in the order of `messages.ALL`."""
+    """Return a section for each pair of sender and receiver, with an item for each message, in the
+    order of `messages.ALL`."""
     sections: dict[str, list[str]] = {}
     for cls in messages.ALL:
         fields = ", ".join(f"`{name}`" for name in cls.__struct_fields__)
         text = f"- {cls.__struct_config__.tag} `{cls.__name__}`({fields}): {first_paragraph(cls.__doc__ or '')}"
         sections.setdefault(cls.SENT, []).append(wrapped(text))
-    return "\n\n".join(f"### {ends}\n\n" + "\n".join(items) for ends, items in sections.items()) + "\n"
+    return (
+        "\n\n".join(f"### {ends}\n\n" + "\n".join(items) for ends, items in sections.items()) + "\n"
+    )
 
 
 def shapes() -> str:
-    """Return a list of the tuples that fields of messages contain: each type alias of messages.py with the docstring below it."""
+    """Return a list of the tuples that fields of messages contain: each type alias of messages.py
+    with the docstring below it."""
     source = Path(messages.__file__).read_text()
     found = re.findall(r'^(\w+): TypeAlias = .*\n"""(?s:(.*?))"""', source, re.MULTILINE)
     return "\n".join(wrapped(f"- `{name}`: {first_paragraph(text)}") for name, text in found) + "\n"
 
 
 def page(current: str) -> str:
-    """Return the new text of the page: its part that is written by hand, unchanged, and after it the generated part."""
+    """Return the new text of the page: its part that is written by hand, unchanged, and after it
+    the generated part."""
     by_hand, mark, _ = current.partition(BEGIN)
     if not mark:
-        raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")
+        raise SystemExit(
+            f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}"
+        )
     return f"{by_hand}{BEGIN}\n## Every message\n\n{every_message()}\n### Tuples in these fields\n\n{shapes()}"
 
 
@@ -47,7 +54,9 @@ def first_paragraph(docstring: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    lines = textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 

@@ -1,6 +1,8 @@
-"""The module zmqdist.rpc.internal_client with some functions replaced, in the place of the real one in a single module.
+"""The module zmqdist.rpc.internal_client with some functions replaced, in the place of the real one
+in a single module.
 
-Who patches the module itself patches it for every client of the process: a reader that another test has left asks through it as well.
+Who patches the module itself patches it for every client of the process: a reader that another test
+has left asks through it as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A command of `zmqdist` in this process: what it prints on each stream, and its exit code.
 
-`click.testing.CliRunner` mixes the two streams before click 8.2, unless an argument that 8.2 no longer has keeps them apart.
+`click.testing.CliRunner` mixes the two streams before click 8.2, unless an argument that 8.2 no
+longer has keeps them apart.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """A test that leaves something behind has failed, whatever it asserted.
 
-After each test: child processes, threads of zmqdist, sockets and shared memory that were not there before it. After each
-module: processes anywhere on the machine that descend from this run, so that an orphan is found, too. What ends in the
-background has `PATIENCE_S` to do so; only a test that fails waits that long.
+After each test: child processes, threads of zmqdist, sockets and shared memory that were not there
+before it. After each
+module: processes anywhere on the machine that descend from this run, so that an orphan is found,
+too. What ends in the background has `PATIENCE_S` to do so; only a test that fails waits that long.
 
-A cluster that several tests share belongs to a fixture of module scope: it is there before the test and is checked after
-the module. A test that changes it (kills one of its workers, say, which is then replaced) is marked `shares_cluster`.
+A cluster that several tests share belongs to a fixture of module scope: it is there before the test
+and is checked after the module. A test that changes it (kills one of its workers, say, which is
+then replaced) is marked `shares_cluster`.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ import pytest
 PATIENCE_S = 20.0
 ROOT = Path(__file__).resolve().parents[1]
 _MARK = f"ZMQDIST_TEST_RUN={os.getpid()}"
-_TRACKERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # the standard library's, for good
+# the standard library's, for good
+_TRACKERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Hypothesis's deadline for an example is 200 ms of wall-clock time (none where CI is set), which a busy machine exceeds.
+    # Hypothesis's deadline for an example is 200 ms of wall-clock time (none where CI is set),
+    # which a busy machine exceeds.
     hypothesis.settings.register_profile("no deadline", hypothesis.settings(), deadline=None)
     hypothesis.settings.load_profile("no deadline")
     name, value = _MARK.split("=")
@@ -39,12 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         # Started in the background of a shell; children would inherit that, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
-        "markers", "shares_cluster: changes a cluster of module scope; checked after the module only"
+        "markers",
+        "shares_cluster: changes a cluster of module scope; checked after the module only",
     )
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collected items, of which a process of pytest-xdist has thousands, out of each garbage collection of a test."""
+    """Keep the collected items, of which a process of pytest-xdist has thousands, out of each
+    garbage collection of a test."""
     gc.collect()
     gc.freeze()
 
@@ -57,30 +63,46 @@ def _read(path: Path) -> str:
 
 
 def _children() -> set[str]:
-    pids = {pid for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
-    for zygote in [pid for pid in pids if _is_zygote(pid)]:  # it stays; what was forked from it is ours like the rest
-        pids = (pids - {zygote}) | set(_read(Path("/proc", zygote, "task", zygote, "children")).split())
+    pids = {
+        pid
+        for task in Path("/proc/self/task").iterdir()
+        for pid in _read(task / "children").split()
+    }
+    for zygote in [pid for pid in pids if _is_zygote(pid)]:
+        # it stays; what was forked from it is ours like the rest
+        pids = (pids - {zygote}) | set(
+            _read(Path("/proc", zygote, "task", zygote, "children")).split()
+        )
     told = {
-        f"child process {pid}: {_read(Path('/proc', pid, 'cmdline')) or 'ended, nobody waited for it'}" for pid in pids
+        f"child process {pid}: "
+        f"{_read(Path('/proc', pid, 'cmdline')) or 'ended, nobody waited for it'}"
+        for pid in pids
     }
     return {text for text in told if not any(tracker in text for tracker in _TRACKERS)}
 
 
 def _is_zygote(pid: str) -> bool:
-    """The process of this one from which zmqdist forks children: there is one until the end, whoever needed it first."""
-    return _read(Path("/proc", pid, "comm")) == "zmqdist-zygote\n" and f"\nPPid:\t{os.getpid()}\n" in _read(
-        Path("/proc", pid, "status")
-    )
+    """The process of this one from which zmqdist forks children: there is one until the end,
+    whoever needed it first."""
+    return _read(
+        Path("/proc", pid, "comm")
+    ) == "zmqdist-zygote\n" and f"\nPPid:\t{os.getpid()}\n" in _read(Path("/proc", pid, "status"))
 
 
 def _threads() -> set[str]:
-    return {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate() if "zmqdist" in thread.name}
+    return {
+        f"thread {thread.name} ({thread.ident})"
+        for thread in threading.enumerate()
+        if "zmqdist" in thread.name
+    }
 
 
 def _descriptors() -> set[str]:
     found = set()
     zygotes = sys.modules.get("zmqdist.process.zygote_client")
-    controls = set() if zygotes is None else {str(number) for number in zygotes.control_descriptors()}
+    controls = (
+        set() if zygotes is None else {str(number) for number in zygotes.control_descriptors()}
+    )
     for path in Path("/proc/self/fd").iterdir():
         if path.name in controls:
             continue
@@ -127,7 +149,9 @@ def left_behind(before: set[str], look: Callable[[], set[str]], patience_s: floa
     deadline = time.monotonic() + patience_s
     pause = threading.Event()
     known = {_identity(text) for text in before}
-    while (left := [text for text in look() if _identity(text) not in known]) and time.monotonic() < deadline:
+    while (
+        left := [text for text in look() if _identity(text) not in known]
+    ) and time.monotonic() < deadline:
         pause.wait(0.01)
     return sorted(left)
 
@@ -158,7 +182,9 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of this test's own. Folders whose tests make tokens and keys use it for all of them."""
+    """A token of this test's own. Folders whose tests make tokens and keys use it for all of
+    them.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("ZMQDIST_KEYS_DIR", "ZMQDIST_TOKEN_FILE", "ZMQDIST_INSECURE"):
         monkeypatch.delenv(name, raising=False)
@@ -166,7 +192,8 @@ def own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Runs a Python program in another process, which is killed at the end. Its stdout is a pipe; its log stays out of that."""
+    """Runs a Python program in another process, which is killed at the end. Its stdout is a pipe;
+    its log stays out of that."""
     made: list[subprocess.Popen[str]] = []
 
     def run(program: str, *args: str) -> subprocess.Popen[str]:

@@ -1,6 +1,7 @@
 """Free ports of loopback, which nobody else of this machine is given before the test has ended.
 
-Without that, another test of the same run, or either end of a connection, may have the port before the server that was to have it.
+Without that, another test of the same run, or either end of a connection, may have the port before
+the server that was to have it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ _reserved: list[Reserved] = []
 
 
 def free_address() -> str:
-    """ "127.0.0.1:port"; nobody listens there, and whoever binds it says SO_REUSEADDR, as ZeroMQ does."""
+    """ "127.0.0.1:port"; nobody listens there, and whoever binds it says SO_REUSEADDR, as ZeroMQ
+    does."""
     _reserved.append(Reserved())
     return _reserved[-1].address
 

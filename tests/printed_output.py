@@ -1,4 +1,5 @@
-"""What a page says that a block prints is what it prints: the evaluator of the code blocks in conftest.py of the root."""
+"""What a page says that a block prints is what it prints: the evaluator of the code blocks in
+conftest.py of the root."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 
 class PrintedOutput(PythonEvaluator):
-    """Runs a block, and compares what each line prints with the comment behind the line, or with the lines of comment below it.
+    """Runs a block, and compares what each line prints with the comment behind the line, or with
+    the lines of comment below it.
 
-    `...` in a comment stands for any text. A line that runs more than once prints its comment each time.
+    `...` in a comment stands for any text. A line that runs more than once prints its comment each
+    time.
     """
 
     def __call__(self, example: Example) -> None:
@@ -54,7 +57,8 @@ class _OutputByLine:
 
 
 def comment_of(lines: list[str], number: int) -> str:
-    """Return the comment of a line, which is counted from 1, or the lines of comment below it, or ""."""
+    """Return the comment of a line, which is counted from 1, or the lines of comment below it, or
+    ""."""
     line, *below = lines[number - 1 :]
     if "  # " in line:
         return line.rpartition("  # ")[2].strip()

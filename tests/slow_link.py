@@ -1,4 +1,5 @@
-"""A link of few bytes per second, as a proxy of TCP: what it holds waits in small buffers, as before a real slow link."""
+"""A link of few bytes per second, as a proxy of TCP: what it holds waits in small buffers, as
+before a real slow link."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class SlowLink:
 
     Attributes:
       address: where it listens.
-      connections: how many connections it has passed on. With one client, more than one means that a connection was lost.
+      connections: how many connections it has passed on. With one client, more than one means that
+        a connection was lost.
       carried: bytes that have passed, in both directions together.
     """
 

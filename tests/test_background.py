@@ -66,7 +66,9 @@ def until_it_waits(thread: threading.Thread) -> None:
     """Wait until `thread` waits for an event."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        frame = sys._current_frames().get(thread.ident or 0)  # reach: documented by the standard library
+        frame = sys._current_frames().get(
+            thread.ident or 0
+        )  # reach: documented by the standard library
         while frame is not None:
             if frame.f_code is threading.Event.wait.__code__:
                 return
@@ -90,4 +92,6 @@ def test_what_a_thread_of_ours_raises_is_logged_with_its_name(
         "zmqdist-test-fails failed",
         "zmqdist-test-finalizer failed",
     ]
-    assert all(record.exc_info is not None and record.exc_info[1] is error for record in caplog.records)
+    assert all(
+        record.exc_info is not None and record.exc_info[1] is error for record in caplog.records
+    )

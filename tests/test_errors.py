@@ -32,14 +32,20 @@ CODED = [
 REPORTS = [
     {
         "worker": "worker:1",
-        "losses": ["1 kept value that has no lineage: load-3", "1 function that only worker:1 may run: sum-4"],
+        "losses": [
+            "1 kept value that has no lineage: load-3",
+            "1 function that only worker:1 may run: sum-4",
+        ],
         "lost": ["load-3"],
         "unknown": 2,
         "pinned": ["sum-4"],
         "data": [["train", "FILE", False], ["test", "DYNAMIC", True]],
     }
 ]
-STARTS = (errors.LostStart("worker:0", 1, -11, ""), errors.LostStart("worker:1", 2, None, "last words"))
+STARTS = (
+    errors.LostStart("worker:0", 1, -11, ""),
+    errors.LostStart("worker:1", 2, None, "last words"),
+)
 SAMPLES: list[Exception] = [
     errors.OpError("node", "op", "message", 7, {"a": 1}, {"b": 2}),
     *(cls(None, None, "message", {"key": "value"}) for _, _, cls in CODED),
@@ -54,13 +60,22 @@ SAMPLES: list[Exception] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "name", "cls"), CODED, ids=lambda value: str(value) if isinstance(value, str) else "")
-def test_each_code_has_its_class_name_and_constructor(code: int, name: str, cls: type[errors.OpError]) -> None:
+@pytest.mark.parametrize(
+    ("code", "name", "cls"), CODED, ids=lambda value: str(value) if isinstance(value, str) else ""
+)
+def test_each_code_has_its_class_name_and_constructor(
+    code: int, name: str, cls: type[errors.OpError]
+) -> None:
     assert getattr(errors, name) == code
     assert errors.exception_type_from_error_code(code) is cls
     assert errors.error_code_from_exception_type(cls) == code
     error = cls("node", "op", "what happened", {"a": 1}, {"b": 2})
-    assert (error.node_def, error.op, error.message, error.error_code) == ("node", "op", "what happened", code)
+    assert (error.node_def, error.op, error.message, error.error_code) == (
+        "node",
+        "op",
+        "what happened",
+        code,
+    )
     assert error.experimental_payloads == {"a": 1, "b": 2}
     assert cls(None, None, "m").experimental_payloads == {}
     assert str(error) == "what happened"
@@ -70,7 +85,12 @@ def test_each_code_has_its_class_name_and_constructor(code: int, name: str, cls:
 
 def test_a_class_with_a_code_takes_the_message_alone() -> None:
     error = errors.NotFoundError("what happened")
-    assert (error.node_def, error.op, error.message, error.error_code) == (None, None, "what happened", 5)
+    assert (error.node_def, error.op, error.message, error.error_code) == (
+        None,
+        None,
+        "what happened",
+        5,
+    )
     assert str(pickle.loads(pickle.dumps(error))) == "what happened"
 
 
@@ -83,7 +103,9 @@ def test_there_is_a_sample_of_every_error() -> None:
     declared = {
         cls
         for _, cls in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(cls, Exception) and cls.__module__ == errors.__name__ and not cls.__name__.startswith("_")
+        if issubclass(cls, Exception)
+        and cls.__module__ == errors.__name__
+        and not cls.__name__.startswith("_")
     }
     assert {type(error) for error in SAMPLES} == declared
 
@@ -149,17 +171,25 @@ def test_closer_classes_have_the_code_of_their_base(
         (errors.WireError("tcp://peer", "no header"), "peer tcp://peer: no header"),
         (
             errors.ProtocolMismatchError("the server", (1, 0), (2, 3)),
-            "the server speaks zmqdist protocol 2.3, this side 1.0: install the same zmqdist on both ends (the older one is this side)",
+            (
+                "the server speaks zmqdist protocol 2.3, this side 1.0: install the same zmqdist on "
+                "both ends (the older one is this side)"
+            ),
         ),
         (
             errors.WorkerLost("module.work", STARTS),
             (
-                "module.work was started 2 times, and its process or worker was lost: worker:0 (killed by SIGSEGV), "
-                "worker:1 (exit code unknown)\nlast lines of the last process that wrote any:\nlast words"
+                "module.work was started 2 times, and its process or worker was lost: worker:0 "
+                "(killed by SIGSEGV), "
+                "worker:1 (exit code unknown)\nlast lines of the last process that wrote "
+                "any:\nlast words"
             ),
         ),
         (errors.ConfigError("c.yaml", 7, "jobs", "bad"), "c.yaml:7: jobs: bad"),
-        (errors.ConfigError("c.yaml", 7, "jobs", "bad", "mend it"), "c.yaml:7: jobs: bad (mend it)"),
+        (
+            errors.ConfigError("c.yaml", 7, "jobs", "bad", "mend it"),
+            "c.yaml:7: jobs: bad (mend it)",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -197,6 +227,12 @@ def test_what_follows_keeps_the_traceback_of_its_reason() -> None:
 def test_the_loss_of_variables_is_made_from_an_unavailable_error_alone() -> None:
     reason = errors.UnavailableError(None, None, "ps:0 is gone")
     error = errors.PSUnavailableError(reason)
-    assert (error.original_exception, error.message, error.error_code) == (reason, "ps:0 is gone", errors.UNAVAILABLE)
-    with pytest.raises(AssertionError, match="original_exception must be an UnavailableError, not a ValueError"):
+    assert (error.original_exception, error.message, error.error_code) == (
+        reason,
+        "ps:0 is gone",
+        errors.UNAVAILABLE,
+    )
+    with pytest.raises(
+        AssertionError, match="original_exception must be an UnavailableError, not a ValueError"
+    ):
         errors.PSUnavailableError(ValueError("x"))  # type: ignore[arg-type]

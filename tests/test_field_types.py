@@ -1,4 +1,5 @@
-"""Each field of a config is refused when the config is made, if its value has another type than the field."""
+"""Each field of a config is refused when the config is made, if its value has another type than the
+field."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ CASES = [
     (kind, field.name, value, field.type)
     for kind in KINDS
     for field in dataclasses.fields(kind)
-    for value in [*WRONG[str(field.type).removesuffix(" | None")], *([] if "None" in str(field.type) else [None])]
+    for value in [
+        *WRONG[str(field.type).removesuffix(" | None")],
+        *([] if "None" in str(field.type) else [None]),
+    ]
     if (field.name, value) != ("dispatcher_address", None)
 ]
 

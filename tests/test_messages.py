@@ -17,7 +17,9 @@ def test_all_lists_every_message_and_tags_are_unique() -> None:
     declared = {
         value
         for value in vars(messages).values()
-        if isinstance(value, type) and issubclass(value, messages.Message) and value is not messages.Message
+        if isinstance(value, type)
+        and issubclass(value, messages.Message)
+        and value is not messages.Message
     }
     assert set(messages.ALL) == declared
     tags = [message.__struct_config__.tag for message in messages.ALL]

@@ -1,7 +1,8 @@
-"""Every name that reaches a file: what a peer or a file says leaves no folder, and nothing that lies there holds anybody up.
+"""Every name that reaches a file: what a peer or a file says leaves no folder, and nothing that
+lies there holds anybody up.
 
-A name comes from a user, who may name any path, or from elsewhere (a peer, a file that was read), and then it is no path at all. The two
-tables have a row for each place; a new one gets a row.
+A name comes from a user, who may name any path, or from elsewhere (a peer, a file that was read),
+and then it is no path at all. The two tables have a row for each place; a new one gets a row.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from zmqdist.transport import keys, token
 
 WITHIN_S = 20.0
 REFUSALS = (errors.OpError, OSError, ValueError, ConfigError)
-"""What a name may end with: an error that says so. Anything else is a fault, and so is no end at all."""
+"""What a name may end with: an error that says so. Anything else is a fault, and so is no end at
+all."""
 
 
 def ends(act: Callable[[], Any], pipe: Path | None = None) -> str:
@@ -82,7 +84,9 @@ NAMED: dict[str, Callable[[str], Any]] = {
     "cache file": lambda path: list(Dataset.range(3).cache(path.removesuffix(".data"))),
     "saved dataset": lambda path: list(Dataset.load(path)),
     "folder of a save": lambda path: Dataset.range(3).save(path),
-    "place of a save": lambda path: Dataset.range(3).save(path + ".there", checkpoint_args={"directory": path}),
+    "place of a save": lambda path: Dataset.range(3).save(
+        path + ".there", checkpoint_args={"directory": path}
+    ),
     "text file": lambda path: list(zd.data.TextLineDataset(path)),
     "records": lambda path: list(zd.data.TFRecordDataset(path)),
     "checkpoint to read": checkpoint.load,
@@ -101,7 +105,9 @@ NAMED: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("place", NAMED)
-def test_a_name_that_no_file_can_have_or_that_is_a_pipe_is_refused(place: str, tmp_path: Path) -> None:
+def test_a_name_that_no_file_can_have_or_that_is_a_pipe_is_refused(
+    place: str, tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe.data"
     os.mkfifo(pipe, 0o600)
     nowhere = tmp_path / "nowhere.data"
@@ -151,7 +157,8 @@ def spoil_shard(folder: Path, name: str) -> Callable[[], Any]:
 
 
 def spoil_place(folder: Path, name: str) -> Callable[[], Any]:
-    """A save that was cut off, whose place says that its run lies elsewhere: it would cut off and delete what is there."""
+    """A save that was cut off, whose place says that its run lies elsewhere: it would cut off and
+    delete what is there."""
 
     def numbers(fail: bool) -> Dataset:
         return Dataset.range(9).map(lambda x: 1 // 0 if fail and x == 5 else x)
@@ -233,7 +240,9 @@ def guarded(folder: Path) -> Path:
 
 @pytest.mark.parametrize("number", range(11))
 @pytest.mark.parametrize("place", SAID)
-def test_a_name_that_a_file_says_leads_out_of_no_folder(place: str, number: int, tmp_path: Path) -> None:
+def test_a_name_that_a_file_says_leads_out_of_no_folder(
+    place: str, number: int, tmp_path: Path
+) -> None:
     kept = guarded(tmp_path)
     act = SAID[place](tmp_path, traversing(tmp_path)[number])
     assert ends(act) in ("DataLossError", "ValueError", "ConfigError", "InvalidArgumentError")
@@ -241,7 +250,9 @@ def test_a_name_that_a_file_says_leads_out_of_no_folder(place: str, number: int,
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_any_text_is_the_id_of_a_dataset_and_its_file_stays_in_its_folder(number: int, tmp_path: Path) -> None:
+def test_any_text_is_the_id_of_a_dataset_and_its_file_stays_in_its_folder(
+    number: int, tmp_path: Path
+) -> None:
     kept = guarded(tmp_path)
     assert ends(put_dataset(tmp_path, traversing(tmp_path)[number])) == "done"
     assert (kept.read_text(), list(kept.parent.iterdir())) == ("mine", [kept])
@@ -249,7 +260,8 @@ def test_any_text_is_the_id_of_a_dataset_and_its_file_stays_in_its_folder(number
 
 
 def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path: Path) -> None:
-    """What the dispatcher and `keygen` write goes to a new file, and over a link, never to where it leads."""
+    """What the dispatcher and `keygen` write goes to a new file, and over a link, never to where it
+    leads."""
     kept = guarded(tmp_path)
     (tmp_path / "work" / "datasets").mkdir(parents=True, mode=0o700)
     store = DatasetStore(str(tmp_path / "work"))
@@ -267,7 +279,9 @@ def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["a\0b", "x" * 5000, "y/" * 3000, "pipe"])
-def test_a_dispatcher_that_is_asked_to_save_to_such_a_path_answers_and_serves_on(kind: str, tmp_path: Path) -> None:
+def test_a_dispatcher_that_is_asked_to_save_to_such_a_path_answers_and_serves_on(
+    kind: str, tmp_path: Path
+) -> None:
     config = service.DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
     with service.DispatchServer(config) as dispatcher:
         path = tmp_path / "there"
@@ -275,6 +289,8 @@ def test_a_dispatcher_that_is_asked_to_save_to_such_a_path_answers_and_serves_on
             path.mkdir()
             os.mkfifo(path / "snapshot.metadata", 0o600)
         name = str(path) if kind == "pipe" else f"{tmp_path}/{kind}"
-        save = lambda: zd.data.experimental.distributed_save(Dataset.range(5), name, dispatcher.target)
+        save = lambda: zd.data.experimental.distributed_save(
+            Dataset.range(5), name, dispatcher.target
+        )
         assert ends(save, path / "snapshot.metadata" if kind == "pipe" else None) != "done"
         service.register_dataset(dispatcher.target, Dataset.range(3))

@@ -42,7 +42,9 @@ def test_packing_the_leaves_gives_the_structure_again(structure: Any) -> None:
 @given(structures)
 def test_mapping_keeps_the_structure_and_changes_each_leaf(structure: Any) -> None:
     mapped = nest.map_structure(lambda one, two: (one, two), structure, structure)
-    assert nest.flatten(nest.map_structure(str, structure)) == [str(leaf) for leaf in nest.flatten(structure)]
+    assert nest.flatten(nest.map_structure(str, structure)) == [
+        str(leaf) for leaf in nest.flatten(structure)
+    ]
     assert len(nest.flatten(mapped)) == 2 * len(nest.flatten(structure))
 
 
@@ -61,7 +63,9 @@ def test_mapping_keeps_the_structure_and_changes_each_leaf(structure: Any) -> No
         ({1, 2}, [{1, 2}]),
     ],
 )
-def test_leaves_come_from_left_to_right_and_dicts_in_sorted_order(structure: Any, leaves: list[Any]) -> None:
+def test_leaves_come_from_left_to_right_and_dicts_in_sorted_order(
+    structure: Any, leaves: list[Any]
+) -> None:
     assert nest.flatten(structure) == leaves
 
 
@@ -99,17 +103,29 @@ def test_structures_that_differ_in_leaves_only_are_the_same(one: Any, two: Any) 
     ("one", "two", "error", "told"),
     [
         ([1], (1,), TypeError, r"\(top\): expected a list of 1, given a tuple of 1"),
-        ({"a": [1, (2,)]}, {"a": [1, [2]]}, TypeError, r"\['a'\]\[1\]: expected a tuple of 1, given a list of 1"),
+        (
+            {"a": [1, (2,)]},
+            {"a": [1, [2]]},
+            TypeError,
+            r"\['a'\]\[1\]: expected a tuple of 1, given a list of 1",
+        ),
         ({"a": 1, "b": 2}, [1, 2], TypeError, "expected a dict of 2, given a list of 2"),
         (Point(1, 2), (1, 2), TypeError, "expected a Point of 2, given a tuple of 2"),
         (Point(1, 2), Pair(1, 2), TypeError, "expected a Point of 2, given a Pair of 2"),
         ([1, 2], [1], ValueError, "expected 2 items, given 1"),
         ({"a": 1}, {"b": 1}, ValueError, r"expected the keys \['a'\], given \['b'\]"),
-        ([1, Point(2, [3])], [1, Point(2, 3)], ValueError, r"\[1\]\.y: expected a list of 1, given a leaf \(int\)"),
+        (
+            [1, Point(2, [3])],
+            [1, Point(2, 3)],
+            ValueError,
+            r"\[1\]\.y: expected a list of 1, given a leaf \(int\)",
+        ),
         (1, [1], ValueError, r"expected a leaf \(int\), given a list of 1"),
     ],
 )
-def test_a_difference_is_named_with_its_place(one: Any, two: Any, error: type[Exception], told: str) -> None:
+def test_a_difference_is_named_with_its_place(
+    one: Any, two: Any, error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         nest.assert_same_structure(one, two)
 
@@ -124,9 +140,17 @@ def test_without_check_types_only_the_shape_counts() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "told"),
     [
-        (lambda: nest.pack_sequence_as([1, 2], [1]), ValueError, "2 leaves, flat_sequence has 1 items"),
+        (
+            lambda: nest.pack_sequence_as([1, 2], [1]),
+            ValueError,
+            "2 leaves, flat_sequence has 1 items",
+        ),
         (lambda: nest.pack_sequence_as(1, [1, 2]), ValueError, "1 leaves, flat_sequence has 2"),
-        (lambda: nest.pack_sequence_as([1], 3), TypeError, "flat_sequence must be a list or tuple, not int"),
+        (
+            lambda: nest.pack_sequence_as([1], 3),
+            TypeError,
+            "flat_sequence must be a list or tuple, not int",
+        ),
         (lambda: nest.map_structure(3, [1]), TypeError, "callable, not int"),
         (lambda: nest.map_structure(len), ValueError, "at least one structure"),
         (lambda: nest.map_structure(max, [1], [1, 2]), ValueError, "expected 1 items, given 2"),

@@ -1,4 +1,5 @@
-"""Optimizers against their formulas, one element at a time; dense and sparse, in place and into other memory."""
+"""Optimizers against their formulas, one element at a time; dense and sparse, in place and into
+other memory."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def reference(optimizer: Optimizer, x: float, grads: list[float]) -> float:
             case Adam(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon):
                 a = beta_1 * a + (1 - beta_1) * g
                 b = beta_2 * b + (1 - beta_2) * g * g
-                x -= rate * math.sqrt(1 - beta_2**t) / (1 - beta_1**t) * a / (math.sqrt(b) + epsilon)
+                x -= (
+                    rate * math.sqrt(1 - beta_2**t) / (1 - beta_1**t) * a / (math.sqrt(b) + epsilon)
+                )
     return x
 
 
@@ -54,7 +57,9 @@ def test_many_dense_steps_are_the_formula_for_each_element(optimizer: Optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice(optimizer: Optimizer) -> None:
+def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice(
+    optimizer: Optimizer,
+) -> None:
     rng = np.random.default_rng(2)
     start = rng.normal(size=(5, 3))
     value = start.copy()
@@ -74,7 +79,9 @@ def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(optimizer: Optimizer) -> None:
+def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(
+    optimizer: Optimizer,
+) -> None:
     count = PIECE * 2 + 3
     rng = np.random.default_rng(3)
     start, grad = rng.normal(size=(count,)).astype("f4"), rng.normal(size=(count,)).astype("f4")
@@ -84,7 +91,9 @@ def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(optimiz
     optimizer.update(value, grad, optimizer.slots(value), 1)
     np.testing.assert_array_equal(value, out)
     for index in (0, PIECE - 1, PIECE, count - 1):
-        assert out[index] == pytest.approx(reference(optimizer, float(start[index]), [float(grad[index])]), rel=1e-4)
+        assert out[index] == pytest.approx(
+            reference(optimizer, float(start[index]), [float(grad[index])]), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
@@ -123,4 +132,8 @@ def test_what_cannot_work_is_a_value_error_when_it_is_made(make: Any, text: str)
 
 def test_rows_of_the_same_index_are_added_up() -> None:
     indices, rows = summed(IndexedSlices(np.arange(8).reshape(4, 2), np.array([3, 0, 3, 2])))
-    assert dict(zip(indices.tolist(), rows.tolist(), strict=True)) == {0: [2, 3], 2: [6, 7], 3: [4, 6]}
+    assert dict(zip(indices.tolist(), rows.tolist(), strict=True)) == {
+        0: [2, 3],
+        2: [6, 7],
+        3: [4, 6],
+    }

@@ -1,4 +1,5 @@
-"""An option that does not exist is an error that names the call that the user wrote, and the nearest option."""
+"""An option that does not exist is an error that names the call that the user wrote, and the
+nearest option."""
 
 from __future__ import annotations
 
@@ -16,17 +17,33 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("local_cluster()", lambda: zd.local_cluster(token_file="x"), "there are workers, slots, "),
     ("Executor()", lambda: zd.Executor("h:1", max_worker=2), "did you mean 'max_workers'?"),
     ("Executor()", lambda: zd.Executor("h:1", queue_maximum=2), "did you mean 'queue_max'?"),
-    ("ClusterCoordinator()", lambda: zd.ClusterCoordinator("h:1", result="safe"), "did you mean 'results'?"),
-    ("ParameterServerStrategy()", lambda: zd.ParameterServerStrategy({}, place="x"), "did you mean 'placement'?"),
+    (
+        "ClusterCoordinator()",
+        lambda: zd.ClusterCoordinator("h:1", result="safe"),
+        "did you mean 'results'?",
+    ),
+    (
+        "ParameterServerStrategy()",
+        lambda: zd.ParameterServerStrategy({}, place="x"),
+        "did you mean 'placement'?",
+    ),
     ("DispatcherConfig()", lambda: DispatcherConfig(lease=1), "did you mean 'lease_s'?"),
     ("WorkerConfig()", lambda: WorkerConfig("h:1", slot=1), "did you mean 'slots'?"),
     ("DispatchServer()", lambda: zd.DispatchServer(prt=0), "did you mean 'port'?"),
-    ("WorkerServer()", lambda: zd.WorkerServer(dispatcher="h:1"), "did you mean 'dispatcher_address'?"),
+    (
+        "WorkerServer()",
+        lambda: zd.WorkerServer(dispatcher="h:1"),
+        "did you mean 'dispatcher_address'?",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("call", "wrong", "hint"), WRONG, ids=[f"{row[0]} {row[2][-14:]}" for row in WRONG])
-def test_a_wrong_option_names_the_call_and_the_nearest_option(call: str, wrong: Callable[[], Any], hint: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "wrong", "hint"), WRONG, ids=[f"{row[0]} {row[2][-14:]}" for row in WRONG]
+)
+def test_a_wrong_option_names_the_call_and_the_nearest_option(
+    call: str, wrong: Callable[[], Any], hint: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert str(caught.value).startswith(f"{call} has no option ")
@@ -34,7 +51,13 @@ def test_a_wrong_option_names_the_call_and_the_nearest_option(call: str, wrong: 
 
 
 def test_the_signatures_that_help_and_editors_show_are_those_of_the_functions() -> None:
-    assert list(inspect.signature(zd.local_cluster).parameters) == ["workers", "slots", "ps", "processes", "options"]
+    assert list(inspect.signature(zd.local_cluster).parameters) == [
+        "workers",
+        "slots",
+        "ps",
+        "processes",
+        "options",
+    ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"
 
 

@@ -20,7 +20,10 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
 SUBCLASSES = {
     "masked": (MASKED, r"numpy\.ma\.(core\.)?MaskedArray .*array\.filled\(value\).* array\.mask"),
     "masked without a mask": (np.ma.masked_array([1.0]), r"numpy\.ma\.(core\.)?MaskedArray"),
-    "records": (np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), r"recarray .*np\.asarray makes a plain"),
+    "records": (
+        np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        r"recarray .*np\.asarray makes a plain",
+    ),
     "characters": (np.char.array(["a"]), "chararray"),
     "of a package": (np.arange(2.0).view(Metres), r"tests\.test_plain_arrays\.Metres"),
     "in a list": ([[1.0, 2.0], MASKED], "MaskedArray"),
@@ -49,7 +52,17 @@ class Tensor:
 
 def test_plain_values_and_arrays_of_other_packages_lose_nothing(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "m", np.float32, "w+", shape=(2,))
-    for value in (1, 2.5, "a", np.float32(1), np.arange(3), mapped, [1, [2]], [np.arange(2)], Tensor()):
+    for value in (
+        1,
+        2.5,
+        "a",
+        np.float32(1),
+        np.arange(3),
+        mapped,
+        [1, [2]],
+        [np.arange(2)],
+        Tensor(),
+    ):
         assert what_is_lost(value) == ""
     assert plain_array(Tensor(), "x").tolist() == [0, 1, 2]
     assert type(plain_array(mapped, "x")) is np.ndarray

@@ -1,4 +1,5 @@
-"""Objects say at a prompt what they are: address, workers, state; no memory address, no secret, and never an error."""
+"""Objects say at a prompt what they are: address, workers, state; no memory address, no secret, and
+never an error."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_clusters_and_executors_say_their_address_and_state() -> None:
         assert re.fullmatch("<WorkerServer worker:0 at 127.0.0.1:[0-9]+>", repr(worker))
         assert re.fullmatch("<Server of ps:0 at 127.0.0.1:[0-9]+>", repr(ps))
         with zd.ParameterServerStrategy(cluster) as strategy:
-            assert re.fullmatch(f"<ParameterServerStrategy of {place}, workers=1, ps=1>", repr(strategy))
+            assert re.fullmatch(
+                f"<ParameterServerStrategy of {place}, workers=1, ps=1>", repr(strategy)
+            )
             with strategy.scope():
                 variable = zd.Variable([1.0, 2.0], name="w", dtype="float32")
             assert repr(variable) == "<Variable 'w' shape=(2,) dtype=float32 on ps:0>"
@@ -79,5 +82,11 @@ def secret_of(cluster: zd.local_cluster) -> str:
 
 def test_no_text_has_a_secret() -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster, zd.Executor(cluster) as executor:
-        every: list[Any] = [cluster, cluster.dispatcher, *cluster.servers, executor, cluster.credentials]
+        every: list[Any] = [
+            cluster,
+            cluster.dispatcher,
+            *cluster.servers,
+            executor,
+            cluster.credentials,
+        ]
         assert not [value for value in every if secret_of(cluster) in repr(value)]

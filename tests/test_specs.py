@@ -13,7 +13,7 @@ import pytest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec, convert, function
 
-# -- TensorSpec -----------------------------------------------------------------------------------------------------
+# -- TensorSpec ------------------------------------------------------------------------------------
 
 
 def test_a_spec_has_tensorflows_arguments_and_defaults() -> None:
@@ -29,7 +29,12 @@ def test_specs_compare_hash_copy_and_pickle_by_content() -> None:
     one, two = TensorSpec((2, None), "i4", "x"), TensorSpec([2, None], np.int32, "x")
     assert one == two == pickle.loads(pickle.dumps(one)) == copy.deepcopy(one)
     assert len({one, two}) == 1
-    assert one not in (TensorSpec((2, None), "i4"), TensorSpec((2, 1), "i4", "x"), TensorSpec((2, None), "i8", "x"), 3)
+    assert one not in (
+        TensorSpec((2, None), "i4"),
+        TensorSpec((2, 1), "i4", "x"),
+        TensorSpec((2, None), "i8", "x"),
+        3,
+    )
     with pytest.raises(AttributeError):
         one.shape = ()  # type: ignore[misc]
 
@@ -46,13 +51,27 @@ def test_specs_compare_hash_copy_and_pickle_by_content() -> None:
             np.zeros((3, 1), "i4"),
             "expected int32 of shape (2, None), given int32 of shape (3, 1)",
         ),
-        (TensorSpec((), "i4", "n"), np.int64(1), "n: expected int32 of shape (), given int64 of shape ()"),
+        (
+            TensorSpec((), "i4", "n"),
+            np.int64(1),
+            "n: expected int32 of shape (), given int64 of shape ()",
+        ),
         (TensorSpec(None, "f4"), np.zeros(2, ">f4"), "expected float32, given >f4 of shape (2,)"),
-        (TensorSpec((1,)), np.zeros((), "f4"), "expected float32 of shape (1,), given float32 of shape ()"),
-        (TensorSpec((), bytes), np.array("text"), "expected |S0 of shape (), given <U4 of shape ()"),
+        (
+            TensorSpec((1,)),
+            np.zeros((), "f4"),
+            "expected float32 of shape (1,), given float32 of shape ()",
+        ),
+        (
+            TensorSpec((), bytes),
+            np.array("text"),
+            "expected |S0 of shape (), given <U4 of shape ()",
+        ),
     ],
 )
-def test_a_spec_says_what_is_wrong_with_an_array(spec: TensorSpec, array: Any, problem: str | None) -> None:
+def test_a_spec_says_what_is_wrong_with_an_array(
+    spec: TensorSpec, array: Any, problem: str | None
+) -> None:
     assert spec.problem(array) == problem
     assert spec.is_compatible_with(array) == (problem is None)
 
@@ -73,7 +92,7 @@ def test_what_is_no_spec_is_refused(arguments: Any, error: type[Exception]) -> N
         TensorSpec(*arguments)
 
 
-# -- convert --------------------------------------------------------------------------------------------------------
+# -- convert ---------------------------------------------------------------------------------------
 
 
 class Variable:
@@ -105,7 +124,9 @@ class Variable:
         (Variable(), TensorSpec((3,), "i4"), np.arange(3, dtype="i4")),
     ],
 )
-def test_weak_numbers_take_the_dtype_of_the_spec(value: Any, spec: TensorSpec, expected: Any) -> None:
+def test_weak_numbers_take_the_dtype_of_the_spec(
+    value: Any, spec: TensorSpec, expected: Any
+) -> None:
     array = convert(value, spec)
     assert type(array) is np.ndarray
     assert array.dtype == expected.dtype
@@ -155,10 +176,12 @@ def test_numbers_for_dtypes_of_ml_dtypes_are_checked_too() -> None:
             convert(value, TensorSpec((), dtype))
 
 
-# -- function -------------------------------------------------------------------------------------------------------
+# -- function --------------------------------------------------------------------------------------
 
 
-@function(input_signature=[TensorSpec((), np.int32)], output_signature={"y": TensorSpec((), np.int32)})
+@function(
+    input_signature=[TensorSpec((), np.int32)], output_signature={"y": TensorSpec((), np.int32)}
+)
 def doubled(x: int) -> dict[str, int]:
     """Twice."""
     return {"y": 2 * x}
@@ -179,7 +202,11 @@ class Model:
 
 def test_a_decorated_function_stays_what_it_was_and_knows_its_specs() -> None:
     assert doubled(3) == {"y": 6}
-    assert (doubled.__name__, doubled.__doc__, doubled.__module__) == ("doubled", "Twice.", __name__)
+    assert (doubled.__name__, doubled.__doc__, doubled.__module__) == (
+        "doubled",
+        "Twice.",
+        __name__,
+    )
     assert doubled.input_signature == [TensorSpec((), np.int32)]
     assert doubled.output_signature == {"y": TensorSpec((), np.int32)}
     assert plain(3) == 3

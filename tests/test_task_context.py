@@ -1,4 +1,5 @@
-"""What a running function can ask about itself; what depends on where it runs is tested with the slots."""
+"""What a running function can ask about itself; what depends on where it runs is tested with the
+slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A public function that gets an argument of a wrong kind names the parameter, before it sends, starts or opens anything."""
+"""A public function that gets an argument of a wrong kind names the parameter, before it sends,
+starts or opens anything."""
 
 from __future__ import annotations
 
@@ -253,7 +254,14 @@ VALID: Final[dict[str, Any]] = {
 }
 
 MADE_BY_ZMQDIST: Final = {
-    *("ClientSnapshot", "MethodInfo", "MultiProcessRunnerResult", "PerReplica", "PerWorkerValue", "PerWorkerValues"),
+    *(
+        "ClientSnapshot",
+        "MethodInfo",
+        "MultiProcessRunnerResult",
+        "PerReplica",
+        "PerWorkerValue",
+        "PerWorkerValues",
+    ),
     *(
         "Ragged",
         "Recovered",
@@ -274,8 +282,17 @@ SECTIONS: Final = {name for name in cluster.__all__ if name.endswith(("Config", 
 FOR_ZMQDIST: Final = {
     *("Dataset", "Dataset.rewrite", "DispatchServer.report_exit", "DispatchServer.report_gone"),
     *("DispatchServer.serve_scaling", "DispatchServer.snapshot_streams", "DispatchServer.wait_for"),
-    *("DispatchServer.watch_members", "ParameterServerStrategy.make_variable", "rpc_ZmqClient.stubs"),
-    *("RemoteValue.copied", "RemoteValue.release_at_end", "RemoteValue.settle", "RemoteValue.settle_at_end"),
+    *(
+        "DispatchServer.watch_members",
+        "ParameterServerStrategy.make_variable",
+        "rpc_ZmqClient.stubs",
+    ),
+    *(
+        "RemoteValue.copied",
+        "RemoteValue.release_at_end",
+        "RemoteValue.settle",
+        "RemoteValue.settle_at_end",
+    ),
     *(f"Variable.start_{kind}" for kind in ("apply", "read", "rows", "scatter", "update")),
 }
 """Constructors and methods that only zmqdist calls."""
@@ -303,12 +320,14 @@ DUCKS: Final = {
     "CrossDeviceOps.group": "the operations check it",
     "CrossDeviceOps.server": "any object with the operations of a CollectiveMember",
     "KubernetesClusterResolver.override_client": "a client of the user's own class",
-    "ParameterServerStrategy.apply.optimizer": "also a function or a class of the user: the ps checks it",
+    "ParameterServerStrategy.apply.optimizer": "also a function or a class of the user: the ps "
+    "checks it",
     "ParameterServerStrategy.experimental_distribute_dataset.dataset": "any iterable: the workers check it",
     "ParameterServerStrategy.read.variables": "any structure with variables",
     "WorkerServer.zygote": "for zmqdist",
     "check_resolver.resolver": "what is no resolver breaks the first rule that the function checks",
-    "distribute.service": "checked when the transformation is applied, because the service may be started until then",
+    "distribute.service": "checked when the transformation is applied, because the service may be "
+    "started until then",
     "rpc_ZmqServer.register.max_delay_ms": "checked if there are batches",
     "rpc_ZmqClient.call.args": "the text counts the arguments",
     "rpc_ZmqClient.security": "for zmqdist",
@@ -319,7 +338,10 @@ DUCKS: Final = {
 SYNONYMS: Final = {
     **dict.fromkeys(("dst", "src"), "task"),
     **dict.fromkeys(("embedding_weights", "params"), "table"),
-    **dict.fromkeys(("max_run_time", "operation_timeout_in_ms", "timeout", "timeout_in_ms", "timeout_s"), "time-out"),
+    **dict.fromkeys(
+        ("max_run_time", "operation_timeout_in_ms", "timeout", "timeout_in_ms", "timeout_s"),
+        "time-out",
+    ),
     **dict.fromkeys(("sp_ids", "sparse_ids"), "ids"),
     **dict.fromkeys(("sp_weights", "sparse_weights"), "weights"),
 }
@@ -327,7 +349,8 @@ SYNONYMS: Final = {
 
 
 def public() -> dict[str, Any]:
-    """Every public class and function of the modules by its name, and the methods of the classes that have an object here."""
+    """Every public class and function of the modules by its name, and the methods of the classes
+    that have an object here."""
     found: dict[str, Any] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
@@ -341,7 +364,11 @@ def public() -> dict[str, Any]:
                 found[name] = value
             if is_class and hasattr(Objects, name):
                 methods = [method for method in dir(value) if not method.startswith("_")]
-                found |= {f"{name}.{method}": value for method in methods if inspect.isroutine(getattr(value, method))}
+                found |= {
+                    f"{name}.{method}": value
+                    for method in methods
+                    if inspect.isroutine(getattr(value, method))
+                }
     return {name: value for name, value in found.items() if name not in FOR_ZMQDIST}
 
 
@@ -374,7 +401,9 @@ def test_a_wrong_argument_is_named(objects: Objects, name: str) -> None:
     ]
 
     def valid(parameter: inspect.Parameter) -> Any:
-        fallback = VALID.get(parameter.name) if parameter.default is parameter.empty else parameter.default
+        fallback = (
+            VALID.get(parameter.name) if parameter.default is parameter.empty else parameter.default
+        )
         return VALID.get(f"{name}.{parameter.name}", fallback)
 
     faults = []
@@ -384,12 +413,19 @@ def test_a_wrong_argument_is_named(objects: Objects, name: str) -> None:
         for wrong in wrong_values(tried, valid(tried)):
             values = {each.name: wrong if each is tried else valid(each) for each in parameters}
             items = VALID.get(f"{name}.*", ())
-            by_position = [each.name for each in parameters if items and each.kind is each.POSITIONAL_OR_KEYWORD]
+            by_position = [
+                each.name
+                for each in parameters
+                if items and each.kind is each.POSITIONAL_OR_KEYWORD
+            ]
             positional = [values.pop(each) for each in by_position]
             try:
                 call(*positional, *items, **values)
             except (TypeError, ValueError, errors.OpError) as error:
-                if not any(each in str(error) for each in (tried.name, SYNONYMS.get(tried.name, tried.name))):
+                if not any(
+                    each in str(error)
+                    for each in (tried.name, SYNONYMS.get(tried.name, tried.name))
+                ):
                     faults.append(f"{tried.name}={wrong!r}: {type(error).__name__}: {error}")
             else:
                 faults.append(f"{tried.name}={wrong!r} was accepted")

@@ -1,14 +1,15 @@
-"""Which tests run where: each folder says what its tests need, and each tier runs what needs no more than that.
+"""Which tests run where: each folder says what its tests need, and each tier runs what needs no
+more than that.
 
     pure    no socket, no process: machines, wire formats, datasets, cluster files, the simulated cluster with few seeds
     test    pure, and all clusters of threads in one process; of each capability one test with real processes and one with a kill -9
     all     the rest, too: what stands in a folder called `full`, and the simulation with many seeds
 
-What stands in a folder called `campaigns` or `engines` is in no tier: it needs hosts, root's rights, programs of the system or much time.
-`make campaign` and `make test-engines` run it.
+What stands in a folder called `campaigns` or `engines` is in no tier: it needs hosts, root's
+rights, programs of the system or much time. `make campaign` and `make test-engines` run it.
 
-`make test` runs the tier `test`, `make test-all` the tier `all`, and the tier `pure` on other Pythons. A file that is named
-on the command line runs whatever its tier is.
+`make test` runs the tier `test`, `make test-all` the tier `all`, and the tier `pure` on other
+Pythons. A file that is named on the command line runs whatever its tier is.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ CAPABILITIES: Final = (
     "test harness",
     "variables",
 )
-"""What users rely on across processes: the tier `test` shows each with real processes and with a kill -9 (tests/house/test_tiers.py)."""
+"""What users rely on across processes: the tier `test` shows each with real processes and with a
+kill -9 (tests/house/test_tiers.py)."""
 
 
 def runs_in(path: Path, root: Path, tier: str) -> bool:
@@ -77,11 +79,14 @@ def runs_in(path: Path, root: Path, tier: str) -> bool:
         return False
     if tier == "test":
         return True
-    return any(f"{name}/".startswith(f"{pure}/") or f"{pure}/".startswith(f"{name}/") for pure in PURE)
+    return any(
+        f"{name}/".startswith(f"{pure}/") or f"{pure}/".startswith(f"{name}/") for pure in PURE
+    )
 
 
 def rank(path: Path, root: Path) -> int:
-    """When a file runs: what waits longest begins first, and the pure tests fill the time that others wait."""
+    """When a file runs: what waits longest begins first, and the pure tests fill the time that
+    others wait."""
     if FULL in path.relative_to(root).parts:
         return 0
     return 2 if runs_in(path, root, "pure") else 1

@@ -18,9 +18,35 @@ from zmqdist import errors
 
 Wait = Callable[[Any], Any]
 
-OVER: Final[list[Any]] = [0, -1, -inf, np.float32(0.01), np.int64(-5), Fraction(1, 100), Decimal("0.01")]
-LONG: Final[list[Any]] = [None, inf, 60, 1e10, 2**63, 10**400, threading.TIMEOUT_MAX * 2, np.float64(1e300)]
-REFUSED: Final[list[Any]] = [nan, True, np.bool_(True), "3", b"3", [1], np.arange(2), datetime.timedelta(seconds=3)]
+OVER: Final[list[Any]] = [
+    0,
+    -1,
+    -inf,
+    np.float32(0.01),
+    np.int64(-5),
+    Fraction(1, 100),
+    Decimal("0.01"),
+]
+LONG: Final[list[Any]] = [
+    None,
+    inf,
+    60,
+    1e10,
+    2**63,
+    10**400,
+    threading.TIMEOUT_MAX * 2,
+    np.float64(1e300),
+]
+REFUSED: Final[list[Any]] = [
+    nan,
+    True,
+    np.bool_(True),
+    "3",
+    b"3",
+    [1],
+    np.arange(2),
+    datetime.timedelta(seconds=3),
+]
 
 
 def check_over(wait: Wait, timeout: Any) -> None:
@@ -32,7 +58,9 @@ def check_over(wait: Wait, timeout: Any) -> None:
 
 
 def check_refused(wait: Wait, timeout: Any) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds, or None, not"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="a time-out is a number of seconds, or None, not"
+    ):
         wait(timeout)
 
 

@@ -1,10 +1,13 @@
 """Servers of tests in processes of their own, forked from one process that has everything imported.
 
-A Python that starts by command and imports zmqdist costs more than a second of CPU; a fork costs milliseconds. The zygote is the standard
-library's fork server: one for each pytest process, started with the first server that a test wants. It has one thread and no ZeroMQ
-context. `ServerProcess` is a dispatcher or a worker, `slots_zygote` what a worker with processes forks its slots and tasks from.
+A Python that starts by command and imports zmqdist costs more than a second of CPU; a fork costs
+milliseconds. The zygote is the standard library's fork server: one for each pytest process, started
+with the first server that a test wants. It has one thread and no ZeroMQ context. `ServerProcess` is
+a dispatcher or a worker, `slots_zygote` what a worker with processes forks its slots and tasks
+from.
 
-Each server ends when the connection to this process closes, so none outlives it. `left_running` names those that a test has forgotten.
+Each server ends when the connection to this process closes, so none outlives it. `left_running`
+names those that a test has forgotten.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def _become(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-# -- dispatchers and workers ----------------------------------------------------------------------------------------------
+# -- dispatchers and workers -----------------------------------------------------------------------
 
 
 class ServerProcess:
@@ -66,12 +69,14 @@ class ServerProcess:
 
     Args:
       kind: "dispatcher" or "worker".
-      wait: return when it serves. A worker serves when the dispatcher has taken it. Else `ready` waits for that.
+      wait: return when it serves. A worker serves when the dispatcher has taken it. Else `ready`
+        waits for that.
       config: the fields of its DispatcherConfig or WorkerConfig.
     """
 
     def __init__(self, kind: str, *, wait: bool = True, **config: Any) -> None:
-        # Its port stays reserved while it is dead: a connection of another test could have it before it is started again.
+        # Its port stays reserved while it is dead: a connection of another test could have it
+        # before it is started again.
         self.kind, self.config = kind, {"port": free_port(), **config}
         self.address = ""
         self.begin()
@@ -85,11 +90,15 @@ class ServerProcess:
 
     def ready(self) -> None:
         """Wait until it serves."""
-        assert self._connection.poll(PATIENCE_S), f"the {self.kind} did not start in {PATIENCE_S:g} s"
+        assert self._connection.poll(PATIENCE_S), (
+            f"the {self.kind} did not start in {PATIENCE_S:g} s"
+        )
         try:
             self.address = self._connection.recv()
         except EOFError:
-            raise AssertionError(f"the {self.kind} did not start: its process ended with {self.exit_code}") from None
+            raise AssertionError(
+                f"the {self.kind} did not start: its process ended with {self.exit_code}"
+            ) from None
 
     def start(self) -> None:
         self.begin()
@@ -135,7 +144,9 @@ class ServerProcess:
         self.kill()
 
 
-def _serve(environment: dict[str, str], connection: Connection, kind: str, config: dict[str, Any]) -> None:
+def _serve(
+    environment: dict[str, str], connection: Connection, kind: str, config: dict[str, Any]
+) -> None:
     """In the child."""
     _become(environment)
     from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
@@ -143,7 +154,9 @@ def _serve(environment: dict[str, str], connection: Connection, kind: str, confi
     from zmqdist.servers.worker_server import WorkerServer
 
     server = (
-        DispatchServer(DispatcherConfig(**config)) if kind == "dispatcher" else WorkerServer(WorkerConfig(**config))
+        DispatchServer(DispatcherConfig(**config))
+        if kind == "dispatcher"
+        else WorkerServer(WorkerConfig(**config))
     )
     connection.send(server.address)
     with contextlib.suppress(EOFError):
@@ -151,7 +164,7 @@ def _serve(environment: dict[str, str], connection: Connection, kind: str, confi
     server.stop()
 
 
-# -- zygotes of workers -------------------------------------------------------------------------------------------------
+# -- zygotes of workers ----------------------------------------------------------------------------
 
 
 class _SlotsZygote(ZygoteProcess):
@@ -173,7 +186,10 @@ def slots_zygote() -> ZygoteProcess:
     starter = os.pidfd_open(os.getpid())
     try:
         with theirs:
-            return _SlotsZygote(_fork("zygote", _be_zygote, _Descriptor(theirs.fileno()), _Descriptor(starter)), ours)
+            return _SlotsZygote(
+                _fork("zygote", _be_zygote, _Descriptor(theirs.fileno()), _Descriptor(starter)),
+                ours,
+            )
     finally:
         os.close(starter)
 

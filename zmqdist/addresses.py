@@ -11,16 +11,18 @@ import re
 PORT_MAX = 65535
 
 _NUMBERS = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*\.?", re.IGNORECASE)
-"""A host that the system takes for an IPv4 address, if it has fewer numbers or other digits than an address has, too."""
+"""A host that the system takes for an IPv4 address, if it has fewer numbers or other digits than an
+address has, too."""
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|\*|")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host is in the form of `one_spelling`, or empty. The
-    port may be 0.
+    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host is in
+    the form of `one_spelling`, or empty. The port may be 0.
 
     Raises:
-      ValueError: `address` is not `host:port`. The text says what is wrong, and does not repeat the address.
+      ValueError: `address` is not `host:port`. The text says what is wrong, and does not repeat the
+        address.
     """
     if "://" in address:
         raise ValueError("write host:port without " + address.split("://")[0] + "://")
@@ -44,12 +46,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def one_spelling(host: str) -> str:
-    """Return the host as all other code compares it: an address in its shortest form without brackets and without the name of an interface
-    that it does not need (`::1%lo`), an IPv4 address if the host is an IPv6 address that contains one (`::ffff:127.0.0.1`), and "localhost"
-    in lower case without a dot at its end.
+    """Return the host as all other code compares it: an address in its shortest form without
+    brackets and without the name of an interface that it does not need (`::1%lo`), an IPv4 address
+    if the host is an IPv6 address that contains one (`::ffff:127.0.0.1`), and "localhost" in lower
+    case without a dot at its end.
 
     Raises:
-      ValueError: the host looks like an IP address and is not one, such as `127.1`, which some systems read as 127.0.0.1.
+      ValueError: the host looks like an IP address and is not one, such as `127.1`, which some
+        systems read as 127.0.0.1.
     """
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if host.lower().removesuffix(".") == "localhost":
@@ -60,7 +64,9 @@ def one_spelling(host: str) -> str:
         if ":" in host:
             raise ValueError(f"{host!r} is not an IPv6 address") from None
         if _NUMBERS.fullmatch(host):
-            raise ValueError(f"{host!r} is not an IP address: write four decimal numbers, like 127.0.0.1") from None
+            raise ValueError(
+                f"{host!r} is not an IP address: write four decimal numbers, like 127.0.0.1"
+            ) from None
         return host
     if not number.is_link_local:  # only those of a link need the name of an interface
         number = type(number)(int(number))  # type: ignore[arg-type,unused-ignore]
@@ -73,7 +79,8 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_address(advertised: str, port: int | str) -> str:
-    """Return the address at which other processes reach a server: `advertised`, with `port` added if it has none.
+    """Return the address at which other processes reach a server: `advertised`, with `port` added
+    if it has none.
 
     An IPv6 host may lack its brackets.
     """
@@ -81,12 +88,19 @@ def advertised_address(advertised: str, port: int | str) -> str:
     has_port = colon and last.isdecimal() and (":" not in host or host.endswith("]"))
     if has_port:
         return advertised
-    return f"[{advertised}]:{port}" if ":" in advertised and not advertised.startswith("[") else f"{advertised}:{port}"
+    return (
+        f"[{advertised}]:{port}"
+        if ":" in advertised and not advertised.startswith("[")
+        else f"{advertised}:{port}"
+    )
 
 
 def check_advertised(advertised: str) -> None:
-    """Raise ValueError if other processes cannot connect to an advertised address. The text does not repeat the address."""
-    host, _ = split_address(advertised if "://" in advertised else advertised_address(advertised, 1))
+    """Raise ValueError if other processes cannot connect to an advertised address. The text does
+    not repeat the address."""
+    host, _ = split_address(
+        advertised if "://" in advertised else advertised_address(advertised, 1)
+    )
     if not host or is_wildcard(host):
         raise ValueError("no process can connect to it")
 
@@ -94,7 +108,8 @@ def check_advertised(advertised: str) -> None:
 def is_loopback(host: str) -> bool:
     """Return whether `host` is localhost or a loopback address, which only this host can reach.
 
-    A name other than localhost is not looked up, and counts as an address that other hosts can reach.
+    A name other than localhost is not looked up, and counts as an address that other hosts can
+    reach.
     """
     try:
         host = one_spelling(host)
@@ -104,7 +119,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether the host means every interface. A server can bind to it, but no client can connect to it."""
+    """Return whether the host means every interface. A server can bind to it, but no client can
+    connect to it."""
     return host in ("*", "0.0.0.0", "::")
 
 
@@ -118,7 +134,9 @@ def is_name(host: str) -> bool:
 
 
 def is_ipv6(host: str) -> bool:
-    """Return whether `host` is a literal IPv6 address, for which a socket needs IPv6 switched on."""
+    """Return whether `host` is a literal IPv6 address, for which a socket needs IPv6 switched
+    on.
+    """
     return ":" in host
 
 

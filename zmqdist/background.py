@@ -1,8 +1,10 @@
-"""Threads for the blocking part of finalizers, and the entry point of threads that run one function.
+"""Threads for the blocking part of finalizers, and the entry point of threads that run one
+function.
 
-The garbage collector runs a finalizer in any thread, between any two lines, and while the thread holds any locks. While a finalizer runs,
-the process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
-started, as `threading.Thread.start` does.
+The garbage collector runs a finalizer in any thread, between any two lines, and while the thread
+holds any locks. While a finalizer runs, the process collects no other garbage. A finalizer
+therefore must not wait for a reply or a lock. It must not even wait until a thread has started, as
+`threading.Thread.start` does.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
-    """Have a new daemon thread of this name call `fn(*args)`, without waiting for the thread. While Python shuts down, this does
-    nothing.
+    """Have a new daemon thread of this name call `fn(*args)`, without waiting for the thread. While
+    Python shuts down, this does nothing.
     """
     if not sys.is_finalizing():
         ended = threading.Event()
@@ -40,8 +42,8 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
 
 
 def logged(fn: Callable[..., object], *args: Any) -> None:
-    """Call `fn(*args)` and log every exception, including SystemExit, because a thread would otherwise lose it. Use this function as the
-    target of a thread.
+    """Call `fn(*args)` and log every exception, including SystemExit, because a thread would
+    otherwise lose it. Use this function as the target of a thread.
     """
     try:
         fn(*args)
@@ -50,8 +52,9 @@ def logged(fn: Callable[..., object], *args: Any) -> None:
 
 
 def wait_finished(within_s: float) -> bool:
-    """Wait at most `within_s` seconds for the threads that finalizers have started so far. A thread that has ended no longer refers to its
-    function or to its arguments. Do not call `wait_finished` from a finalizer.
+    """Wait at most `within_s` seconds for the threads that finalizers have started so far. A thread
+    that has ended no longer refers to its function or to its arguments. Do not call `wait_finished`
+    from a finalizer.
 
     Returns:
       True if no such thread runs any more.
@@ -63,7 +66,8 @@ def wait_finished(within_s: float) -> bool:
 def _begin(name: str, calls: list[Callable[[], object]], ended: threading.Event) -> None:
     """Start a `threading.Thread` that makes the only call in `calls`.
 
-    The new thread has a name in log records and `threading.enumerate`. The calling thread has none, because `_thread` started it.
+    The new thread has a name in log records and `threading.enumerate`. The calling thread has none,
+    because `_thread` started it.
     """
     try:
         threading.Thread(target=_run, args=(calls, ended), name=name, daemon=True).start()
@@ -73,7 +77,8 @@ def _begin(name: str, calls: list[Callable[[], object]], ended: threading.Event)
 
 def _run(calls: list[Callable[[], object]], ended: threading.Event) -> None:
     try:
-        logged(calls.pop())  # once `ended` is set, no frame and no thread may refer to the arguments
+        # once `ended` is set, no frame and no thread may refer to the arguments
+        logged(calls.pop())
     finally:
         _unfinished.discard(ended)
         ended.set()

@@ -12,10 +12,12 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
-    """Yield parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
+    """Yield parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in
+    order.
 
-    The payload of an item is its field `field`, which is usually the last field. An item whose payload exceeds the bound is a part of its
-    own. Short lists are split by bytes, too, because a few errors, pickled functions or log tails together can exceed the bound.
+    The payload of an item is its field `field`, which is usually the last field. An item whose
+    payload exceeds the bound is a part of its own. Short lists are split by bytes, too, because a
+    few errors, pickled functions or log tails together can exceed the bound.
     """
     if len(items) == 1:
         yield items

@@ -1,8 +1,9 @@
-"""The number of threads that NumPy's BLAS and OpenMP start in each slot: the cores of the host, divided by the number of its slots.
+"""The number of threads that NumPy's BLAS and OpenMP start in each slot: the cores of the host,
+divided by the number of its slots.
 
-Without a bound the BLAS of each slot would start a thread for each core, so that ten slots on ten cores would run a hundred threads. The
-libraries read their environment variables when they are loaded. The variables must therefore be set when a process that imports NumPy is
-started.
+Without a bound the BLAS of each slot would start a thread for each core, so that ten slots on ten
+cores would run a hundred threads. The libraries read their environment variables when they are
+loaded. The variables must therefore be set when a process that imports NumPy is started.
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ def cores() -> int:
 
 
 def share(slots: int) -> int:
-    """Return the number of threads of each slot if this host has `slots` slots. This is the cores divided by the slots, and at least 1."""
+    """Return the number of threads of each slot if this host has `slots` slots. This is the cores
+    divided by the slots, and at least 1."""
     return max(1, cores() // max(1, slots))
 
 
-def thread_variables(threads: int | None, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
+def thread_variables(
+    threads: int | None, slots: int, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment variables that slots need in addition to `environment`.
 
     Args:
-      threads: the number of threads of each slot, if the user has set it. None means the share of each slot (`share`). If `environment`
-        already has one of the variables, the user has set it, and None then adds no variable.
+      threads: the number of threads of each slot, if the user has set it. None means the share of
+        each slot (`share`). If `environment` already has one of the variables, the user has set it,
+        and None then adds no variable.
       slots: the number of slots of all workers on this host.
     """
     if threads is None:
@@ -47,8 +52,8 @@ def thread_variables(threads: int | None, slots: int, environment: Mapping[str, 
 
 
 def threads_in(environment: Mapping[str, str]) -> int:
-    """Return the number of threads of a slot that starts with this environment. 0 means that the variables are unset, are no numbers, or
-    differ.
+    """Return the number of threads of a slot that starts with this environment. 0 means that the
+    variables are unset, are no numbers, or differ.
     """
     said = {environment[name] for name in VARIABLES if name in environment}
     (number, *others) = said or {""}

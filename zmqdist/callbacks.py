@@ -1,10 +1,13 @@
-"""Threads that run callbacks one after the other, because a callback may wait, and the threads that read and settle results must not.
+"""Threads that run callbacks one after the other, because a callback may wait, and the threads that
+read and settle results must not.
 
 Rules
-    The thread of the program that registers the first callback starts the callback thread, and gets the error if that is impossible. The
-    thread that queues the callbacks therefore need not start a thread.
-    All exceptions of a callback are logged, even SystemExit, because the callback thread must go on for other callbacks.
-    No result is read or settled in a thread that runs the program's callbacks. So a callback may wait for any result.
+    The thread of the program that registers the first callback starts the callback thread, and gets
+    the error if that is impossible. The thread that queues the callbacks therefore need not start a
+    thread.
+    All exceptions of a callback are logged, even SystemExit, because the callback thread must go on
+    for other callbacks. No result is read or settled in a thread that runs the program's callbacks.
+    So a callback may wait for any result.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ Call: TypeAlias = "tuple[Callable[[Any], object], Any]"
 
 
 class NotAFuture:
-    """The base of awaitable values that are no Futures of the standard library: its functions for Futures would fail, or wait for ever."""
+    """The base of awaitable values that are no Futures of the standard library: its functions for
+    Futures would fail, or wait for ever."""
 
     __slots__ = ()
 
@@ -30,19 +34,21 @@ class NotAFuture:
     def _condition(self) -> Any:
         name = type(self).__name__
         raise TypeError(
-            f"concurrent.futures waits for Futures, and a {name} is none: pass Futures of an Executor, or await the {name}"
+            f"concurrent.futures waits for Futures, and a {name} is none: pass Futures of an "
+            f"Executor, or await the {name}"
         )
 
 
 def check_callback(fn: Callable[[Any], object]) -> None:
-    """Raise TypeError if this is no function, or if asyncio.wait has passed it: such a callback may be called only in the thread of the
-    event loop.
+    """Raise TypeError if this is no function, or if asyncio.wait has passed it: such a callback may
+    be called only in the thread of the event loop.
     """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}, wants a function")
     if getattr(fn, "__module__", None) == "asyncio.tasks":
         raise TypeError(
-            "asyncio.wait takes tasks and asyncio's futures: pass asyncio.ensure_future(value), or asyncio.wrap_future(future)"
+            "asyncio.wait takes tasks and asyncio's futures: pass asyncio.ensure_future(value), "
+            "or asyncio.wrap_future(future)"
         )
 
 
@@ -56,7 +62,8 @@ class Callbacks:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call `start` before you register a callback. Raises RuntimeError if no thread can be started."""
+        """Start the thread unless it runs. Call `start` before you register a callback. Raises
+        RuntimeError if no thread can be started."""
         if self._queue is None:
             with self._lock:
                 self._started()
@@ -74,7 +81,8 @@ class Callbacks:
     def wait_called(self) -> None:
         """Wait until the callbacks that are queued now have been called.
 
-        In a callback, also in one of another `Callbacks`, return at once: two callbacks could otherwise wait for each other.
+        In a callback, also in one of another `Callbacks`, return at once: two callbacks could
+        otherwise wait for each other.
         """
         if self._queue is not None and get_ident() not in _threads:
             called = threading.Event()
@@ -82,7 +90,8 @@ class Callbacks:
             called.wait()
 
     def close(self) -> None:
-        """End the thread once it has run all queued callbacks. A later `put` starts a new thread for its own callback only."""
+        """End the thread once it has run all queued callbacks. A later `put` starts a new thread
+        for its own callback only."""
         with self._lock:
             self._closed = True
             self._end()
@@ -91,7 +100,8 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name=self._name, daemon=True).start()
-            # Set `_queue` only after the start, because the start may fail: later callbacks would then wait in a queue without a thread.
+            # Set `_queue` only after the start, because the start may fail: later callbacks would
+            # then wait in a queue without a thread.
             self._queue = calls
         return self._queue
 
@@ -113,5 +123,6 @@ def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
             fn(value)
         except BaseException:
             log.exception("a done callback of %r failed", value)
-        del call, fn, value  # drop the references, so that this thread keeps no value alive while it waits
+        # drop the references, so that this thread keeps no value alive while it waits
+        del call, fn, value
     _threads.discard(get_ident())

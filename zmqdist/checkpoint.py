@@ -7,7 +7,8 @@
     with zd.checkpoint.CheckpointManager(checkpoint, "checkpoints", every_s=60) as manager:
         manager.restore_or_initialize()
 
-docs/checkpoints.md says how to use this module. training/checkpoint/manifest.py describes the files on disk.
+docs/checkpoints.md says how to use this module. training/checkpoint/manifest.py describes the files
+on disk.
 """
 
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints_iterator, latest_checkpoint

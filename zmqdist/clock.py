@@ -1,8 +1,9 @@
 """The clocks of this process, and time-outs. Import this module in place of `time`.
 
-Test libraries such as freezegun replace the functions of the module `time`, also where a module has imported them by name, and stop or set
-their clocks. Time-outs, heartbeats and leases must go on meanwhile. No test library replaces CLOCK_MONOTONIC, from which `monotonic` and
-`perf_counter` read here.
+Test libraries such as freezegun replace the functions of the module `time`, also where a module has
+imported them by name, and stop or set their clocks. Time-outs, heartbeats and leases must go on
+meanwhile. No test library replaces CLOCK_MONOTONIC, from which `monotonic` and `perf_counter` read
+here.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ time: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REAL
 sleep: Final = _time.sleep
 
 FOREVER_S: Final = 1e9
-"""Seconds (32 years) from which on a time-out counts as no time-out, because the functions that wait have bounds of several kinds."""
+"""Seconds (32 years) from which on a time-out counts as no time-out, because the functions that
+wait have bounds of several kinds."""
 
 
 def number(value: Any) -> float:
-    """Convert a number of any kind, NumPy's and Decimal included, to a float. Return NaN for any other object, and for a bool."""
+    """Convert a number of any kind, NumPy's and Decimal included, to a float. Return NaN for any
+    other object, and for a bool."""
     try:
-        return nan if isinstance(value, str | bytes) or type(value).__name__.startswith("bool") else float(value)
+        return (
+            nan
+            if isinstance(value, str | bytes) or type(value).__name__.startswith("bool")
+            else float(value)
+        )
     except (TypeError, ValueError):
         return nan
     except OverflowError:  # an int that is too large for a float
@@ -35,9 +42,11 @@ def number(value: Any) -> float:
 
 
 def seconds(timeout: Any) -> float | None:
-    """Return a time-out in seconds that every function accepts that waits. None means that the wait has no limit.
+    """Return a time-out in seconds that every function accepts that waits. None means that the wait
+    has no limit.
 
-    A number below 0 counts as 0, as in the standard library. `inf` and very large numbers count as None.
+    A number below 0 counts as 0, as in the standard library. `inf` and very large numbers count as
+    None.
 
     Raises:
       InvalidArgumentError (a ValueError): `timeout` is no number, or it is NaN.
@@ -47,19 +56,23 @@ def seconds(timeout: Any) -> float | None:
     limit_s = number(timeout)
     if limit_s != limit_s:
         hint = ": pass its total_seconds()" if hasattr(timeout, "total_seconds") else ""
-        raise InvalidArgumentError(f"a time-out is a number of seconds, or None, not {repr(timeout)[:100]}{hint}")
+        raise InvalidArgumentError(
+            f"a time-out is a number of seconds, or None, not {repr(timeout)[:100]}{hint}"
+        )
     return None if limit_s >= FOREVER_S else max(0.0, limit_s)
 
 
 def duration(name: str, value: Any) -> float:
-    """Return a duration in seconds, at most FOREVER_S. Raises InvalidArgumentError if it is no number, NaN or negative."""
+    """Return a duration in seconds, at most FOREVER_S. Raises InvalidArgumentError if it is no
+    number, NaN or negative."""
     if not (duration_s := number(value)) >= 0:
         raise InvalidArgumentError(f"{name} is {value!r}, wants 0 s or more")
     return min(duration_s, FOREVER_S)
 
 
 def deadline(timeout: Any) -> float | None:
-    """Return the time on the clock of `monotonic` at which a time-out is over that begins now; None means never. Raises as `seconds`."""
+    """Return the time on the clock of `monotonic` at which a time-out is over that begins now; None
+    means never. Raises as `seconds`."""
     left_s = seconds(timeout)
     return None if left_s is None else monotonic() + left_s
 

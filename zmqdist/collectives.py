@@ -1,8 +1,10 @@
-"""Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps built on them.
+"""Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps built on
+them.
 
-In TensorFlow a task may have several replicas, and `destinations` chooses the devices that get a result. In zmqdist each task is one
-replica and has one value. `destinations` has no effect, because every member gets the result, in memory. Functions that in TensorFlow take
-a list with one value for each local device also take such a list in zmqdist. The list must have one item.
+In TensorFlow a task may have several replicas, and `destinations` chooses the devices that get a
+result. In zmqdist each task is one replica and has one value. `destinations` has no effect, because
+every member gets the result, in memory. Functions that in TensorFlow take a list with one value for
+each local device also take such a list in zmqdist. The list must have one item.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ log = logging.getLogger("zmqdist.collectives")
 
 
 class ReduceOp(enum.Enum):
-    """The operation that combines the values of all members. MEAN is the sum divided by the size of the group. The mean of integers is
-    float64.
+    """The operation that combines the values of all members. MEAN is the sum divided by the size of
+    the group. The mean of integers is float64.
 
     >>> zd.collectives.ReduceOp.MEAN.value
     'mean'
@@ -45,8 +47,8 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """Return the ReduceOp of a name, such as "sum", or of a member of TensorFlow's enum. Case does
-        not matter, and "product" is another name for "prod". A ReduceOp is returned unchanged.
+        """Return the ReduceOp of a name, such as "sum", or of a member of TensorFlow's enum. Case
+        does not matter, and "product" is another name for "prod". A ReduceOp is returned unchanged.
 
         >>> zd.collectives.ReduceOp.of("Mean") is zd.collectives.ReduceOp.MEAN
         True
@@ -59,11 +61,15 @@ class ReduceOp(enum.Enum):
         for known in ReduceOp:
             if name in (known.name, known.value.upper()):
                 return known
-        raise ValueError(f"reduce_op: {op!r} is no ReduceOp: there are {', '.join(known.name for known in ReduceOp)}")
+        raise ValueError(
+            f"reduce_op: {op!r} is no ReduceOp: there are "
+            f"{', '.join(known.name for known in ReduceOp)}"
+        )
 
 
 class CommunicationImplementation(enum.Enum):
-    """TensorFlow's choice of an implementation. It has no effect, because zmqdist has only one implementation.
+    """TensorFlow's choice of an implementation. It has no effect, because zmqdist has only one
+    implementation.
 
     >>> zd.collectives.CommunicationImplementation.RING.value
     'RING'
@@ -86,10 +92,11 @@ class CommunicationOptions:
     60
 
     Attributes:
-      bytes_per_pack: neighbouring arrays of a structure are reduced together up to about this number of bytes. 0 means the default. Results
-        do not depend on this number, except that sums and products of floats may be rounded differently.
-      timeout_seconds: how long a collective waits for the other members, and again for each piece of a large value. None means the default,
-        limits.COLLECTIVE_TIMEOUT_S.
+      bytes_per_pack: neighbouring arrays of a structure are reduced together up to about this
+        number of bytes. 0 means the default. Results do not depend on this number, except that sums
+        and products of floats may be rounded differently.
+      timeout_seconds: how long a collective waits for the other members, and again for each piece
+        of a large value. None means the default, limits.COLLECTIVE_TIMEOUT_S.
       implementation: TensorFlow's choice of an implementation. It has no effect.
     """
 
@@ -119,7 +126,8 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """Return the options of this object, replaced by those options of `other` that do not have their default value.
+        """Return the options of this object, replaced by those options of `other` that do not have
+        their default value.
 
         >>> options = zd.collectives.CommunicationOptions(timeout_seconds=60)
         >>> options.merge(zd.collectives.CommunicationOptions(bytes_per_pack=100)).timeout_seconds
@@ -135,8 +143,11 @@ class CommunicationOptions:
         )
 
 
-def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Return CommunicationOptions, and log a warning, because CollectiveHints is their old name in TensorFlow.
+def CollectiveHints(
+    bytes_per_pack: int = 0, timeout_seconds: float | None = None
+) -> CommunicationOptions:
+    """Return CommunicationOptions, and log a warning, because CollectiveHints is their old name in
+    TensorFlow.
 
     >>> zd.collectives.CollectiveHints(timeout_seconds=60).timeout_seconds
     60
@@ -149,14 +160,24 @@ class CollectiveMember(Protocol):
     """The methods of a zmqdist.Server that CrossDeviceOps uses."""
 
     def all_reduce(
-        self, x: Any, op: Any = "sum", group: Any = None, timeout: float | None = None, *, options: Any = None
+        self,
+        x: Any,
+        op: Any = "sum",
+        group: Any = None,
+        timeout: float | None = None,
+        *,
+        options: Any = None,
     ) -> Any:
         """Reduce the values of all members, as `Server.all_reduce` does."""
 
-    def all_gather(self, x: Any, axis: int = 0, group: Any = None, timeout: float | None = None) -> Any:
+    def all_gather(
+        self, x: Any, axis: int = 0, group: Any = None, timeout: float | None = None
+    ) -> Any:
         """Concatenate the values of all members, as `Server.all_gather` does."""
 
-    def broadcast(self, x: Any, root: int = 0, group: Any = None, timeout: float | None = None) -> Any:
+    def broadcast(
+        self, x: Any, root: int = 0, group: Any = None, timeout: float | None = None
+    ) -> Any:
         """Return the value of one member at every member, as `Server.broadcast` does."""
 
 
@@ -168,19 +189,24 @@ def checked_options(options: CommunicationOptions | None) -> CommunicationOption
 
 
 class CrossDeviceOps:
-    """TensorFlow's cross-device operations. Each combines the values that the replicas have, one value per replica, over a group of tasks.
+    """TensorFlow's cross-device operations. Each combines the values that the replicas have, one
+    value per replica, over a group of tasks.
 
     >>> with zd.Server.create_local_server() as task:
     ...     operations = zd.collectives.CrossDeviceOps(task)
     ...     print(operations.reduce("sum", np.arange(3), destinations="all"))
     [0 1 2]
 
-    Every method is a collective, so all members of the group must call the methods in the same order. A method blocks until this task has
-    the result. `timeout_seconds` of its options limits the wait for the other members, and for each piece of a large value.
+    Every method is a collective, so all members of the group must call the methods in the same
+    order. A method blocks until this task has the result. `timeout_seconds` of its options limits
+    the wait for the other members, and for each piece of a large value.
     """
 
     def __init__(
-        self, server: CollectiveMember, group: Any = None, options: CommunicationOptions | None = None
+        self,
+        server: CollectiveMember,
+        group: Any = None,
+        options: CommunicationOptions | None = None,
     ) -> None:
         """Make the operations of a task and its group.
 
@@ -194,7 +220,11 @@ class CrossDeviceOps:
         self._options = checked_options(options) or CommunicationOptions()
 
     def reduce(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: CommunicationOptions | None = None
+        self,
+        reduce_op: Any,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
     ) -> Any:
         """Reduce the values of all replicas, and return the result at every member.
 
@@ -203,14 +233,20 @@ class CrossDeviceOps:
         array([0, 1, 2])
 
         Raises:
-          ValueError: the value is a list that does not have one item, the destinations are missing, or `reduce_op` is unknown.
+          ValueError: the value is a list that does not have one item, the destinations are missing,
+            or `reduce_op` is unknown.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
-            raise ValueError("destinations is missing: every member gets the result, so pass any value")
+            raise ValueError(
+                "destinations is missing: every member gets the result, so pass any value"
+            )
         return self._reduced(reduce_op, _own(per_replica_value), options)
 
     def batch_reduce(
-        self, reduce_op: Any, value_destination_pairs: Any, options: CommunicationOptions | None = None
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Any,
+        options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Reduce several values in one collective, and return the results in order.
 
@@ -218,7 +254,8 @@ class CrossDeviceOps:
         >>> operations.batch_reduce("mean", [(np.ones(2), "all")])
         [array([1., 1.])]
 
-        Raises ValueError if the argument is not a list of pairs (value, destinations), or `reduce_op` is unknown.
+        Raises ValueError if the argument is not a list of pairs (value, destinations), or
+        `reduce_op` is unknown.
         """
         pairs = list(value_destination_pairs)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -235,9 +272,14 @@ class CrossDeviceOps:
         return self._server.broadcast(tensor, 0, self._group, self._options.timeout_seconds)
 
     def gather(
-        self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
+        self,
+        per_replica_value: Any,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions | None = None,
     ) -> Any:
-        """Concatenate the values of all replicas along an axis, and return the result at every member.
+        """Concatenate the values of all replicas along an axis, and return the result at every
+        member.
 
         >>> zd.collectives.CrossDeviceOps(task).gather(np.arange(3), destinations="all", axis=0)
         array([0, 1, 2])
@@ -247,16 +289,22 @@ class CrossDeviceOps:
           NotImplementedError: a value is IndexedSlices.
         """
         merged = self._options.merge(options)
-        return self._server.all_gather(_own(per_replica_value), axis, self._group, merged.timeout_seconds)
+        return self._server.all_gather(
+            _own(per_replica_value), axis, self._group, merged.timeout_seconds
+        )
 
     def _reduced(self, reduce_op: Any, value: Any, options: CommunicationOptions | None) -> Any:
         op, merged = ReduceOp.of(reduce_op), self._options.merge(options)
-        return self._server.all_reduce(value, op, self._group, merged.timeout_seconds, options=merged)
+        return self._server.all_reduce(
+            value, op, self._group, merged.timeout_seconds, options=merged
+        )
 
 
 def _own(per_replica_value: Any) -> Any:
     if isinstance(per_replica_value, (list, tuple)):
         if len(per_replica_value) != 1:
-            raise ValueError(f"a replica is one task and has one value, not {len(per_replica_value)}")
+            raise ValueError(
+                f"a replica is one task and has one value, not {len(per_replica_value)}"
+            )
         return per_replica_value[0]
     return per_replica_value

@@ -1,4 +1,5 @@
-"""Public names for scheduling functions: `ClusterCoordinator`, its values, and the index of the worker that runs a function."""
+"""Public names for scheduling functions: `ClusterCoordinator`, its values, and the index of the
+worker that runs a function."""
 
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.completion import AsCompleted

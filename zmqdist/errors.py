@@ -1,4 +1,5 @@
-"""The error classes of zmqdist. Some calls also raise Python's own errors, such as a TypeError for an argument of a wrong type.
+"""The error classes of zmqdist. Some calls also raise Python's own errors, such as a TypeError for
+an argument of a wrong type.
 
     OpError                     has a code (0 to 16, the numbers of TensorFlow and gRPC) and a message
       CancelledError        1   the operation was cancelled
@@ -26,11 +27,13 @@
     ClosureAbortedError         a value is missing because another operation failed; `original_exception` is that failure
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
 
-Where TensorFlow raises one of Python's own errors, such as ValueError, the class of zmqdist is a subclass of this error, too.
+Where TensorFlow raises one of Python's own errors, such as ValueError, the class of zmqdist is a
+subclass of this error, too.
 
-What to do about an error: after an UnavailableError other than WorkerLost try again, and show an UnknownError to the user. A
-CancelledError, DeadlineExceededError, AbortedError or OutOfRangeError may occur in a correct program. After most other errors, correct the
-program, its settings or its host. A bug in zmqdist itself raises InternalError or AssertionError.
+What to do about an error: after an UnavailableError other than WorkerLost try again, and show an
+UnknownError to the user. A CancelledError, DeadlineExceededError, AbortedError or OutOfRangeError
+may occur in a correct program. After most other errors, correct the program, its settings or its
+host. A bug in zmqdist itself raises InternalError or AssertionError.
 
 All errors can be pickled (tests/test_errors.py).
 """
@@ -121,9 +124,9 @@ class OpError(Exception):
     ...     print(error.error_code == zd.errors.INVALID_ARGUMENT)
     True
 
-    The constructor takes the arguments of TensorFlow's class, so that programs that use `tf.errors` need no changes. Classes with a fixed
-    code also accept the message as the only argument. `node_def` and `op` have no meaning in zmqdist, and are None in every error that
-    zmqdist raises.
+    The constructor takes the arguments of TensorFlow's class, so that programs that use `tf.errors`
+    need no changes. Classes with a fixed code also accept the message as the only argument.
+    `node_def` and `op` have no meaning in zmqdist, and are None in every error that zmqdist raises.
 
     Attributes:
       message: a text that says what happened.
@@ -131,7 +134,9 @@ class OpError(Exception):
       experimental_payloads: a dict with further data from the remote process. Empty by default.
     """
 
-    def __init__(self, node_def: Any, op: Any, message: str, error_code: int, *payloads: dict[Any, Any]) -> None:
+    def __init__(
+        self, node_def: Any, op: Any, message: str, error_code: int, *payloads: dict[Any, Any]
+    ) -> None:
         super().__init__(node_def, op, message, error_code, *payloads)
         self.node_def = node_def
         self.op = op
@@ -149,7 +154,8 @@ class OpError(Exception):
 
 
 def _extras(error: BaseException) -> dict[str, Any]:
-    """Return all attributes of an error, including those that user code or zmqdist has added, such as notes and the remote traceback."""
+    """Return all attributes of an error, including those that user code or zmqdist has added, such
+    as notes and the remote traceback."""
     return dict(error.__dict__)
 
 
@@ -161,13 +167,15 @@ def _rebuild(cls: type[OpError], args: tuple[Any, ...], state: dict[str, Any]) -
 
 
 class _Coded(OpError):
-    """The base class of errors with a fixed code. The arguments are (node_def, op, message, *payloads), as in TensorFlow, or only the
-    message.
+    """The base class of errors with a fixed code. The arguments are (node_def, op, message,
+    *payloads), as in TensorFlow, or only the message.
     """
 
     code: int
 
-    def __init__(self, node_def: Any, op: Any = None, message: str | None = None, *payloads: dict[Any, Any]) -> None:
+    def __init__(
+        self, node_def: Any, op: Any = None, message: str | None = None, *payloads: dict[Any, Any]
+    ) -> None:
         if message is None:
             node_def, message = None, node_def
         super().__init__(node_def, op, message, self.code, *payloads)
@@ -180,7 +188,8 @@ class CancelledError(_Coded):
 
 
 class UnknownError(_Coded, RuntimeError):
-    """User code raised an exception, or an operation failed for a reason that no other class describes."""
+    """User code raised an exception, or an operation failed for a reason that no other class
+    describes."""
 
     code = UNKNOWN
 
@@ -228,7 +237,8 @@ class FailedPreconditionError(_Coded, RuntimeError):
 
 
 class AbortedError(_Coded):
-    """Another event ended the operation before it was done. For example, its session ended, or the variable that it needs was dropped."""
+    """Another event ended the operation before it was done. For example, its session ended, or the
+    variable that it needs was dropped."""
 
     code = ABORTED
 
@@ -270,7 +280,8 @@ class UnauthenticatedError(_Coded):
 
 
 class _FromData(OpError):
-    """The base class of errors that build their text from data. `args` of such an error is the data, so that pickle keeps the data."""
+    """The base class of errors that build their text from data. `args` of such an error is the
+    data, so that pickle keeps the data."""
 
     def _set_message(self, message: str, *data: Any) -> None:
         self.message = message
@@ -307,7 +318,8 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
         self.theirs = tuple(theirs)
         older = "this side" if self.ours < self.theirs else peer
         self._set_message(
-            f"{peer} speaks zmqdist protocol {theirs[0]}.{theirs[1]}, this side {ours[0]}.{ours[1]}: "
+            f"{peer} speaks zmqdist protocol {theirs[0]}.{theirs[1]}, this side "
+            f"{ours[0]}.{ours[1]}: "
             f"install the same zmqdist on both ends (the older one is {older})",
             peer,
             self.ours,
@@ -316,32 +328,39 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 
 
 class DrainRefusedError(FailedPreconditionError, _FromData):
-    """No worker was drained, because a drain would lose values, functions or data tasks that only the leaving workers have.
+    """No worker was drained, because a drain would lose values, functions or data tasks that only
+    the leaving workers have.
 
-    A value or function is named by its function and the number of its work item, for example "load-3".
+    A value or function is named by its function and the number of its work item, for example
+    "load-3".
 
     Attributes:
       workers: the names of the workers that would lose something, as "worker:1".
       values: the names of the kept values that have no lineage.
-      values_unknown: the number of kept values whose programs did not report their names and lineage to the dispatcher in time.
+      values_unknown: the number of kept values whose programs did not report their names and
+        lineage to the dispatcher in time.
       functions: the names of the functions that only these workers may run.
-      data_tasks: the names of the data service's jobs that would lose the rest of a task, because no other worker reads it.
+      data_tasks: the names of the data service's jobs that would lose the rest of a task, because
+        no other worker reads it.
     """
 
     def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:
         """Args:
-        reports: the dispatcher's drain report of each worker that would lose something (`DrainReport.to_dict`).
+        reports: the dispatcher's drain report of each worker that would lose something
+          (`DrainReport.to_dict`).
         """
         super().__init__("")
         self.workers = tuple(report["worker"] for report in reports)
         self.values = tuple(name for report in reports for name in report["lost"])
         self.values_unknown = sum(report["unknown"] for report in reports)
         self.functions = tuple(name for report in reports for name in report["pinned"])
-        self.data_tasks = tuple(job for report in reports for job, _, moves in report["data"] if not moves)
-        losses = "; ".join(f"{report['worker']}: {loss}" for report in reports for loss in report["losses"])
-        text = (
-            f"a drain would lose what only the leaving workers have, so no worker leaves unless you force it: {losses}"
+        self.data_tasks = tuple(
+            job for report in reports for job, _, moves in report["data"] if not moves
         )
+        losses = "; ".join(
+            f"{report['worker']}: {loss}" for report in reports for loss in report["losses"]
+        )
+        text = f"a drain would lose what only the leaving workers have, so no worker leaves unless you force it: {losses}"
         self._set_message(text, list(reports))
 
 
@@ -351,8 +370,9 @@ class LostStart(tuple[str, int, "int | None", str]):
     >>> zd.errors.LostStart("worker:0", 1, -9, "").exit_code
     -9
 
-    This is a tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`: -9 means
-    that SIGKILL ended the process. None means that no process has read the exit code. `log` has the last lines of the process's output.
+    This is a tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged.
+    `exit_code` is as in `subprocess`: -9 means that SIGKILL ended the process. None means that no
+    process has read the exit code. `log` has the last lines of the process's output.
     """
 
     __slots__ = ()
@@ -381,14 +401,16 @@ class LostStart(tuple[str, int, "int | None", str]):
 
 
 def of_the_system(error: BaseException) -> OpError | None:
-    """Return the error that says what to do about a failure of the operating system. Return None if `error` is not one."""
+    """Return the error that says what to do about a failure of the operating system. Return None if
+    `error` is not one."""
     if (
         isinstance(error, MemoryError)
         or str(error) == "can't start new thread"
         or "failed to map segment" in str(error)
     ):
         return ResourceExhaustedError(
-            "this process gets no more memory or threads: raise `ulimit -v` or `ulimit -u`, or the limit of its control group"
+            "this process gets no more memory or threads: raise `ulimit -v` or `ulimit -u`, or "
+            "the limit of its control group"
         )
     if not isinstance(error, OSError) or error.errno is None:
         return None
@@ -396,13 +418,18 @@ def of_the_system(error: BaseException) -> OpError | None:
         return ResourceExhaustedError("this process may open no more files: raise `ulimit -n`")
     text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhaustedError(f"{text}: make room on that disk, or set TMPDIR to a folder on another one")
-    return FailedPreconditionError(f"{text}: let this user write there, or set TMPDIR to another folder")
+        return ResourceExhaustedError(
+            f"{text}: make room on that disk, or set TMPDIR to a folder on another one"
+        )
+    return FailedPreconditionError(
+        f"{text}: let this user write there, or set TMPDIR to another folder"
+    )
 
 
 @contextlib.contextmanager
 def naming_system_errors() -> Iterator[None]:
-    """Return a context manager that raises the error of `of_the_system` in place of a failure of the operating system."""
+    """Return a context manager that raises the error of `of_the_system` in place of a failure of
+    the operating system."""
     try:
         yield
     except Exception as error:
@@ -425,8 +452,8 @@ def describe_exit(code: int) -> str:
 
 
 class WorkerLost(UnavailableError, _FromData):
-    """The process or worker of a work item was lost while the function ran, `attempts_max` times (DispatcherConfig). If processes crashed,
-    the function is probably the cause.
+    """The process or worker of a work item was lost while the function ran, `attempts_max` times
+    (DispatcherConfig). If processes crashed, the function is probably the cause.
 
     Attributes:
       function: the function, as `module.name`.
@@ -443,7 +470,8 @@ class WorkerLost(UnavailableError, _FromData):
         )
         if any(start.exit_code == -9 for start in self.starts):
             text += (
-                ". A SIGKILL that no process sent comes from the kernel, because memory ran out: see `dmesg`, and memory.events of "
+                ". A SIGKILL that no process sent comes from the kernel, because memory ran out: "
+                "see `dmesg`, and memory.events of "
                 "the control group"
             )
         log = next((start.log for start in reversed(self.starts) if start.log), "")
@@ -463,16 +491,20 @@ class PSUnavailableError(UnavailableError):
     def __init__(self, original_exception: UnavailableError, address: str = "") -> None:
         if not isinstance(original_exception, UnavailableError):
             raise AssertionError(
-                f"original_exception must be an UnavailableError, not a {type(original_exception).__name__}"
+                f"original_exception must be an UnavailableError, not a "
+                f"{type(original_exception).__name__}"
             )
-        super().__init__(original_exception.node_def, original_exception.op, original_exception.message)
+        super().__init__(
+            original_exception.node_def, original_exception.op, original_exception.message
+        )
         self.original_exception = original_exception
         self.address = address
 
 
 class _Derived(Exception):
-    """An error that is the consequence of another error. If the other error is a consequence itself, this error refers to the first error
-    of the chain, because the user has to correct the first error.
+    """An error that is the consequence of another error. If the other error is a consequence
+    itself, this error refers to the first error of the chain, because the user has to correct the
+    first error.
 
     Attributes:
       original_exception: the first error, which is also the `__cause__`.
@@ -500,7 +532,8 @@ class ClosureInputError(_Derived):
 
 
 class ClosureAbortedError(_Derived):
-    """A value is not available, because another function failed, or the worker that held the value was lost."""
+    """A value is not available, because another function failed, or the worker that held the value
+    was lost."""
 
     prefix = "This value is not available, because another function failed or a worker was lost"
 
@@ -552,8 +585,12 @@ _BY_CODE: dict[int, type[_Coded]] = {
 
 
 def name_of(error_code: int) -> str:
-    """Return the name of an error code, such as "INVALID_ARGUMENT". If the code has no name, return its number as text."""
-    return next((name for name, code in globals().items() if name.isupper() and code == error_code), str(error_code))
+    """Return the name of an error code, such as "INVALID_ARGUMENT". If the code has no name, return
+    its number as text."""
+    return next(
+        (name for name, code in globals().items() if name.isupper() and code == error_code),
+        str(error_code),
+    )
 
 
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
@@ -579,7 +616,8 @@ def error_code_from_exception_type(cls: type[BaseException]) -> int:
 
 
 def from_code(error_code: int, message: str) -> OpError:
-    """Return an error with the code and message of a reply. If the code is unknown, return an UnknownError and warn."""
+    """Return an error with the code and message of a reply. If the code is unknown, return an
+    UnknownError and warn."""
     cls = _BY_CODE.get(error_code)
     if cls is None:
         warnings.warn(f"unknown error code {error_code}", stacklevel=2)

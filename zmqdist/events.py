@@ -1,9 +1,11 @@
 """Events and effects that several machines share.
 
-Most machines have a method `handle(event, now)`, which returns a list of effects. Events have names in the past tense and effects have
-names in the imperative. Events and effects are immutable. A message from a peer is the event `Heard`, and a message to a peer is the
-effect `Send`. A machine does not look inside a `peer`: runtimes put connections there, and simulations put simulated connections or names.
-If an effect fails, the runtime reports the failure to the machine as an event.
+Most machines have a method `handle(event, now)`, which returns a list of effects. Events have names
+in the past tense and effects have names in the imperative. Events and effects are immutable. A
+message from a peer is the event `Heard`, and a message to a peer is the effect `Send`. A machine
+does not look inside a `peer`: runtimes put connections there, and simulations put simulated
+connections or names. If an effect fails, the runtime reports the failure to the machine as an
+event.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The connection to a peer has ended, or a message could not be sent to the peer. No more messages arrive from the peer or reach it."""
+    """The connection to a peer has ended, or a message could not be sent to the peer. No more
+    messages arrive from the peer or reach it."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class PeerExpelled:
-    """A peer must not be served any more, although its process may still run. No more messages arrive from the peer or reach it."""
+    """A peer must not be served any more, although its process may still run. No more messages
+    arrive from the peer or reach it."""
 
     peer: Peer
     reason: str
@@ -43,10 +47,11 @@ class PeerExpelled:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """The process of a worker has ended, and its slots have ended with it. The parent of the process, or the kernel of its host, has
-    reported this.
+    """The process of a worker has ended, and its slots have ended with it. The parent of the
+    process, or the kernel of its host, has reported this.
 
-    `peer` or (job, index) names the worker. With `pid` the machine can check that the event is not about an earlier process of the worker.
+    `peer` or (job, index) names the worker. With `pid` the machine can check that the event is not
+    about an earlier process of the worker.
     """
 
     pid: int

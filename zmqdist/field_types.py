@@ -1,4 +1,5 @@
-"""Checks of what users pass: that a value has the type that an annotation says, and that an option exists."""
+"""Checks of what users pass: that a value has the type that an annotation says, and that an option
+exists."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _PARTS: Final[dict[str, tuple[Any, str]]] = {
     "Mapping": (Mapping, "a mapping"),
     "None": (NoneType, "None"),
 }
-"""The parts of annotations that `checked` compares with the arguments: the type and the words for each."""
+"""The parts of annotations that `checked` compares with the arguments: the type and the words for
+each."""
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
@@ -43,7 +45,8 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
 def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
     """Raise ArgumentTypeError if a value is not of a type such as `int | None`.
 
-    A bool is no int, an int is a float, a NumPy scalar is the value that it holds, and a path is text.
+    A bool is no int, an int is a float, a NumPy scalar is the value that it holds, and a path is
+    text.
 
     Args:
       name: the argument or field, for the text of the error.
@@ -51,7 +54,9 @@ def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    plain = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    plain = (
+        value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    )
     try:
         msgspec.convert(plain, kind)
     except msgspec.ValidationError:
@@ -59,10 +64,15 @@ def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
 
 
 def check_fields(config: Any) -> None:
-    """Raise ArgumentTypeError if a field of a dataclass is not of the type that its annotation says."""
+    """Raise ArgumentTypeError if a field of a dataclass is not of the type that its annotation
+    says."""
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
-        wanted = str(field.type).replace("Sequence[str]", "a list of str").replace(" | None", ", or None")
+        wanted = (
+            str(field.type)
+            .replace("Sequence[str]", "a list of str")
+            .replace(" | None", ", or None")
+        )
         check_type(field.name, getattr(config, field.name), hints[field.name], wanted)
 
 
@@ -72,10 +82,12 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Return a decorator for a function, or the `__init__` of a class, that users call as `call`. An
-    option that does not exist is a TypeError that names this call, not a function inside, and the
-    nearest option that exists.
+def checks_options(
+    call: str, *more: Callable[..., Any], but: tuple[str, ...] = ()
+) -> Callable[[F], F]:
+    """Return a decorator for a function, or the `__init__` of a class, that users call as `call`.
+    An option that does not exist is a TypeError that names this call, not a function inside, and
+    the nearest option that exists.
 
     Args:
       more: functions, also `__init__` of classes, to which the function passes its other options.
@@ -87,8 +99,12 @@ def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = 
         def known() -> list[str]:
             kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
             functions: tuple[Callable[..., Any], ...] = (fn, *more)
-            parameters = [parameter for each in functions for parameter in signature(each).parameters.values()]
-            names = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind in kinds)
+            parameters = [
+                parameter for each in functions for parameter in signature(each).parameters.values()
+            ]
+            names = dict.fromkeys(
+                parameter.name for parameter in parameters if parameter.kind in kinds
+            )
             return [name for name in names if name not in ("self", *but)]
 
         @wraps(fn)
@@ -96,7 +112,11 @@ def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = 
             for name in kwargs:
                 if name not in known():
                     close = get_close_matches(name, known(), n=1)
-                    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known())}"
+                    hint = (
+                        f"did you mean {close[0]!r}?"
+                        if close
+                        else f"there are {', '.join(known())}"
+                    )
                     raise TypeError(f"{call} has no option {name!r}: {hint}")
             return fn(*args, **kwargs)
 
@@ -106,7 +126,8 @@ def checks_options(call: str, *more: Callable[..., Any], but: tuple[str, ...] = 
 
 
 def converted(name: str, convert: Callable[..., R], value: Any, *more: Any) -> R:
-    """Return `convert(value, *more)`. If it raises TypeError or ValueError, raise ArgumentTypeError, which names the argument."""
+    """Return `convert(value, *more)`. If it raises TypeError or ValueError, raise
+    ArgumentTypeError, which names the argument."""
     try:
         return convert(value, *more)
     except (TypeError, ValueError) as error:
@@ -114,11 +135,12 @@ def converted(name: str, convert: Callable[..., R], value: Any, *more: Any) -> R
 
 
 def checked(target: T) -> T:
-    """Have each call of a function check its arguments first, by `check_type`. Use this as a decorator of a function that is called rarely,
-    or of a class, whose constructor and public methods it changes.
+    """Have each call of a function check its arguments first, by `check_type`. Use this as a
+    decorator of a function that is called rarely, or of a class, whose constructor and public
+    methods it changes.
 
-    An argument is checked if its annotation has only bool, int, str, paths, functions, lists, iterables, mappings and None. Seconds are
-    checked by clock.py.
+    An argument is checked if its annotation has only bool, int, str, paths, functions, lists,
+    iterables, mappings and None. Seconds are checked by clock.py.
     """
     if isinstance(target, type):
         for name, member in list(vars(target).items()):

@@ -1,9 +1,10 @@
-"""Functions that open and read the files that a user names, and refuse files on which they could block by mistake; and one that keeps the
-numbers of the standard streams from other files.
+"""Functions that open and read the files that a user names, and refuse files on which they could
+block by mistake; and one that keeps the numbers of the standard streams from other files.
 
-Opening a named pipe blocks until another process writes to the pipe, and reading a device may never end. These functions therefore refuse
-files that are not regular. They accept file descriptors that the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63`
-for the shell's `<(command)`, and wait for their data.
+Opening a named pipe blocks until another process writes to the pipe, and reading a device may never
+end. These functions therefore refuse files that are not regular. They accept file descriptors that
+the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63` for the shell's
+`<(command)`, and wait for their data.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ null_streams: Final[dict[int, int]] = {}
 
 
 def fill_standard_streams() -> None:
-    """Open /dev/null in place of each standard stream that is closed, as in a daemon or after `>&-`. Call it before this process opens a
-    socket, pipe or memory file that stays open. The kernel would give it the number of the closed stream, and a `print` of this process or
-    of a child would write into it.
+    """Open /dev/null in place of each standard stream that is closed, as in a daemon or after
+    `>&-`. Call it before this process opens a socket, pipe or memory file that stays open. The
+    kernel would give it the number of the closed stream, and a `print` of this process or of a
+    child would write into it.
     """
     filled = set()
     for number in range(3):
@@ -35,7 +37,8 @@ def fill_standard_streams() -> None:
             os.set_inheritable(number, True)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            if number not in filled:  # a file that the program has opened has the number of the closed stream
+            if number not in filled:
+                # a file that the program has opened has the number of the closed stream
                 null_streams[number] = os.open(os.devnull, os.O_RDWR)
             fd = null_streams.get(number, number)
             setattr(sys, name, os.fdopen(fd, "w" if number else "r", closefd=False))
@@ -44,7 +47,8 @@ def fill_standard_streams() -> None:
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a file for reading.
 
-    Raises OSError if the file cannot be opened, or is neither a regular file nor a file descriptor that the user has opened.
+    Raises OSError if the file cannot be opened, or is neither a regular file nor a file descriptor
+    that the user has opened.
     """
     name = os.fspath(path)
     if name.startswith(_HANDED_OVER):
@@ -60,6 +64,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_regular(path: str | os.PathLike[str], bytes_max: int = -1) -> bytes:
-    """Return the first `bytes_max` bytes of a file, or with -1 all bytes. Raises OSError if `open_regular` does, or if reading fails."""
+    """Return the first `bytes_max` bytes of a file, or with -1 all bytes. Raises OSError if
+    `open_regular` does, or if reading fails."""
     with open_regular(path) as file:
         return file.read(bytes_max)

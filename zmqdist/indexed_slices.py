@@ -14,7 +14,8 @@ from zmqdist.plain_arrays import plain_array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSlices:
-    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. If an index occurs several times, its rows are added up.
+    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. If an index occurs
+    several times, its rows are added up.
 
     >>> slices = zd.IndexedSlices(np.ones((2, 2)), np.array([1, 1]), dense_shape=(3, 2))
     >>> slices.to_dense().tolist()
@@ -31,23 +32,30 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the number of indices differs from the number of rows, an index is not an integer, or an array is of
-        a subclass of ndarray."""
+        """Raises ValueError if the number of indices differs from the number of rows, an index is
+        not an integer, or an array is of a subclass of ndarray."""
         values, indices = plain_array(self.values, "values"), plain_array(self.indices, "indices")
-        if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
+        if (
+            values.ndim < 1
+            or indices.shape != values.shape[:1]
+            or (indices.dtype.kind not in "iu" and indices.size)
+        ):
             raise ValueError(
-                f"values of shape {values.shape} need indices of shape {values.shape[:1]}, whole numbers, not {indices!r}"
+                f"values of shape {values.shape} need indices of shape {values.shape[:1]}, whole "
+                f"numbers, not {indices!r}"
             )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "indices", indices)
         if self.dense_shape is not None:
             object.__setattr__(
-                self, "dense_shape", converted("dense_shape", lambda shape: tuple(map(int, shape)), self.dense_shape)
+                self,
+                "dense_shape",
+                converted("dense_shape", lambda shape: tuple(map(int, shape)), self.dense_shape),
             )
 
     def to_dense(self) -> NDArray[Any]:
-        """Return a new array of the shape `dense_shape`, with the rows of each index added up. Raises ValueError if `dense_shape` is
-        None.
+        """Return a new array of the shape `dense_shape`, with the rows of each index added up.
+        Raises ValueError if `dense_shape` is None.
 
         >>> zd.IndexedSlices(np.array([5]), np.array([1]), dense_shape=(3,)).to_dense().tolist()
         [0, 5, 0]

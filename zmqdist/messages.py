@@ -1,17 +1,22 @@
-"""Every message of the protocol. docs/protocol.md has the same list as a table, generated from this file.
+"""Every message of the protocol. docs/protocol.md has the same list as a table, generated from this
+file.
 
 Rules
-    A message is a header frame and the payload frames after it. The header is one of these structs in MessagePack. Only the sender and the
-    receiver interpret the payload frames. The first message of each side is a hello (wire/hello.py), whose beginning every version can
-    read. All other messages form one tagged union. The position of a field identifies it, so a new field is added at the end and has a
-    default.
-    `SENT` of a class names the sender and the receiver. The first paragraph of the docstring of a class says what the message means.
+    A message is a header frame and the payload frames after it. The header is one of these structs
+    in MessagePack. Only the sender and the receiver interpret the payload frames. The first message
+    of each side is a hello (wire/hello.py), whose beginning every version can read. All other
+    messages form one tagged union. The position of a field identifies it, so a new field is added
+    at the end and has a default.
+    `SENT` of a class names the sender and the receiver. The first paragraph of the docstring of a
+    class says what the message means.
 
 Words
     work: the number of a work item, which its coordinator chooses.
-    lease: a number that the dispatcher chooses for one attempt of a work item at one worker. One incarnation of a dispatcher never uses a
-      lease number twice, so that it recognizes late results of an earlier attempt (fencing).
-    round: the number of a coordinator's round. When an error has ended a round, the next round has a higher number.
+    lease: a number that the dispatcher chooses for one attempt of a work item at one worker. One
+      incarnation of a dispatcher never uses a lease number twice, so that it recognizes late
+      results of an earlier attempt (fencing).
+    round: the number of a coordinator's round. When an error has ended a round, the next round has
+      a higher number.
     fn: the number of a function, which the coordinator chooses.
 """
 
@@ -26,17 +31,21 @@ from zmqdist.limits import BATCH_ITEMS_MAX
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that a coordinator submits: (work, attempt, lost, fn, payload).
 
-`attempt` is the number of the first attempt after this submission. `lost` is the number of attempts that were lost before it.
+`attempt` is the number of the first attempt after this submission. `lost` is the number of attempts
+that were lost before it.
 """
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that the dispatcher sends to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
-"""The end of a lease: (lease, kind, payload). `kind` is one of the constants VALUE to INPUT_LOST."""
+"""The end of a lease: (lease, kind, payload). `kind` is one of the constants VALUE to
+INPUT_LOST.
+"""
 Result: TypeAlias = tuple[int, int, int, bytes]
 """The end of a work item: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""The place of one large part of a payload: (nbytes,) for a part that is sent in chunks, or the handle of a block of shared memory.
+"""The place of one large part of a payload: (nbytes,) for a part that is sent in chunks, or the
+handle of a block of shared memory.
 
 The handle is a tuple of eight numbers (transport/shm_pool.py).
 """
@@ -46,21 +55,23 @@ VALUE = 0
 ERROR = 1
 """The function raised an exception. The payload is the exception with its traceback."""
 BULK = 2
-"""The payload is a reference to the value, which the worker keeps until the coordinator has fetched it."""
+"""The payload is a reference to the value, which the worker keeps until the coordinator has fetched
+it."""
 CANCELLED = 3
 """The work item was cancelled before it ended. The payload is empty."""
 KEPT = 4
-"""The payload is a reference, as for BULK, to a value that stays with its worker. This kind is used only inside a process, and between a
-slot and its worker. Messages use BULK.
+"""The payload is a reference, as for BULK, to a value that stays with its worker. This kind is used
+only inside a process, and between a slot and its worker. Messages use BULK.
 """
 INPUT_LOST = 5
-"""The function did not run, because the holder no longer has the value of an input. The payload is from `encode_loss`
-(scheduling/shared/remote_results.py).
+"""The function did not run, because the holder no longer has the value of an input. The payload is
+from `encode_loss` (scheduling/shared/remote_results.py).
 """
 
 
 SAID_GOODBYE = "said goodbye"
-"""The reason in Members for a worker that stopped in good order. Such a loss is not recorded in the history."""
+"""The reason in Members for a worker that stopped in good order. Such a loss is not recorded in the
+history."""
 
 ALL_NUMBERS = -1
 """In a Forget to all workers this number means every number of the coordinator."""
@@ -70,22 +81,24 @@ _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]  # NaN is refused, to
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """The base class of all messages. A message is an array in MessagePack that starts with the tag. It is immutable by convention:
-    only transport/transfers.py sets a field, which is the field `parts` of a Call or Reply before it is sent.
+    """The base class of all messages. A message is an array in MessagePack that starts with the
+    tag. It is immutable by convention: only transport/transfers.py sets a field, which is the field
+    `parts` of a Call or Reply before it is sent.
     """
 
     SENT: ClassVar[str] = ""
 
 
-# -- calls and replies -----------------------------------------------------------------------------------------
+# -- calls and replies -----------------------------------------------------------------------------
 
 
 class Call(Message, tag=1):
-    """Run a method and send a Reply. The payload frames are the large arrays of the arguments, unless `parts` describes these arrays.
+    """Run a method and send a Reply. The payload frames are the large arrays of the arguments,
+    unless `parts` describes these arrays.
 
-    `incarnation` is the incarnation of the server for which the call is meant. A server in another incarnation replies UNAVAILABLE.
-    `left_ms` is the time for which the caller still waits, and 0 means no limit. `held` says that the client sends the chunks of `parts`
-    only after SendParts.
+    `incarnation` is the incarnation of the server for which the call is meant. A server in another
+    incarnation replies UNAVAILABLE. `left_ms` is the time for which the caller still waits, and 0
+    means no limit. `held` says that the client sends the chunks of `parts` only after SendParts.
     """
 
     SENT = "client -> server"
@@ -99,7 +112,8 @@ class Call(Message, tag=1):
 
 
 class Reply(Message, tag=2):
-    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays are sent as in Call."""
+    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays
+    are sent as in Call."""
 
     SENT = "server -> client"
     id: int
@@ -110,7 +124,8 @@ class Reply(Message, tag=2):
 
 
 class CancelCall(Message, tag=3):
-    """The client does not want the reply to Call `id` any more. The handler may return early, and no more chunks of the call are sent.
+    """The client does not want the reply to Call `id` any more. The handler may return early, and
+    no more chunks of the call are sent.
 
     In the handler `zmqdist.cancelled()` returns True.
     """
@@ -120,7 +135,8 @@ class CancelCall(Message, tag=3):
 
 
 class Ping(Message, tag=4):
-    """A message without content, sent to find out whether the connection still works. It gets no reply."""
+    """A message without content, sent to find out whether the connection still works. It gets no
+    reply."""
 
     SENT = "any -> any"
 
@@ -133,7 +149,8 @@ class Goodbye(Message, tag=5):
 
 
 class Refused(Message, tag=6):
-    """The receiver's last message had no effect, or the receiver's session has ended. With `final` the receiver must not try again."""
+    """The receiver's last message had no effect, or the receiver's session has ended. With `final`
+    the receiver must not try again."""
 
     SENT = "server -> any"
     code: int
@@ -142,7 +159,8 @@ class Refused(Message, tag=6):
 
 
 class Calls(Message, tag=10):
-    """Several Call messages without payload frames, made while an earlier call of the client was in flight. Each one gets a reply."""
+    """Several Call messages without payload frames, made while an earlier call of the client was in
+    flight. Each one gets a reply."""
 
     SENT = "client -> server"
     items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
@@ -156,7 +174,8 @@ class Replies(Message, tag=11):
 
 
 class Chunk(Message, tag=12):
-    """Bytes of part `part` of Call `id` or of its reply, from `offset` on, as one frame. Chunks are sent in order, each byte once."""
+    """Bytes of part `part` of Call `id` or of its reply, from `offset` on, as one frame. Chunks are
+    sent in order, each byte once."""
 
     SENT = "client -> server, server -> client"
     id: int
@@ -165,14 +184,16 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """The sender has read `nbytes` bytes of chunks, of any calls, from its queue, so the peer may send as many more bytes."""
+    """The sender has read `nbytes` bytes of chunks, of any calls, from its queue, so the peer may
+    send as many more bytes."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
 
 
 class SharedMemoryAccepted(Message, tag=14):
-    """The client has mapped the shared memory that the server's hello names, and read this nonce there. The server may lend blocks now."""
+    """The client has mapped the shared memory that the server's hello names, and read this nonce
+    there. The server may lend blocks now."""
 
     SENT = "client -> server"
     nonce: int
@@ -185,14 +206,16 @@ class SendParts(Message, tag=15):
     id: int
 
 
-# -- coordinator and dispatcher -------------------------------------------------------------------------------------
+# -- coordinator and dispatcher --------------------------------------------------------------------
 
 
 class RegisterCoordinator(Message, tag=20):
-    """Register the sender as a coordinator. The sender repeats this message on each new connection, with the same `coordinator` number.
+    """Register the sender as a coordinator. The sender repeats this message on each new connection,
+    with the same `coordinator` number.
 
-    `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
-    `watch_members` subscribes to Members, and `report_starts` subscribes to Begun. `nested` says that a scheduled function is the program.
+    `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier
+    incarnation of the dispatcher. `watch_members` subscribes to Members, and `report_starts`
+    subscribes to Begun. `nested` says that a scheduled function is the program.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -206,7 +229,8 @@ class RegisterCoordinator(Message, tag=20):
 
 
 class CoordinatorRegistered(Message, tag=21):
-    """The coordinator is registered. It submits its work again, because the dispatcher has dropped work of earlier connections."""
+    """The coordinator is registered. It submits its work again, because the dispatcher has dropped
+    work of earlier connections."""
 
     SENT = "dispatcher -> coordinator"
     attempts_max: int
@@ -214,17 +238,20 @@ class CoordinatorRegistered(Message, tag=21):
 
 
 class Define(Message, tag=22):
-    """Pickled functions with the coordinator's numbers for them. They are sent before the first work item that uses them."""
+    """Pickled functions with the coordinator's numbers for them. They are sent before the first
+    work item that uses them."""
 
     SENT = "coordinator -> dispatcher"
     functions: list[tuple[int, bytes]]
 
 
 class Forget(Message, tag=23):
-    """No unfinished work item uses these functions, and no later work item will use them under these numbers.
+    """No unfinished work item uses these functions, and no later work item will use them under
+    these numbers.
 
-    With `everywhere`, every worker passes this message on to all its slots, even to those that are not known to have the functions. This is
-    needed for ALL_NUMBERS (every number of the coordinator), and for numbers of objects that a function has made in a slot.
+    With `everywhere`, every worker passes this message on to all its slots, even to those that are
+    not known to have the functions. This is needed for ALL_NUMBERS (every number of the
+    coordinator), and for numbers of objects that a function has made in a slot.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -236,9 +263,11 @@ class Forget(Message, tag=23):
 class Submit(Message, tag=24):
     """Work items to be queued, oldest first.
 
-    If `worker` is a name such as "worker:1", only this worker may run the items, and they wait until it is registered. "" means any worker.
-    Among items that wait for one worker, or among those that wait for any worker, items with the highest `priority` start first. `detached`
-    items belong to no round, do not count against the bound of the queue, and are not cancelled by EndRound.
+    If `worker` is a name such as "worker:1", only this worker may run the items, and they wait
+    until it is registered. "" means any worker. Among items that wait for one worker, or among
+    those that wait for any worker, items with the highest `priority` start first. `detached` items
+    belong to no round, do not count against the bound of the queue, and are not cancelled by
+    EndRound.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -250,11 +279,13 @@ class Submit(Message, tag=24):
 
 
 class CancelWork(Message, tag=25):
-    """Cancel these work items. Waiting items are dropped, and running items are killed after `grace_s`. Each item ends with a Result.
+    """Cancel these work items. Waiting items are dropped, and running items are killed after
+    `grace_s`. Each item ends with a Result.
 
-    The kind of the Result is CANCELLED, unless the item has ended in another way before. With `unless_begun`, items that have begun
-    continue. The coordinator, which has subscribed to Begun, then gets one message for each item: a Result of kind CANCELLED if the item
-    was waiting, a Begun if it was running, or its Result if it had ended.
+    The kind of the Result is CANCELLED, unless the item has ended in another way before. With
+    `unless_begun`, items that have begun continue. The coordinator, which has subscribed to Begun,
+    then gets one message for each item: a Result of kind CANCELLED if the item was waiting, a Begun
+    if it was running, or its Result if it had ended.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -264,7 +295,8 @@ class CancelWork(Message, tag=25):
 
 
 class EndRound(Message, tag=26):
-    """Cancel all work of this and earlier rounds. The dispatcher replies with RoundEnded when none of this work can run any more."""
+    """Cancel all work of this and earlier rounds. The dispatcher replies with RoundEnded when none
+    of this work can run any more."""
 
     SENT = "coordinator -> dispatcher"
     round: int
@@ -272,10 +304,11 @@ class EndRound(Message, tag=26):
 
 
 class ResultReceived(Message, tag=27):
-    """The coordinator has received the large results of these (work, attempt), so the items are finished. Unless `keep` is set, workers
-    free the results.
+    """The coordinator has received the large results of these (work, attempt), so the items are
+    finished. Unless `keep` is set, workers free the results.
 
-    With `keep`, the worker keeps the results until a ResultReceived without `keep` names them again.
+    With `keep`, the worker keeps the results until a ResultReceived without `keep` names them
+    again.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -291,8 +324,9 @@ class Results(Message, tag=28):
 
 
 class StartsLost(Message, tag=29):
-    """These attempts had started, and their slot process or their worker is lost: (work, attempt, worker, exit code, last log lines,
-    whether the item has reached the bound on lost starts and does not run again).
+    """These attempts had started, and their slot process or their worker is lost: (work, attempt,
+    worker, exit code, last log lines, whether the item has reached the bound on lost starts and
+    does not run again).
     """
 
     SENT = "dispatcher -> coordinator"
@@ -307,7 +341,8 @@ class RoundEnded(Message, tag=30):
 
 
 class QueueProgress(Message, tag=31):
-    """The number of work items that have left the queue since the coordinator registered. It is sent when a full queue has room again."""
+    """The number of work items that have left the queue since the coordinator registered. It is
+    sent when a full queue has room again."""
 
     SENT = "dispatcher -> coordinator"
     left_queue: int
@@ -324,8 +359,8 @@ class Members(Message, tag=33):
     """Workers that have registered or are lost. This is sent to coordinators that have subscribed
     (`watch_members`), after CoordinatorRegistered and at each change.
 
-    The first message has all registered workers. `joined` has (name, incarnation, pid, host), and `left` has (name, incarnation, reason).
-    A restarted worker has another incarnation.
+    The first message has all registered workers. `joined` has (name, incarnation, pid, host), and
+    `left` has (name, incarnation, reason). A restarted worker has another incarnation.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -334,7 +369,8 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """The dispatcher knows that workers have begun these items. This is sent to coordinators that have subscribed (`report_starts`).
+    """The dispatcher knows that workers have begun these items. This is sent to coordinators that
+    have subscribed (`report_starts`).
 
     An item that ends quickly may be missing in all such messages.
     """
@@ -344,8 +380,8 @@ class Begun(Message, tag=34):
 
 
 class DescribeWork(Message, tag=35):
-    """Send the names of these work items and of the program's per-worker resources, which the dispatcher needs to report what a drain would
-    lose. The reply is WorkDescribed.
+    """Send the names of these work items and of the program's per-worker resources, which the
+    dispatcher needs to report what a drain would lose. The reply is WorkDescribed.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -354,7 +390,8 @@ class DescribeWork(Message, tag=35):
 
 
 class WorkDescribed(Message, tag=36):
-    """The reply to DescribeWork: (work, name, whether a lost value is recomputed) of each work item that the program still needs."""
+    """The reply to DescribeWork: (work, name, whether a lost value is recomputed) of each work item
+    that the program still needs."""
 
     SENT = "coordinator -> dispatcher"
     request: int
@@ -362,17 +399,20 @@ class WorkDescribed(Message, tag=36):
     resources: list[str]
 
 
-# -- dispatcher and worker ------------------------------------------------------------------------------------------
+# -- dispatcher and worker -------------------------------------------------------------------------
 
 
 class Register(Message, tag=40):
-    """Register the sender as a worker, on each new connection. `held` has the leases of this dispatcher that the worker still has.
+    """Register the sender as a worker, on each new connection. `held` has the leases of this
+    dispatcher that the worker still has.
 
-    `index` -1 requests the lowest free index. `index_given` says that a dispatcher has chosen the index, so that another worker may get it
-    later. `stale_leases` has (lease, coordinator) of each function that an earlier dispatcher assigned and that a thread still runs. When
-    such a function ends, the worker sends LeasesReturned. `address` is the address at which peers reach the worker's own server. `serial`
-    counts the registrations over this connection. `threads_per_slot` is the number of threads of BLAS and OpenMP in each slot, and 0 means
-    that this number is not known.
+    `index` -1 requests the lowest free index. `index_given` says that a dispatcher has chosen the
+    index, so that another worker may get it later. `stale_leases` has (lease, coordinator) of each
+    function that an earlier dispatcher assigned and that a thread still runs. When such a function
+    ends, the worker sends LeasesReturned. `address` is the address at which peers reach the
+    worker's own server. `serial` counts the registrations over this connection. `threads_per_slot`
+    is the number of threads of BLAS and OpenMP in each slot, and 0 means that this number is not
+    known.
     """
 
     SENT = "worker -> dispatcher"
@@ -392,12 +432,14 @@ class Register(Message, tag=40):
 
     @property
     def named(self) -> bool:
-        """Whether the index belongs to this worker, so that its next incarnation registers under the same index."""
+        """Whether the index belongs to this worker, so that its next incarnation registers under
+        the same index."""
         return self.index >= 0 and not self.index_given
 
 
 class Registered(Message, tag=41):
-    """The worker is registered. The message has its index, the interval of its heartbeats, the length of its leases, and its grace.
+    """The worker is registered. The message has its index, the interval of its heartbeats, the
+    length of its leases, and its grace.
 
     `serial` is the serial of the Register to which this is the reply.
     """
@@ -417,11 +459,13 @@ class Beat(Message, tag=42):
 
 
 class Assign(Message, tag=43):
-    """Run these work items, the oldest first. Functions that are new to this worker are sent along as (coordinator, fn, pickled).
+    """Run these work items, the oldest first. Functions that are new to this worker are sent along
+    as (coordinator, fn, pickled).
 
-    `report_before_start` has the worker report each start before it happens, because the items were with a worker that crashed and may have
-    begun there. `workers` is the number of workers. `pinned` says that the items were scheduled for this worker, so that they run before
-    items that any worker may run.
+    `report_before_start` has the worker report each start before it happens, because the items were
+    with a worker that crashed and may have begun there. `workers` is the number of workers.
+    `pinned` says that the items were scheduled for this worker, so that they run before items that
+    any worker may run.
     """
 
     SENT = "dispatcher -> worker"
@@ -440,7 +484,8 @@ class StealRequest(Message, tag=44):
 
 
 class AbortLeases(Message, tag=45):
-    """End these leases. The worker gives back those that have not started, and kills running functions after `grace_s`."""
+    """End these leases. The worker gives back those that have not started, and kills running
+    functions after `grace_s`."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -448,15 +493,17 @@ class AbortLeases(Message, tag=45):
 
 
 class FreeResult(Message, tag=46):
-    """Free the large results of these leases, because the coordinator has received them or does not want them."""
+    """Free the large results of these leases, because the coordinator has received them or does not
+    want them."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
 class Leave(Message, tag=47):
-    """The worker leaves, whichever side sends this message: it gives back leases that have not started, finishes running ones within its
-    grace, and sends Goodbye. The dispatcher sends it no more work. When a worker sends this message, `grace_s` is 0 and has no effect.
+    """The worker leaves, whichever side sends this message: it gives back leases that have not
+    started, finishes running ones within its grace, and sends Goodbye. The dispatcher sends it no
+    more work. When a worker sends this message, `grace_s` is 0 and has no effect.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
@@ -466,8 +513,9 @@ class Leave(Message, tag=47):
 class Done(Message, tag=48):
     """Leases that have ended, and leases that have started since the last message.
 
-    `busy_us` is the microseconds for which the worker has had work since its last message. `trip_us` is the round-trip time between worker
-    and dispatcher, and 0 means that it is not known.
+    `busy_us` is the microseconds for which the worker has had work since its last message.
+    `trip_us` is the round-trip time between worker and dispatcher, and 0 means that it is not
+    known.
     """
 
     SENT = "worker -> dispatcher"
@@ -491,11 +539,12 @@ class SlotsLost(Message, tag=50):
     items: list[tuple[int, int | None, str]]
 
 
-# -- payloads that cannot be fetched from their holder --------------------------------------------------------------
+# -- payloads that cannot be fetched from their holder ---------------------------------------------
 
 
 class Read(Message, tag=60):
-    """Request a range of a payload from its holder, for a process that cannot connect to the holder."""
+    """Request a range of a payload from its holder, for a process that cannot connect to the
+    holder."""
 
     SENT = "dispatcher -> coordinator, dispatcher -> worker"
     request: int
@@ -505,7 +554,8 @@ class Read(Message, tag=60):
 
 
 class ReadDone(Message, tag=61):
-    """The reply to Read `request`: code 0 and one payload frame, or the code and message of an error."""
+    """The reply to Read `request`: code 0 and one payload frame, or the code and message of an
+    error."""
 
     SENT = "coordinator -> dispatcher, worker -> dispatcher"
     request: int
@@ -513,13 +563,15 @@ class ReadDone(Message, tag=61):
     message: str
 
 
-# -- keys of members ---------------------------------------------------------------------------------------------
+# -- keys of members -------------------------------------------------------------------------------
 
 
 class Join(Message, tag=70):
-    """Admit the key of this connection under `name`. `number` and `secret` are those of a join token.
+    """Admit the key of this connection under `name`. `number` and `secret` are those of a join
+    token.
 
-    `name` is, for example, "worker:3" or "submit". Only a peer whose key the dispatcher does not know yet sends this.
+    `name` is, for example, "worker:3" or "submit". Only a peer whose key the dispatcher does not
+    know yet sends this.
     """
 
     SENT = "any -> dispatcher"
@@ -529,7 +581,9 @@ class Join(Message, tag=70):
 
 
 class Joined(Message, tag=71):
-    """The dispatcher has admitted a key under this name and role. The key works on new connections."""
+    """The dispatcher has admitted a key under this name and role. The key works on new
+    connections.
+    """
 
     SENT = "dispatcher -> any"
     role: str
@@ -537,8 +591,8 @@ class Joined(Message, tag=71):
 
 
 class Stalled(Message, tag=76):
-    """Work of functions that were scheduled by functions waits, every slot is busy, and for some seconds nothing has begun or ended. One
-    nested coordinator gets this message, and logs it.
+    """Work of functions that were scheduled by functions waits, every slot is busy, and for some
+    seconds nothing has begun or ended. One nested coordinator gets this message, and logs it.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -547,7 +601,8 @@ class Stalled(Message, tag=76):
 
 
 class AskKey(Message, tag=72):
-    """Send the state of a public key, or of the key of the server at `address`, now and after each change.
+    """Send the state of a public key, or of the key of the server at `address`, now and after each
+    change.
 
     `renews` says that the sender owns the key, and therefore makes a new key after RenewKey.
     """
@@ -559,10 +614,11 @@ class AskKey(Message, tag=72):
 
 
 class KeyState(Message, tag=73):
-    """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role because of `problem`.
+    """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost
+    its role because of `problem`.
 
-    `listens` says that a server whose port shows this key may be trusted. If the AskKey has an `address`, this message has it, too, and
-    `key` is the key of the server at this address.
+    `listens` says that a server whose port shows this key may be trusted. If the AskKey has an
+    `address`, this message has it, too, and `key` is the key of the server at this address.
     """
 
     SENT = "dispatcher -> any"
@@ -581,7 +637,8 @@ class RenewKey(Message, tag=74):
 
 
 class NewKey(Message, tag=75):
-    """The public key that replaces the key of this connection. The dispatcher replies with Joined or Refused."""
+    """The public key that replaces the key of this connection. The dispatcher replies with Joined
+    or Refused."""
 
     SENT = "any -> dispatcher"
     key: bytes

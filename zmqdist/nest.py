@@ -1,12 +1,13 @@
 """Structures made of list, tuple, namedtuple and dict, as in `tf.nest`.
 
 Rules
-    Every other object is a leaf, including arrays, str and None. The items of a dict are visited in the order of the sorted keys, so that
-    the order of insertion has no effect. Objects of subclasses of the four classes are structures, too, and `pack_sequence_as` keeps their
-    class.
+    Every other object is a leaf, including arrays, str and None. The items of a dict are visited in
+    the order of the sorted keys, so that the order of insertion has no effect. Objects of
+    subclasses of the four classes are structures, too, and `pack_sequence_as` keeps their class.
 
-Errors are as in TensorFlow. A structure of the wrong kind raises TypeError. A wrong number of items, or wrong keys, raise ValueError. The
-text of the error names the place as Python code that follows the name of the variable: `['a'][0].x`.
+Errors are as in TensorFlow. A structure of the wrong kind raises TypeError. A wrong number of
+items, or wrong keys, raise ValueError. The text of the error names the place as Python code that
+follows the name of the variable: `['a'][0].x`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ def is_nested(structure: Structure) -> bool:
 
 
 def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
-    """Return the leaves of a structure from left to right. If `structure` is a single leaf, return a list with this leaf.
+    """Return the leaves of a structure from left to right. If `structure` is a single leaf, return
+    a list with this leaf.
 
     >>> zd.nest.flatten({"b": 2, "a": (0, 1)})
     [0, 1, 2]
 
     Args:
-      expand_composites: whether to replace a leaf that consists of several values by these values, for example a ShardedVariable by its
-        shards.
+      expand_composites: whether to replace a leaf that consists of several values by these values,
+        for example a ShardedVariable by its shards.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -70,8 +72,8 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """Return a copy of `structure` whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The leaves of
-    `structure` are ignored.
+    """Return a copy of `structure` whose leaves are the items of `flat_sequence`. This is the
+    inverse of `flatten`. The leaves of `structure` are ignored.
 
     >>> zd.nest.pack_sequence_as({"a": (0, 0), "b": 0}, [1, 2, 3])
     {'a': (1, 2), 'b': 3}
@@ -81,21 +83,29 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
       ValueError: the number of items of `flat_sequence` is not the number of leaves of `structure`.
     """
     if not is_nested(flat_sequence):
-        raise TypeError(f"flat_sequence must be a list or tuple, not {type(flat_sequence).__name__}")
+        raise TypeError(
+            f"flat_sequence must be a list or tuple, not {type(flat_sequence).__name__}"
+        )
     wanted = len(flatten(structure))
     if wanted != len(flat_sequence):
-        raise ValueError(f"the structure has {wanted} leaves, flat_sequence has {len(flat_sequence)} items")
+        raise ValueError(
+            f"the structure has {wanted} leaves, flat_sequence has {len(flat_sequence)} items"
+        )
     return _pack(structure, iter(flat_sequence))
 
 
-def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """Apply `func` to the corresponding leaves of all structures. Return the results in the form of the first structure.
+def map_structure(
+    func: Callable[..., Any], *structures: Structure, check_types: bool = True
+) -> Structure:
+    """Apply `func` to the corresponding leaves of all structures. Return the results in the form of
+    the first structure.
 
     >>> zd.nest.map_structure(lambda x, y: x + y, {"a": (1, 2)}, {"a": (10, 20)})
     {'a': (11, 22)}
 
     Raises:
-      TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given, or `func` is not callable.
+      TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given,
+        or `func` is not callable.
     """
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
@@ -108,11 +118,13 @@ def map_structure(func: Callable[..., Any], *structures: Structure, check_types:
 
 
 def map_contents(func: Callable[[Any], Any], value: Any) -> Any:
-    """Return `value` with each part replaced by `func(part)`, at any depth. Nothing is sorted or flattened, and no structure is too odd:
+    """Return `value` with each part replaced by `func(part)`, at any depth. Nothing is sorted or
+    flattened, and no structure is too odd:
 
-    parts are the items of lists, tuples, sets, deques and arrays of objects, the keys and items of dicts, and the fields of
-    dataclasses and attrs classes. `func` gets `value` itself first, and the parts of each object that it returns unchanged.
-    Objects without a changed part are not copied.
+    parts are the items of lists, tuples, sets, deques and arrays of objects, the keys and items of
+    dicts, and the fields of dataclasses and attrs classes. `func` gets `value` itself first, and
+    the parts of each object that it returns unchanged. Objects without a changed part are not
+    copied.
 
     Raises:
       ValueError: parts have changed in a value that contains itself.
@@ -134,12 +146,15 @@ def map_contents(func: Callable[[Any], Any], value: Any) -> Any:
 
     result = mapped(value)
     if cyclic and result is not value:
-        raise ValueError(f"a {type(cyclic[0]).__name__} contains itself, so its parts cannot be replaced")
+        raise ValueError(
+            f"a {type(cyclic[0]).__name__} contains itself, so its parts cannot be replaced"
+        )
     return result
 
 
 def contents(value: Any) -> list[Any] | None:
-    """Return the parts of an object to which `map_contents` applies its function, or None if the object has no parts."""
+    """Return the parts of an object to which `map_contents` applies its function, or None if the
+    object has no parts."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -151,7 +166,8 @@ def contents(value: Any) -> list[Any] | None:
 
 
 def as_numpy(value: Any) -> Any:
-    """Return `value` with each part that has a method `numpy()`, at any depth, replaced by the result of this method."""
+    """Return `value` with each part that has a method `numpy()`, at any depth, replaced by the
+    result of this method."""
 
     def converted(part: Any) -> Any:
         numpy = None if isinstance(part, type) else getattr(part, "numpy", None)
@@ -166,14 +182,15 @@ def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool 
     >>> zd.nest.assert_same_structure({"a": 1}, {"a": "one"})
 
     Args:
-      check_types: whether a different class, such as a list in place of a tuple, counts as a difference. Two namedtuple classes with equal
-        names and fields count as equal, and so do two kinds of dict.
+      check_types: whether a different class, such as a list in place of a tuple, counts as a
+        difference. Two namedtuple classes with equal names and fields count as equal, and so do two
+        kinds of dict.
 
     Raises:
-      TypeError: `check_types` is True, and the classes of two structures at the same place differ; or a dict has keys that cannot be
-        sorted.
-      ValueError: the numbers of items differ, one structure has a leaf where the other has a structure, or `check_types` is True and the
-        keys of two dicts differ.
+      TypeError: `check_types` is True, and the classes of two structures at the same place differ;
+        or a dict has keys that cannot be sorted.
+      ValueError: the numbers of items differ, one structure has a leaf where the other has a
+        structure, or `check_types` is True and the keys of two dicts differ.
     """
     _compare(nest1, nest2, check_types, "")
 
@@ -199,7 +216,9 @@ def _sorted_keys(structure: dict[Any, Any], path: str) -> list[Any]:
     try:
         return sorted(structure)
     except TypeError:
-        raise TypeError(f"{_at(path)}: the keys of a dict must be sortable, these are not: {list(structure)}") from None
+        raise TypeError(
+            f"{_at(path)}: the keys of a dict must be sortable, these are not: {list(structure)}"
+        ) from None
 
 
 def _fields(structure: Structure) -> tuple[str, ...]:
@@ -212,7 +231,8 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
         return next(leaves)
     if isinstance(structure, dict):
         packed = {key: _pack(structure[key], leaves) for key in sorted(structure)}
-        # A copy, and not a new dict, because a copy keeps the original's class, order of keys and attributes, such as default_factory.
+        # A copy, and not a new dict, because a copy keeps the original's class, order of keys and
+        # attributes, such as default_factory.
         result = copy.copy(structure)
         for key in structure:
             result[key] = packed[key]
@@ -226,7 +246,11 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
 def _field_names(value: Any) -> list[str]:
     """Return the names of the fields that an object of a dataclass or an attrs class has."""
     cls = type(value)
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else getattr(cls, "__attrs_attrs__", ())
+    fields = (
+        dataclasses.fields(cls)
+        if dataclasses.is_dataclass(cls)
+        else getattr(cls, "__attrs_attrs__", ())
+    )
     return [field.name for field in fields if hasattr(value, field.name)]
 
 

@@ -1,13 +1,16 @@
-"""Optimizers as update functions: they compute the new value of a variable from a gradient. Plain NumPy, usable in any process.
+"""Optimizers as update functions: they compute the new value of a variable from a gradient. Plain
+NumPy, usable in any process.
 
-An optimizer is a frozen dataclass of numbers and has no state. Its state for a variable is in the variable's *slots*, which are arrays of
-the variable's shape that are stored beside the variable, at its parameter server. For each element of the variable, a step reads and
-writes only this element and the elements of the slots at the same place. A step may therefore run in pieces that stay in the cache. With a
-sparse gradient (IndexedSlices) a step changes only the named rows and their slots, as the "lazy" variants of other libraries do. If a row
-is named several times, the sum of its gradients counts.
+An optimizer is a frozen dataclass of numbers and has no state. Its state for a variable is in the
+variable's *slots*, which are arrays of the variable's shape that are stored beside the variable, at
+its parameter server. For each element of the variable, a step reads and writes only this element
+and the elements of the slots at the same place. A step may therefore run in pieces that stay in the
+cache. With a sparse gradient (IndexedSlices) a step changes only the named rows and their slots, as
+the "lazy" variants of other libraries do. If a row is named several times, the sum of its gradients
+counts.
 
-Formulas and defaults are those of Keras, except that the default of Momentum is 0.9. Not here: where variables are stored, and which code
-applies an optimizer (variables/hosted_variable.py).
+Formulas and defaults are those of Keras, except that the default of Momentum is 0.9. Not here:
+where variables are stored, and which code applies an optimizer (variables/hosted_variable.py).
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from numpy.typing import NDArray
 from zmqdist.indexed_slices import IndexedSlices
 
 PIECE: Final = 16_384
-"""Elements that are computed at a time. Together with their slots and temporaries they fit into the level-2 cache of a core."""
+"""Elements that are computed at a time. Together with their slots and temporaries they fit into the
+level-2 cache of a core."""
 
 Array = NDArray[Any]
 
@@ -33,8 +37,8 @@ __dir__ = __all__.copy  # dir() and completion show no other names
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots. A ps
-    applies the subclasses of this module only.
+    """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and
+    `slot_values` if it needs slots. A ps applies the subclasses of this module only.
 
     >>> optimizer, value = zd.optimizers.Momentum(0.1), np.zeros(2)
     >>> slots = optimizer.slots(value)
@@ -49,17 +53,26 @@ class Optimizer:
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a field is not a finite number, or is outside the range that the formula allows."""
+        """Raises ValueError if a field is not a finite number, or is outside the range that the
+        formula allows."""
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool):
                 if not isinstance(value, bool):
-                    raise ValueError(f"{type(self).__name__}: {each.name} is {value!r}, wants True or False")
+                    raise ValueError(
+                        f"{type(self).__name__}: {each.name} is {value!r}, wants True or False"
+                    )
                 continue
-            good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+            good = (
+                isinstance(value, (int, float, np.number))
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            )
             if not good or value < 0 or (each.name in _BELOW_ONE and value >= 1):
                 bound = "from 0 to below 1" if each.name in _BELOW_ONE else "of 0 or more"
-                raise ValueError(f"{type(self).__name__}: {each.name} is {value!r}, wants a number {bound}")
+                raise ValueError(
+                    f"{type(self).__name__}: {each.name} is {value!r}, wants a number {bound}"
+                )
             object.__setattr__(self, each.name, float(value))
 
     @property
@@ -68,25 +81,31 @@ class Optimizer:
         return {}
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the class is not one of this module.
+        """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the
+        class is not one of this module.
 
         >>> zd.optimizers.SGD(0.5).to_wire()
         ('SGD', {'learning_rate': 0.5})
         """
         if KINDS.get(type(self).__name__) is not type(self):
-            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function")
+            raise ValueError(
+                f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function"
+            )
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer that the result of `to_wire` describes. Raises ValueError if no optimizer has this name and these fields.
+        """Return the optimizer that the result of `to_wire` describes. Raises ValueError if no
+        optimizer has this name and these fields.
 
         >>> zd.optimizers.Optimizer.from_wire("SGD", {"learning_rate": 0.5})
         SGD(learning_rate=0.5)
         """
         kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:
-            raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
+            raise ValueError(
+                f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}"
+            )
         return kind(**values)
 
     def slots(self, like: Array) -> dict[str, Array]:
@@ -95,7 +114,9 @@ class Optimizer:
         >>> sorted(zd.optimizers.Adam().slots(np.zeros(2)))
         ['m', 'v']
         """
-        return {name: np.full(like.shape, value, like.dtype) for name, value in self.slot_values.items()}
+        return {
+            name: np.full(like.shape, value, like.dtype) for name, value in self.slot_values.items()
+        }
 
     def update(
         self,
@@ -113,23 +134,31 @@ class Optimizer:
         [-0.5, -0.5]
 
         Args:
-          value: the value of the variable, an array of contiguous floats. It is changed, unless `out` is given.
-          grad: the gradient. This is an array of the same shape, or some of its rows with valid indices (IndexedSlices).
+          value: the value of the variable, an array of contiguous floats. It is changed, unless
+            `out` is given.
+          grad: the gradient. This is an array of the same shape, or some of its rows with valid
+            indices (IndexedSlices).
           slots: the arrays that the method `slots` has returned. They are changed.
           step: the number of this step for this variable, from 1.
-          out: an array of the same shape that gets the new value in place of `value`. Only a dense gradient allows `out`.
+          out: an array of the same shape that gets the new value in place of `value`. Only a dense
+            gradient allows `out`.
         """
         if isinstance(grad, IndexedSlices):
             self.update_rows(value, *summed(grad), slots, step)
             return
         target = value if out is None else out
-        flat = [each.reshape(-1) for each in (value, np.ascontiguousarray(grad), target, *slots.values())]
+        flat = [
+            each.reshape(-1)
+            for each in (value, np.ascontiguousarray(grad), target, *slots.values())
+        ]
         coefficients = self._coefficients(step)
         for begin in range(0, max(flat[0].size, 1), PIECE):
             old, slope, new, *rest = (each[begin : begin + PIECE] for each in flat)
             self._step(old, slope, dict(zip(slots, rest, strict=True)), coefficients, new)
 
-    def update_rows(self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int) -> None:
+    def update_rows(
+        self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int
+    ) -> None:
         """Apply one step to some rows of `value`, in place. `indices` must be unique.
 
         >>> value = np.zeros((3, 2))
@@ -141,7 +170,8 @@ class Optimizer:
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
             touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
-            new = value.take(some, 0, mode="clip")  # "clip" changes no index, because none is out of range
+            # "clip" changes no index, because none is out of range
+            new = value.take(some, 0, mode="clip")
             self._step(new, rows[begin : begin + count], touched, by, new)
             value[some] = new
             for name, slot in slots.items():
@@ -151,8 +181,11 @@ class Optimizer:
         """Return the numbers of the formula that depend only on the step."""
         return (self.learning_rate,)
 
-    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
-        """Compute `out` from `value`, and change the slots in place. `out` and `value` may be the same array."""
+    def _step(
+        self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
+    ) -> None:
+        """Compute `out` from `value`, and change the slots in place. `out` and `value` may be the
+        same array."""
         raise NotImplementedError
 
 
@@ -167,7 +200,9 @@ class SGD(Optimizer):
     SGD(learning_rate=0.5)
     """
 
-    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+    def _step(
+        self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
+    ) -> None:
         np.subtract(value, grad * by[0], out=out)
 
 
@@ -188,7 +223,9 @@ class Momentum(Optimizer):
     def slot_values(self) -> dict[str, float]:
         return {"velocity": 0.0}
 
-    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+    def _step(
+        self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
+    ) -> None:
         velocity = slots["velocity"]
         slope = grad * by[0]
         velocity *= self.momentum
@@ -216,7 +253,9 @@ class Adagrad(Optimizer):
     def slot_values(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator_value}
 
-    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+    def _step(
+        self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
+    ) -> None:
         accumulator = slots["accumulator"]
         square = grad * grad
         accumulator += square
@@ -229,7 +268,8 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """value -= rate * m / (sqrt(v) + epsilon), where m and v are moving averages of grad and grad ** 2 with decays beta_1 and beta_2.
+    """value -= rate * m / (sqrt(v) + epsilon), where m and v are moving averages of grad and grad
+    ** 2 with decays beta_1 and beta_2.
 
     >>> zd.optimizers.Adam(0.01).beta_1
     0.9
@@ -249,7 +289,9 @@ class Adam(Optimizer):
     def _coefficients(self, step: int) -> tuple[float, ...]:
         return (self.learning_rate * math.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step),)
 
-    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+    def _step(
+        self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
+    ) -> None:
         m, v = slots["m"], slots["v"]
         one = np.subtract(grad, m)
         one *= 1 - self.beta_1
@@ -265,7 +307,12 @@ class Adam(Optimizer):
         np.subtract(value, one, out=out)
 
 
-KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "Adagrad": Adagrad, "Adam": Adam}
+KINDS: Final[dict[str, type[Optimizer]]] = {
+    "SGD": SGD,
+    "Momentum": Momentum,
+    "Adagrad": Adagrad,
+    "Adam": Adam,
+}
 """The classes of all optimizers that a ps can apply, by name."""
 
 
@@ -275,7 +322,8 @@ def summed(grad: IndexedSlices) -> tuple[Array, Array]:
 
 
 def summed_rows(indices: Array, rows: Array) -> tuple[Array, Array]:
-    """Return the unique values of `indices`, and for each of them the sum of its rows, as `summed` does."""
+    """Return the unique values of `indices`, and for each of them the sum of its rows, as `summed`
+    does."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     new = np.ones(len(ordered), bool)

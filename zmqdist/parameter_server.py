@@ -1,4 +1,5 @@
-"""Training with parameter servers: a strategy, variables on servers, and the replica context of a step."""
+"""Training with parameter servers: a strategy, variables on servers, and the replica context of a
+step."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""The rule for values that become arrays: all that an array is arrives, or the array is refused by name.
+"""The rule for values that become arrays: all that an array is arrives, or the array is refused by
+name.
 
-`np.asarray` makes an array of nearly every value, and strips in silence what a plain array does not have: a mask, the
-rules of a matrix, the unit of a quantity. Therefore subclasses of ndarray are refused, with what to do instead. Only
-np.memmap becomes an array, because it is one whose memory is a file. An object of another class becomes the array that
-its `__array__` makes.
+`np.asarray` makes an array of nearly every value, and strips in silence what a plain array does not
+have: a mask, the rules of a matrix, the unit of a quantity. Therefore subclasses of ndarray are
+refused, with what to do instead. Only np.memmap becomes an array, because it is one whose memory is
+a file. An object of another class becomes the array that its `__array__` makes.
 
-Not here: the dtypes that can be sent (wire/arrays.py), and values that do not fit a dtype (specs.py, variables/casts.py).
+Not here: the dtypes that can be sent (wire/arrays.py), and values that do not fit a dtype
+(specs.py, variables/casts.py).
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from zmqdist.errors import InvalidArgumentError
 
 
 def plain_array(value: Any, subject: str) -> NDArray[Any]:
-    """Return a value as an array, without a copy if it is one. The elements of the array may be Python objects.
+    """Return a value as an array, without a copy if it is one. The elements of the array may be
+    Python objects.
 
     Args:
       subject: what the value is for, as error texts name it: "variable 'w'".
 
     Raises:
-      InvalidArgumentError: the value is of a subclass of ndarray, or a list that contains one or makes no array.
+      InvalidArgumentError: the value is of a subclass of ndarray, or a list that contains one or
+        makes no array.
     """
     try:
         array = np.asarray(value)
@@ -39,8 +43,9 @@ def plain_array(value: Any, subject: str) -> NDArray[Any]:
 
 
 def joined(arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
-    """Return arrays concatenated along an axis. If their dtypes are equal, the result has this dtype: NumPy alone would convert it to the
-    byte order of this host, and drop the gaps between fields.
+    """Return arrays concatenated along an axis. If their dtypes are equal, the result has this
+    dtype: NumPy alone would convert it to the byte order of this host, and drop the gaps between
+    fields.
     """
     dtype = arrays[0].dtype
     same = all(array.dtype == dtype for array in arrays)
@@ -49,11 +54,14 @@ def joined(arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
 
 
 def what_is_lost(value: Any) -> str:
-    """Return what `np.asarray(value)` would strip, with what to do instead; "" if it strips nothing."""
+    """Return what `np.asarray(value)` would strip, with what to do instead; "" if it strips
+    nothing."""
     cls = type(value)
     if isinstance(value, np.ndarray) and cls not in (np.ndarray, np.memmap):
         return f"a {cls.__module__}.{cls.__qualname__} is more than a plain array: {how_to_make_plain(value)}"
-    if cls in (list, tuple) and any(issubclass(kind, (np.ndarray, list, tuple)) for kind in set(map(type, value))):
+    if cls in (list, tuple) and any(
+        issubclass(kind, (np.ndarray, list, tuple)) for kind in set(map(type, value))
+    ):
         return next(filter(None, map(what_is_lost, value)), "")
     return ""
 

@@ -1,7 +1,9 @@
-"""The seed of this process. A random operation that has no seed of its own derives its seed from the seed of this process.
+"""The seed of this process. A random operation that has no seed of its own derives its seed from
+the seed of this process.
 
-An operation in a dataset that a function returns gets no seed of its own, because its number would depend on how often, and in which
-process, the function was called. It derives its numbers from the entropy of the iterator that calls the function.
+An operation in a dataset that a function returns gets no seed of its own, because its number would
+depend on how often, and in which process, the function was called. It derives its numbers from the
+entropy of the iterator that calls the function.
 
 Not here: how an operation draws numbers from its seed (data/seeds.py).
 """
@@ -37,7 +39,8 @@ _in_function: ContextVar[bool] = ContextVar("in_function", default=False)
 
 @checked
 def set_seed(seed: int | None) -> None:
-    """Set the seed of this process, so that random operations that are defined after this call are repeatable.
+    """Set the seed of this process, so that random operations that are defined after this call are
+    repeatable.
 
     >>> zd.random.set_seed(7)
     >>> first = list(Dataset.range(10).shuffle(10))
@@ -46,8 +49,9 @@ def set_seed(seed: int | None) -> None:
     True
     >>> zd.random.set_seed(None)
 
-    If the same program runs again with the same seed, its operations draw equal numbers, in every process. None restores the initial
-    state, in which each run draws other numbers. The seed of an operation depends on the order in which operations are defined.
+    If the same program runs again with the same seed, its operations draw equal numbers, in every
+    process. None restores the initial state, in which each run draws other numbers. The seed of an
+    operation depends on the order in which operations are defined.
     """
     global _seed, _operations, _iterators
     with _lock:
@@ -56,9 +60,14 @@ def set_seed(seed: int | None) -> None:
 
 
 def iterator_entropy() -> list[int]:
-    """Return two numbers, from which the operations without a seed derive theirs in an iterator that begins now."""
+    """Return two numbers, from which the operations without a seed derive theirs in an iterator
+    that begins now."""
     with _lock:
-        return [secrets.randbits(64), secrets.randbits(64)] if _seed is None else [_seed & 2**64 - 1, next(_iterators)]
+        return (
+            [secrets.randbits(64), secrets.randbits(64)]
+            if _seed is None
+            else [_seed & 2**64 - 1, next(_iterators)]
+        )
 
 
 @contextlib.contextmanager
@@ -72,8 +81,9 @@ def in_function() -> Iterator[None]:
 
 
 def operation_seed(seed: int | None) -> tuple[int, int] | None:
-    """Return the two numbers that seed an operation that is defined now. `seed` is the operation's own seed. Return None if neither the
-    operation nor this process has a seed, or if `in_function` is open.
+    """Return the two numbers that seed an operation that is defined now. `seed` is the operation's
+    own seed. Return None if neither the operation nor this process has a seed, or if `in_function`
+    is open.
     """
     with _lock:
         if seed is not None:

@@ -1,7 +1,9 @@
-"""Resolvers, which find the cluster of a program: in arguments, in environment variables, from Slurm, mpirun or torchrun, or in Kubernetes.
+"""Resolvers, which find the cluster of a program: in arguments, in environment variables, from
+Slurm, mpirun or torchrun, or in Kubernetes.
 
-All resolvers have the same interface (cluster/resolvers/base.py), so that a program that accepts a resolver runs on each of these
-platforms. A resolver of your own is a class with two methods, which `zmqdist.testing.check_resolver` checks.
+All resolvers have the same interface (cluster/resolvers/base.py), so that a program that accepts a
+resolver runs on each of these platforms. A resolver of your own is a class with two methods, which
+`zmqdist.testing.check_resolver` checks.
 """
 
 from zmqdist.cluster.resolvers.base import ClusterResolver

@@ -8,8 +8,8 @@ from typing import Any
 
 
 def safe_repr(describe: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return a `__repr__` that is `<Class text>`, with the text that `describe` returns, and that never raises: a debugger and a log also
-    print objects that are half made or taken apart.
+    """Return a `__repr__` that is `<Class text>`, with the text that `describe` returns, and that
+    never raises: a debugger and a log also print objects that are half made or taken apart.
 
     `describe` sends no message, and its text has no secret.
     """

@@ -1,11 +1,13 @@
-"""The expected shape and dtype of an array, and functions that declare the specs of their arguments and results.
+"""The expected shape and dtype of an array, and functions that declare the specs of their arguments
+and results.
 
 Rules
-    A `TensorSpec` never changes. `function` only attaches specs to a callable. It neither traces the callable nor checks its calls. The
-    code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
+    A `TensorSpec` never changes. `function` only attaches specs to a callable. It neither traces
+    the callable nor checks its calls. The code that sends or receives the arguments checks them
+    (`convert`, `TensorSpec.problem`).
 
-    Python's numbers are weak, which means that they have no dtype of their own. They get the dtype of the spec if this dtype can represent
-    their value. A value that has a dtype is never cast.
+    Python's numbers are weak, which means that they have no dtype of their own. They get the dtype
+    of the spec if this dtype can represent their value. A value that has a dtype is never cast.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class TensorSpec:
     True
 
     Attributes:
-      shape: a tuple of sizes, in which None means any size. If `shape` itself is None, the array may have any shape.
+      shape: a tuple of sizes, in which None means any size. If `shape` itself is None, the array
+        may have any shape.
       dtype: a numpy dtype. `str` and `bytes` mean strings of any length.
       name: a name for error messages, or None.
     """
@@ -47,11 +50,14 @@ class TensorSpec:
     name: str | None
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
-        """Raises ValueError if a size is negative or the dtype holds Python objects, and TypeError if an argument is no shape or dtype."""
+        """Raises ValueError if a size is negative or the dtype holds Python objects, and TypeError
+        if an argument is no shape or dtype."""
         try:
             kept, sizes = np.dtype(dtype), _shape(shape)
         except TypeError as error:
-            raise ArgumentTypeError(f"TensorSpec(shape={shape!r}, dtype={dtype!r}): {error}") from None
+            raise ArgumentTypeError(
+                f"TensorSpec(shape={shape!r}, dtype={dtype!r}): {error}"
+            ) from None
         if name is not None and not isinstance(name, str):
             raise ArgumentTypeError(f"name is {name!r}, wants a str or None")
         if kept.hasobject:
@@ -72,8 +78,8 @@ class TensorSpec:
         return self.problem(array) is None
 
     def problem(self, array: NDArray[Any] | np.generic) -> str | None:
-        """Return a text that says why `array` does not fit, such as "expected int32 of shape (2, None), given ...". None means that it
-        fits.
+        """Return a text that says why `array` does not fit, such as "expected int32 of shape (2,
+        None), given ...". None means that it fits.
 
         >>> zd.TensorSpec((2,), np.int64).problem(np.zeros(3, np.int64))
         'expected int64 of shape (2,), given int64 of shape (3,)'
@@ -94,7 +100,9 @@ class TensorSpec:
             return True
         if len(self.shape) != len(shape):
             return False
-        return all(wanted is None or wanted == size for wanted, size in zip(self.shape, shape, strict=True))
+        return all(
+            wanted is None or wanted == size for wanted, size in zip(self.shape, shape, strict=True)
+        )
 
 
 def _shape(shape: Any) -> tuple[int | None, ...] | None:
@@ -111,17 +119,22 @@ class Function:
     """A callable with the specs of its arguments and of its result, as `function` makes it.
 
     Attributes:
-      input_signature: a structure of `TensorSpec` with one item for each argument. None means that it was not declared.
-      output_signature: a structure of `TensorSpec` in the form of the result. None means that it was not declared.
+      input_signature: a structure of `TensorSpec` with one item for each argument. None means that
+        it was not declared.
+      output_signature: a structure of `TensorSpec` in the form of the result. None means that it
+        was not declared.
 
-    The signatures are copies of the arguments of `function`. A Function is pickled by its name if this name in its module refers to the
-    Function, unless the module is the main module. Otherwise it is pickled together with the callable.
+    The signatures are copies of the arguments of `function`. A Function is pickled by its name if
+    this name in its module refers to the Function, unless the module is the main module. Otherwise
+    it is pickled together with the callable.
     """
 
     __name__: str
     __wrapped__: Callable[..., Any]
 
-    def __init__(self, func: Callable[..., Any], input_signature: Any, output_signature: Any) -> None:
+    def __init__(
+        self, func: Callable[..., Any], input_signature: Any, output_signature: Any
+    ) -> None:
         functools.update_wrapper(self, func)
         self.input_signature = checked_signature("input_signature", input_signature)
         self.output_signature = checked_signature("output_signature", output_signature)
@@ -136,7 +149,8 @@ class Function:
         return f"<zmqdist.function {getattr(self, '__qualname__', self.__wrapped__)}>"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # Pickle by name only if the name refers to this object. The name may refer to the wrapped function, from which `wraps` copied it.
+        # Pickle by name only if the name refers to this object. The name may refer to the wrapped
+        # function, from which `wraps` copied it.
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
         if name is not None and module not in (None, "__main__", "__mp_main__"):
@@ -149,9 +163,12 @@ class Function:
 
 
 def function(
-    func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
+    func: Callable[..., Any] | None = None,
+    input_signature: Any = None,
+    output_signature: Any = None,
 ) -> Any:  # returns a Function, or a decorator that makes a Function
-    """Declare the specs of the arguments and of the result of a function: `@function(input_signature=[TensorSpec((), np.int32)])`.
+    """Declare the specs of the arguments and of the result of a function:
+    `@function(input_signature=[TensorSpec((), np.int32)])`.
 
     >>> @zd.function(input_signature=[zd.TensorSpec((None,), np.float64)])
     ... def mean(x):
@@ -168,24 +185,28 @@ def function(
       A Function that calls `func`. Its calls are not checked against the declaration.
 
     Raises:
-      TypeError: a signature holds a value that is not a TensorSpec, `input_signature` is neither a list nor a tuple, or `func` is not
-        callable.
+      TypeError: a signature holds a value that is not a TensorSpec, `input_signature` is neither a
+        list nor a tuple, or `func` is not callable.
     """
     if input_signature is not None and not isinstance(input_signature, (list, tuple)):
         raise TypeError(
-            f"input_signature is a list or tuple with one item for each argument, not {type(input_signature).__name__}"
+            f"input_signature is a list or tuple with one item for each argument, not "
+            f"{type(input_signature).__name__}"
         )
     if func is None:
         checked_signature("input_signature", input_signature)
         checked_signature("output_signature", output_signature)
         return lambda func: function(func, input_signature, output_signature)
     if not callable(func):
-        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword")
+        raise TypeError(
+            f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword"
+        )
     return Function(func, input_signature, output_signature)
 
 
 def checked_signature(name: str, signature: Any) -> Any:
-    """Return a copy of a signature, or None. Raises TypeError, which names the argument, if a leaf is no TensorSpec."""
+    """Return a copy of a signature, or None. Raises TypeError, which names the argument, if a leaf
+    is no TensorSpec."""
     if signature is None:
         return None
     for spec in nest.flatten(signature):
@@ -197,19 +218,22 @@ def checked_signature(name: str, signature: Any) -> Any:
 def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """Return `value` as the array that `spec` describes.
 
-    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, are converted to the spec's dtype if this dtype
-    can represent their value. An int must fit. A float is rounded, but must not overflow, and is never converted to an integer dtype. All
-    other values keep the dtype that `np.asarray` finds.
+    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, are
+    converted to the spec's dtype if this dtype can represent their value. An int must fit. A float
+    is rounded, but must not overflow, and is never converted to an integer dtype. All other values
+    keep the dtype that `np.asarray` finds.
 
     Returns:
       An array that may share memory with `value`.
 
     Raises:
-      InvalidArgumentError: `value` does not fit `spec`, or is no array. The message says what does not fit.
+      InvalidArgumentError: `value` does not fit `spec`, or is no array. The message says what does
+        not fit.
     """
     array: NDArray[Any] | None
     if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):
-        array = _weak_number(value, spec)  # a shortcut for the usual argument of small calls, ten times as fast
+        # a shortcut for the usual argument of small calls, ten times as fast
+        array = _weak_number(value, spec)
         if array is not None:
             return array
     if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
@@ -227,8 +251,8 @@ _DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
-    """Convert an int to an integer dtype that can hold it, or a float between -3e38 and 3e38 to float32 or a larger float dtype. Return
-    None in all other cases."""
+    """Convert an int to an integer dtype that can hold it, or a float between -3e38 and 3e38 to
+    float32 or a larger float dtype. Return None in all other cases."""
     dtype = spec.dtype
     if type(value) is int:
         low, high = _int_bounds(dtype)
@@ -240,7 +264,8 @@ def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
 
 @functools.lru_cache(maxsize=64)
 def _int_bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the smallest and the largest int of an integer dtype. For other dtypes, return an empty range."""
+    """Return the smallest and the largest int of an integer dtype. For other dtypes, return an
+    empty range."""
     if dtype.kind not in "iu":
         return 1, 0
     bounds = np.iinfo(dtype)
@@ -254,14 +279,18 @@ def _is_weak(value: Any) -> bool:
 
 
 def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """Convert Python's values to an array. Compare each value with the element of the array, because NumPy wraps and truncates silently."""
+    """Convert Python's values to an array. Compare each value with the element of the array,
+    because NumPy wraps and truncates silently."""
     name = f"{spec.name}: " if spec.name else ""
     low, high = _int_bounds(spec.dtype)
     for leaf in _leaves(value):
         if not _keeps_kind(leaf, spec.dtype):
             raise InvalidArgumentError(f"{name}expected {spec.dtype}, given {_show(leaf)}")
-        if spec.dtype.kind in "iu" and not low <= leaf <= high:  # NumPy 1 would not raise, but wrap the int around
-            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}")
+        if spec.dtype.kind in "iu" and not low <= leaf <= high:
+            # NumPy 1 would not raise, but wrap the int around
+            raise InvalidArgumentError(
+                f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}"
+            )
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             array = np.array(value, dtype=spec.dtype)
@@ -269,7 +298,9 @@ def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
         raise InvalidArgumentError(f"{name}expected {spec.dtype}, but {error}") from None
     for original, stored in zip(_leaves(value), array.reshape(-1), strict=True):
         if not _survived(original, stored):
-            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(original)}")
+            raise InvalidArgumentError(
+                f"{name}expected {spec.dtype}, which cannot hold {_show(original)}"
+            )
     return array
 
 
@@ -290,7 +321,8 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
     if isinstance(leaf, (str, bytes)):
         return dtype.kind == ("U" if isinstance(leaf, str) else "S")
     rank = _DTYPE_RANKS.get(dtype.kind)
-    if rank is None and dtype.isbuiltin == 2:  # a dtype of another package: find out whether it has fractions
+    if rank is None and dtype.isbuiltin == 2:
+        # a dtype of another package: find out whether it has fractions
         rank = 2 if dtype.type(0.5) == 0.5 else 1
     return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
 
@@ -298,7 +330,8 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
 def _survived(original: Any, stored: Any) -> bool:
     if isinstance(original, (float, complex)):
         return bool(np.isfinite(stored)) or not np.isfinite(original)
-    if isinstance(original, int):  # compare Python's ints, because NumPy would round `original` before it compares
+    if isinstance(original, int):
+        # compare Python's ints, because NumPy would round `original` before it compares
         part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
             return int(part) == original

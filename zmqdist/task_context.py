@@ -1,7 +1,9 @@
-"""State that a running function can read: whether it is cancelled, the worker it runs on, and the key of its next update of a variable.
+"""State that a running function can read: whether it is cancelled, the worker it runs on, and the
+key of its next update of a variable.
 
-A parameter server applies an update once for each key, so that a second attempt of a function does not repeat its updates. The code that
-runs a function sets this state, for its thread or for its process. A worker is described by its index and the number of workers.
+A parameter server applies an update once for each key, so that a second attempt of a function does
+not repeat its updates. The code that runs a function sets this state, for its thread or for its
+process. A worker is described by its index and the number of workers.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ def leave() -> None:
 
 
 def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
-    """Set the state for all threads of this slot process, so that threads that a function starts see the state, too. This is possible
-    because a slot process runs only one scheduled function at a time.
+    """Set the state for all threads of this slot process, so that threads that a function starts
+    see the state, too. This is possible because a slot process runs only one scheduled function at
+    a time.
     """
     global _cancelled_of_process, _worker_of_process
     _cancelled_of_process = cancelled
@@ -49,8 +52,8 @@ def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
 
 
 def cancelled() -> bool:
-    """Return whether the running function should end: its RemoteValue was cancelled, its `timeout` has passed, its round or coordinator
-    ends, or its worker has lost the dispatcher.
+    """Return whether the running function should end: its RemoteValue was cancelled, its `timeout`
+    has passed, its round or coordinator ends, or its worker has lost the dispatcher.
 
     >>> def count_until_cancelled():
     ...     number = 0
@@ -60,15 +63,16 @@ def cancelled() -> bool:
     >>> coordinator.submit(count_until_cancelled).result()
     3
 
-    In a handler of an RPC server, True means that the reply is no longer wanted, because the caller cancelled or disconnected, or the
-    deadline has passed.
+    In a handler of an RPC server, True means that the reply is no longer wanted, because the caller
+    cancelled or disconnected, or the deadline has passed.
 
-    A function that runs for long may check this now and then and return early; its result is dropped. A function in a slot
-    process that does not return is killed after `cancel_grace_s`. A function in a thread cannot be killed, so later work waits
-    for it.
+    A function that runs for long may check this now and then and return early; its result is
+    dropped. A function in a slot process that does not return is killed after `cancel_grace_s`. A
+    function in a thread cannot be killed, so later work waits for it.
 
     Returns:
-      False outside a function that zmqdist runs. If slots are threads, also False in a thread that the function has started.
+      False outside a function that zmqdist runs. If slots are threads, also False in a thread that
+      the function has started.
     """
     is_cancelled = getattr(_of_thread, "cancelled", None) or _cancelled_of_process
     return bool(is_cancelled()) if is_cancelled is not None else False
@@ -80,14 +84,15 @@ def scheduled() -> bool:
 
 
 def get_current_worker_index() -> int:
-    """Return the index of the worker that runs this function: 3 for "worker:3", also after that worker was restarted.
+    """Return the index of the worker that runs this function: 3 for "worker:3", also after that
+    worker was restarted.
 
     >>> index = zd.coordinator.get_current_worker_index
     >>> coordinator.options(worker=1).submit(index).result()
     1
 
-    Call it in a scheduled function, or in a function that creates a per-worker dataset or resource. If slots are processes, threads of
-    such a function may call it as well.
+    Call it in a scheduled function, or in a function that creates a per-worker dataset or resource.
+    If slots are processes, threads of such a function may call it as well.
 
     Raises:
       RuntimeError: this thread does not run on a worker.
@@ -96,8 +101,8 @@ def get_current_worker_index() -> int:
 
 
 def get_num_workers() -> int:
-    """Return the number of workers. The dispatcher reports it with the functions that it sends to this worker, so it may be out of date,
-    and may change while a function runs.
+    """Return the number of workers. The dispatcher reports it with the functions that it sends to
+    this worker, so it may be out of date, and may change while a function runs.
 
     >>> coordinator.submit(zd.coordinator.get_num_workers).result()
     2
@@ -117,14 +122,18 @@ def _worker() -> Worker | None:
 def _worker_position(function: str) -> tuple[int, int]:
     worker = _worker()
     if worker is None:
-        raise RuntimeError(f"{function}() is for functions that run on a worker: schedule the function that calls it")
+        raise RuntimeError(
+            f"{function}() is for functions that run on a worker: schedule the function that "
+            f"calls it"
+        )
     return worker()
 
 
 @contextmanager
 def under_construction(kind: str) -> Iterator[None]:
-    """Return a context manager for the code that creates a per-worker object in this thread. Inside this context
-    `resource_kind` returns `kind` ("resource" or "dataset"), so that `Variable` knows whether and where a variable may be created.
+    """Return a context manager for the code that creates a per-worker object in this thread. Inside
+    this context `resource_kind` returns `kind` ("resource" or "dataset"), so that `Variable` knows
+    whether and where a variable may be created.
     """
     before, _of_thread.under_construction = resource_kind(), kind
     try:
@@ -134,13 +143,14 @@ def under_construction(kind: str) -> Iterator[None]:
 
 
 def resource_kind() -> str | None:
-    """Return the kind of the per-worker object that this thread is creating (`under_construction`). None means that it creates none."""
+    """Return the kind of the per-worker object that this thread is creating (`under_construction`).
+    None means that it creates none."""
     return getattr(_of_thread, "under_construction", None)
 
 
 class _UpdateKey:
-    """The keys for the updates of one function. `key` is equal in each attempt of the function. `numbers` counts, for each subject, the
-    updates that this attempt has made.
+    """The keys for the updates of one function. `key` is equal in each attempt of the function.
+    `numbers` counts, for each subject, the updates that this attempt has made.
     """
 
     def __init__(self, key: str) -> None:
@@ -150,8 +160,9 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Return a context manager in which updates by this thread's function have keys, so that a second attempt does not repeat them.
-    `key` must be equal in each attempt of the function. In a slot process, the context also applies to threads of the function.
+    """Return a context manager in which updates by this thread's function have keys, so that a
+    second attempt does not repeat them. `key` must be equal in each attempt of the function. In a
+    slot process, the context also applies to threads of the function.
     """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)
@@ -164,14 +175,16 @@ def update_key(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """Return the key for the next update of `subject` by the function that this thread runs. The n-th update of a subject has the same key
-    in each attempt of that function. Outside of a `with update_key(...)` block the key is "".
+    """Return the key for the next update of `subject` by the function that this thread runs. The
+    n-th update of a subject has the same key in each attempt of that function. Outside of a `with
+    update_key(...)` block the key is "".
     """
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that copies the state of this thread to another thread. Call the returned function in that other thread."""
+    """Return a function that copies the state of this thread to another thread. Call the returned
+    function in that other thread."""
     state = dict(_of_thread.__dict__)
     return lambda: _of_thread.__dict__.update(state)

@@ -1,4 +1,5 @@
-"""The names of TensorFlow's distribution API, for programs that come from TensorFlow, in one module.
+"""The names of TensorFlow's distribution API, for programs that come from TensorFlow, in one
+module.
 
     >>> import zmqdist as zd
     >>> zd.tf.ClusterSpec({"worker": ["host1:5000", "host2:5000"]}).num_tasks("worker")

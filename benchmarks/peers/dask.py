@@ -1,4 +1,5 @@
-"""dask.distributed: a LocalCluster of two worker processes with one thread each; an actor for calls. No dashboard."""
+"""dask.distributed: a LocalCluster of two worker processes with one thread each; an actor for
+calls. No dashboard."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ class Dask(System):
         from distributed import Client, LocalCluster
 
         cluster = LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=40
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            silence_logs=40,
         )
         return self.stack.enter_context(Client(self.stack.enter_context(cluster)))
 
@@ -74,13 +79,17 @@ class Dask(System):
 
         def work() -> None:
             shared = client.scatter(array, broadcast=True, hash=False)
-            client.gather([client.submit(touch, shared, number, pure=False) for number in range(count)])
+            client.gather(
+                [client.submit(touch, shared, number, pure=False) for number in range(count)]
+            )
 
         return rate(work, count)
 
     def memory(self, count: int) -> list[float]:
         submit = self._client.submit
-        return queued_bytes(self._all, lambda path: [submit(waited, path, pure=False) for _ in range(2)], count)
+        return queued_bytes(
+            self._all, lambda path: [submit(waited, path, pure=False) for _ in range(2)], count
+        )
 
     def startup(self) -> list[float]:
         self._client.submit(nothing).result()

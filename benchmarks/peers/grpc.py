@@ -1,4 +1,5 @@
-"""gRPC for Python (grpcio): a generic handler in a process of its own. Messages are plain bytes, without protobuf."""
+"""gRPC for Python (grpcio): a generic handler in a process of its own. Messages are plain bytes,
+without protobuf."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Grpc(System):
         assert server.stdout is not None
         self.stack.callback(server.communicate)
         port = server.stdout.readline().decode().strip()
-        channel = self.stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=UNLIMITED))
+        channel = self.stack.enter_context(
+            grpc.insecure_channel(f"127.0.0.1:{port}", options=UNLIMITED)
+        )
         return channel.unary_unary("/benchmark/echo")
 
     def latency(self, count: int) -> list[float]:
@@ -71,7 +74,9 @@ class Grpc(System):
     def bandwidth(self, count: int, size: int) -> list[float]:
         import numpy as np
 
-        return echoed(lambda array: np.frombuffer(self._call(array.tobytes()), np.uint8), size, count)
+        return echoed(
+            lambda array: np.frombuffer(self._call(array.tobytes()), np.uint8), size, count
+        )
 
 
 if __name__ == "__main__":

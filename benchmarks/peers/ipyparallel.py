@@ -1,4 +1,5 @@
-"""ipyparallel: a controller and two engines; a direct view of one engine for calls, a load-balanced view for tasks."""
+"""ipyparallel: a controller and two engines; a direct view of one engine for calls, a load-balanced
+view for tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Ipyparallel(System):
 
         def work() -> None:
             for first in range(0, count, window):
-                for result in [engine.apply_async(echo, 7) for _ in range(min(window, count - first))]:
+                for result in [
+                    engine.apply_async(echo, 7) for _ in range(min(window, count - first))
+                ]:
                     result.get()
 
         return rate(work, count)

@@ -1,4 +1,5 @@
-"""A copy between two warm arrays by one thread, instead of a system. No system that copies an array can be faster."""
+"""A copy between two warm arrays by one thread, instead of a system. No system that copies an array
+can be faster."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ class Parsl(System):
 
     @cached_property
     def _app(self) -> Any:
-        """A function that makes an app of Parsl from a Python function. The first use starts the executor."""
+        """A function that makes an app of Parsl from a Python function. The first use starts the
+        executor."""
         import parsl
         from parsl.config import Config
         from parsl.executors import HighThroughputExecutor
@@ -40,7 +41,9 @@ class Parsl(System):
             provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
         )
         folder = os.path.join(tempfile.gettempdir(), "runinfo")
-        self.stack.enter_context(parsl.load(Config(executors=[executor], run_dir=folder, strategy="none")))
+        self.stack.enter_context(
+            parsl.load(Config(executors=[executor], run_dir=folder, strategy="none"))
+        )
         return lambda function: parsl.python_app(function, cache=False)
 
     @cached_property
@@ -66,7 +69,9 @@ class Parsl(System):
 
         app = self._app(touch)
         array = np.ones(size, np.uint8)
-        return rate(lambda: [future.result() for future in [app(array) for _ in range(count)]], count)
+        return rate(
+            lambda: [future.result() for future in [app(array) for _ in range(count)]], count
+        )
 
     def memory(self, count: int) -> list[float]:
         hold = self._app(waited)

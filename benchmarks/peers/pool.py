@@ -1,4 +1,5 @@
-"""concurrent.futures.ProcessPoolExecutor(2): the process pool of the standard library, which runs on one host and has no broker."""
+"""concurrent.futures.ProcessPoolExecutor(2): the process pool of the standard library, which runs
+on one host and has no broker."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Pool(System):
         return rate(lambda: list(self._pool.map(model.predict, range(count))), count)
 
     def memory(self, count: int) -> list[float]:
-        return queued_bytes(self._all, lambda path: [self._pool.submit(waited, path) for _ in range(2)], count)
+        return queued_bytes(
+            self._all, lambda path: [self._pool.submit(waited, path) for _ in range(2)], count
+        )
 
     def startup(self) -> list[float]:
         self._pool.submit(nothing).result()

@@ -1,4 +1,5 @@
-"""Bare pyzmq: ROUTER and DEALER over TCP between two processes, without codec and security. Its figures are the cost of the network."""
+"""Bare pyzmq: ROUTER and DEALER over TCP between two processes, without codec and security. Its
+figures are the cost of the network."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Raw(System):
         """A socket that is connected to an echo process for frames of any size."""
         import zmq
 
-        server = subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        server = subprocess.Popen(
+            [sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert server.stdout is not None
         self.stack.callback(server.communicate)
         context = self.stack.enter_context(zmq.Context())

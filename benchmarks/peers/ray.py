@@ -1,4 +1,5 @@
-"""Ray: an actor for calls, remote functions on two CPUs for tasks, the object store for shared arrays. No dashboard."""
+"""Ray: an actor for calls, remote functions on two CPUs for tasks, the object store for shared
+arrays. No dashboard."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ import tempfile
 from functools import cache, cached_property
 from typing import Any
 
-from benchmarks.peers.served import SHRINKS, TABLE, System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.served import (
+    SHRINKS,
+    TABLE,
+    System,
+    echoed,
+    queued_bytes,
+    rate,
+    run,
+    timed,
+    waited,
+)
 
 STORE_BYTES = 4 * 2**30
 
@@ -120,7 +131,8 @@ class Ray(System):
 
     @cache  # noqa: B019
     def _made(self, *shape: int) -> tuple[list[Any], str]:
-        """Make an array of this shape at each server. Return the servers, and the name of the array there."""
+        """Make an array of this shape at each server. Return the servers, and the name of the array
+        there."""
         self._ray.get([server.make.remote(str(shape), *shape) for server in self._servers])
         return self._servers, str(shape)
 
@@ -143,9 +155,19 @@ class Ray(System):
 
             ids = np.random.default_rng(seed).integers(0, 2 * half, rows)
             parts = [ids[ids < half], ids[ids >= half] - half]
-            found = ray.get([server.rows.remote(name, part) for server, part in zip(servers, parts, strict=True)])
+            found = ray.get(
+                [
+                    server.rows.remote(name, part)
+                    for server, part in zip(servers, parts, strict=True)
+                ]
+            )
             added = zip(servers, parts, found, strict=True)
-            ray.get([server.add_rows.remote(name, part, some * np.float32(SHRINKS)) for server, part, some in added])
+            ray.get(
+                [
+                    server.add_rows.remote(name, part, some * np.float32(SHRINKS))
+                    for server, part, some in added
+                ]
+            )
 
         made, remote = self._made(half, TABLE[1]), self._ray.remote(touched).remote
         each = rate(lambda: self._ray.get([remote(*made, seed) for seed in range(count)]), count)
@@ -159,10 +181,15 @@ class Ray(System):
 
             halves = ray.get([server.read.remote(name) for server in servers])
             deltas = zip(servers, halves, strict=True)
-            ray.get([server.add.remote(name, half * np.float32(SHRINKS)) for server, half in deltas])
+            ray.get(
+                [server.add.remote(name, half * np.float32(SHRINKS)) for server, half in deltas]
+            )
 
         made, remote = self._made(size // 8), self._ray.remote(touched).remote
-        return [value * 2 * size for value in rate(lambda: [ray.get(remote(*made)) for _ in range(count)], count)]
+        return [
+            value * 2 * size
+            for value in rate(lambda: [ray.get(remote(*made)) for _ in range(count)], count)
+        ]
 
     def startup(self) -> list[float]:
         self._ray.get(self._nothing.remote())

@@ -1,7 +1,8 @@
 """Ray Data on two CPUs: datasets that are executed while they are read. No dashboard.
 
-Ray Data computes blocks of rows, and starts an execution for each iterator. Each measurement reads at least MIN_* elements, and so takes
-longer than those of the other systems, so that the start is a small part of the time.
+Ray Data computes blocks of rows, and starts an execution for each iterator. Each measurement reads
+at least MIN_* elements, and so takes longer than those of the other systems, so that the start is a
+small part of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from functools import cached_property
 from typing import Any
 
 from benchmarks.peers.served import run
-from benchmarks.peers.streams import ARRAY_MOD, WORKERS, Loader, firsts, picture, pictures, streamed, streamed_bytes
+from benchmarks.peers.streams import (
+    ARRAY_MOD,
+    WORKERS,
+    Loader,
+    firsts,
+    picture,
+    pictures,
+    streamed,
+    streamed_bytes,
+)
 
 STORE_BYTES = 4 * 2**30
 MIN_NUMBERS = 500_000
@@ -61,7 +71,9 @@ class RayData(Loader):
 
         dataset = self._data.range(count).map_batches(add, batch_size=ARRAYS_OF_BATCH)
         batches = dataset.iter_batches(batch_size=None)
-        return streamed_bytes(lambda: (array for batch in batches for array in batch["array"]), count, size)
+        return streamed_bytes(
+            lambda: (array for batch in batches for array in batch["array"]), count, size
+        )
 
     def data_images(self, count: int, workers: int) -> list[float]:
         count = max(count, MIN_PICTURES)

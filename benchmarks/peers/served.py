@@ -1,13 +1,17 @@
-"""The common part of the modules of benchmarks/peers. Each system is a class whose methods answer questions, which arrive as lines of JSON.
+"""The common part of the modules of benchmarks/peers. Each system is a class whose methods answer
+questions, which arrive as lines of JSON.
 
     python -m benchmarks.peers.NAME [VARIANT]
 
-The first line that the process writes is {"answers": [questions]}, or {"missing": REASON} if the system is not installed. The process then
-replies to each line {"do": QUESTION, "count": 200, ...} with one line: {"values": [...]} in seconds, pieces a second, bytes a second or
-bytes; or {"failed": REASON}. The reply to {"do": "version"} is {"version": ...}. The reply to {"do": "rest"} comes when the system has come
-to rest. The process ends when its standard input is closed. The output of a system goes to standard error.
+The first line that the process writes is {"answers": [questions]}, or {"missing": REASON} if the
+system is not installed. The process then replies to each line {"do": QUESTION, "count": 200, ...}
+with one line: {"values": [...]} in seconds, pieces a second, bytes a second or bytes; or {"failed":
+REASON}. The reply to {"do": "version"} is {"version": ...}. The reply to {"do": "rest"} comes when
+the system has come to rest. The process ends when its standard input is closed. The output of a
+system goes to standard error.
 
-This module imports only the standard library, because the Python of another system may not have the packages of zmqdist.
+This module imports only the standard library, because the Python of another system may not have the
+packages of zmqdist.
 """
 
 from __future__ import annotations
@@ -26,13 +30,16 @@ REASON_CHARACTERS_MAX = 160
 TABLE = 100_000, 64
 """Rows and columns of the table of `ps_rows`."""
 SHRINKS = -0.001
-"""The factor of an update: a task adds SHRINKS times a value to the value. The values stay small, however many tasks run."""
+"""The factor of an update: a task adds SHRINKS times a value to the value. The values stay small,
+however many tasks run."""
 REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
-"""The most seconds to wait until a system has come to rest, the seconds between two checks, and the share of a core that counts as rest."""
+"""The most seconds to wait until a system has come to rest, the seconds between two checks, and the
+share of a core that counts as rest."""
 
 
 class System:
-    """A system that answers questions. Each public method of a subclass answers the question of its name, with `count` pieces of work.
+    """A system that answers questions. Each public method of a subclass answers the question of its
+    name, with `count` pieces of work.
 
     Objects that several questions need are made at first use. `stack` closes them at the end.
 
@@ -56,7 +63,8 @@ class System:
         return version(self.package)
 
     def imports(self) -> list[float]:
-        """Return the seconds of the import of the system, without the import of NumPy. Call this in a fresh process."""
+        """Return the seconds of the import of the system, without the import of NumPy. Call this in
+        a fresh process."""
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy")
         start = perf_counter()
@@ -65,9 +73,11 @@ class System:
         return [perf_counter() - start]
 
     def rest(self) -> list[float]:
-        """Wait until this process and its descendants use almost no processor time, but not longer than REST_LIMIT_S.
+        """Wait until this process and its descendants use almost no processor time, but not longer
+        than REST_LIMIT_S.
 
-        Work that a question has left behind, such as filling buffers that no code reads, would slow down the next block of another system.
+        Work that a question has left behind, such as filling buffers that no code reads, would slow
+        down the next block of another system.
         """
         spent = tree_processor_s()
         for _ in range(int(REST_LIMIT_S / REST_LOOK_S)):
@@ -79,7 +89,9 @@ class System:
 
     def answers(self) -> list[str]:
         """Return the names of the questions that this system can answer."""
-        own = [name for name, value in vars(type(self)).items() if name[0] != "_" and callable(value)]
+        own = [
+            name for name, value in vars(type(self)).items() if name[0] != "_" and callable(value)
+        ]
         return ["imports", *(name for name in own if name not in vars(System))]
 
 
@@ -106,16 +118,19 @@ def timed(ask: Callable[[], object], count: int) -> list[float]:
 
 
 def rate(work: Callable[[], object], count: int) -> list[float]:
-    """Call `work`, which does `count` pieces of work, once. Return the number of pieces a second, in a list."""
+    """Call `work`, which does `count` pieces of work, once. Return the number of pieces a second,
+    in a list."""
     start = perf_counter()
     work()
     return [count / (perf_counter() - start)]
 
 
 def echoed(echo: Callable[[Any], Any], size: int, count: int) -> list[float]:
-    """Return the bytes a second of each of `count` echoes of an array: its size divided by half of the round-trip time.
+    """Return the bytes a second of each of `count` echoes of an array: its size divided by half of
+    the round-trip time.
 
-    This function writes to the array before each echo, because a program also sends new data each time.
+    This function writes to the array before each echo, because a program also sends new data each
+    time.
     """
     import numpy as np
 
@@ -140,7 +155,9 @@ def waited(path: str) -> None:
         time.sleep(0.01)
 
 
-def queued_bytes(submit: Callable[[int], Any], hold: Callable[[str], Any], count: int) -> list[float]:
+def queued_bytes(
+    submit: Callable[[int], Any], hold: Callable[[str], Any], count: int
+) -> list[float]:
     """Return the bytes that a queued task takes in all processes of this system together.
 
     Args:
@@ -151,7 +168,8 @@ def queued_bytes(submit: Callable[[int], Any], hold: Callable[[str], Any], count
 
     with tempfile.NamedTemporaryFile(prefix="zmqdist-bench-") as file:
         held = hold(file.name)
-        kept = submit(count // 10 + 1)  # not counted, because the first tasks also cause allocations that happen once
+        # not counted, because the first tasks also cause allocations that happen once
+        kept = submit(count // 10 + 1)
         before = settled_memory()
         more = submit(count)
         values = [(settled_memory() - before) / count]
@@ -160,7 +178,8 @@ def queued_bytes(submit: Callable[[int], Any], hold: Callable[[str], Any], count
 
 
 def settled_memory() -> int:
-    """Wait until the memory of this process and its descendants has stopped growing, and return it in bytes."""
+    """Wait until the memory of this process and its descendants has stopped growing, and return it
+    in bytes."""
     import time
 
     seen = [-1, tree_memory()]
@@ -173,7 +192,8 @@ def settled_memory() -> int:
 
 
 def tree_memory() -> int:
-    """Return the bytes of memory of this process and its descendants. Memory that they share counts once."""
+    """Return the bytes of memory of this process and its descendants. Memory that they share counts
+    once."""
     return sum(_proportional(pid) for pid in _family())
 
 
@@ -193,7 +213,9 @@ def _family() -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                parents.setdefault(int(file.read().rpartition(b") ")[2].split()[1]), []).append(int(name))
+                parents.setdefault(int(file.read().rpartition(b") ")[2].split()[1]), []).append(
+                    int(name)
+                )
     family = [os.getpid()]
     for pid in family:
         family += parents.get(pid, [])
@@ -209,7 +231,8 @@ def _proportional(pid: int) -> int:
 
 
 def run(kind: type[System]) -> None:
-    """Answer questions until standard input ends. The word on the command line, if there is one, is the variant of the system."""
+    """Answer questions until standard input ends. The word on the command line, if there is one, is
+    the variant of the system."""
     answer = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -1,11 +1,15 @@
-"""The common part of the systems that answer the questions `data_*`: the elements, the images, and the timing of a stream of elements.
+"""The common part of the systems that answer the questions `data_*`: the elements, the images, and
+the timing of a stream of elements.
 
-A pipeline runs on two workers. Its source counts, and an element is the number itself, or an array of a given size to which the number was
-added, or one of `PICTURES` images as float32. All systems compute equal elements, and compute each element anew.
+A pipeline runs on two workers. Its source counts, and an element is the number itself, or an array
+of a given size to which the number was added, or one of `PICTURES` images as float32. All systems
+compute equal elements, and compute each element anew.
 
-A block is one iterator. The time begins when the iterator is made, so that no element is in a buffer yet, and ends with the last element.
+A block is one iterator. The time begins when the iterator is made, so that no element is in a
+buffer yet, and ends with the last element.
 
-This module imports only the standard library. Its functions import NumPy and Pillow when they need them.
+This module imports only the standard library. Its functions import NumPy and Pillow when they need
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from typing import Any, Final
 
 from benchmarks.peers.served import System
 
-QUESTIONS: Final = frozenset({"data_elements", "data_arrays", "data_images", "data_first", "data_start"})
+QUESTIONS: Final = frozenset(
+    {"data_elements", "data_arrays", "data_images", "data_first", "data_start"}
+)
 ENDLESS: Final = 10**9
 """Number of elements of a pipeline that no benchmark reads to its end."""
 WORKERS: Final = 2
@@ -41,7 +47,8 @@ class Loader(System):
 
 
 def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -> list[float]:
-    """Make an iterator and take its first `count` elements, in batches of `each`. Return the elements a second, in a list."""
+    """Make an iterator and take its first `count` elements, in batches of `each`. Return the
+    elements a second, in a list."""
     batches = -(-count // each)
     start = perf_counter()
     iterator = iter(elements())
@@ -53,8 +60,8 @@ def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -
 
 
 def streamed_bytes(arrays: Callable[[], Iterable[Any]], count: int, size: int) -> list[float]:
-    """Make an iterator and take its first `count` arrays of `size` bytes. Check the length of each array, and whether its first and last
-    item are equal. Return the bytes a second, in a list."""
+    """Make an iterator and take its first `count` arrays of `size` bytes. Check the length of each
+    array, and whether its first and last item are equal. Return the bytes a second, in a list."""
 
     def looked_at() -> Iterator[Any]:
         for array in arrays():
@@ -66,7 +73,8 @@ def streamed_bytes(arrays: Callable[[], Iterable[Any]], count: int, size: int) -
 
 
 def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
-    """Make `count` iterators one after the other. For each, return the seconds from its making to its first element."""
+    """Make `count` iterators one after the other. For each, return the seconds from its making to
+    its first element."""
     took = []
     for _ in range(count):
         start = perf_counter()
@@ -77,7 +85,8 @@ def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
 
 
 class Servers:
-    """Modules that run in processes of their own until `stack` is closed. Each process prints a line when it is ready."""
+    """Modules that run in processes of their own until `stack` is closed. Each process prints a
+    line when it is ready."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -106,8 +115,8 @@ def free_port() -> int:
 
 @cache
 def pictures() -> list[str]:
-    """Make PICTURES JPEG files of 500 x 375, and return their names. The images are smooth with some noise, and have about 60 KB each. They
-    are equal in all runs, because the seed is fixed."""
+    """Make PICTURES JPEG files of 500 x 375, and return their names. The images are smooth with
+    some noise, and have about 60 KB each. They are equal in all runs, because the seed is fixed."""
     import numpy as np
     from PIL import Image
 
@@ -124,7 +133,9 @@ def pictures() -> list[str]:
 
 
 def picture(name: Any) -> Any:
-    """Return the image in a file: decoded, resized to 224 x 224, flipped, and converted to float32."""
+    """Return the image in a file: decoded, resized to 224 x 224, flipped, and converted to
+    float32.
+    """
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,5 @@
-"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers and two parameter servers for tasks."""
+"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers
+and two parameter servers for tasks."""
 
 from __future__ import annotations
 
@@ -160,7 +161,8 @@ class Tf(System):
 
     @cache  # noqa: B019
     def _touching(self, *shape: int, rows: int = 0) -> Any:
-        """Return the function of a task: it adds to a number (no `shape`), to `rows` rows of a table, or to a whole array (`rows` is 0)."""
+        """Return the function of a task: it adds to a number (no `shape`), to `rows` rows of a
+        table, or to a whole array (`rows` is 0)."""
         import tensorflow as tf
 
         variable = self._zeros(*shape)
@@ -186,7 +188,10 @@ class Tf(System):
 
     def ps_model(self, count: int, size: int) -> list[float]:
         touching = self._touching(size // 4)
-        return [value * 2 * size for value in rate(lambda: [self._touched(touching, 1) for _ in range(count)], count)]
+        return [
+            value * 2 * size
+            for value in rate(lambda: [self._touched(touching, 1) for _ in range(count)], count)
+        ]
 
     def _touched(self, touching: Any, count: int) -> list[float]:
         def work() -> None:

@@ -1,10 +1,12 @@
-"""The tf.data service: a dispatcher and workers in processes of their own. Elements are not compressed.
+"""The tf.data service: a dispatcher and workers in processes of their own. Elements are not
+compressed.
 
-Variants: `inside`: the servers and the reader are in one process, and elements pass between them without gRPC
-(data_transfer_protocol="local"). `native`: TensorFlow's operations decode the images, instead of the function that all other systems run.
+Variants: `inside`: the servers and the reader are in one process, and elements pass between them
+without gRPC (data_transfer_protocol="local"). `native`: TensorFlow's operations decode the images,
+instead of the function that all other systems run.
 
-TensorFlow sends a Python function to a worker in another process only as a number. Therefore each worker first builds the same pipeline,
-and TensorFlow gives the function the same number there.
+TensorFlow sends a Python function to a worker in another process only as a number. Therefore each
+worker first builds the same pipeline, and TensorFlow gives the function the same number there.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 GC_MS = 1000
-"""Milliseconds after which the dispatcher drops a job without readers, so that a block does not slow down the next one."""
+"""Milliseconds after which the dispatcher drops a job without readers, so that a block does not
+slow down the next one."""
 
 
 def serve(role: str, address: str, *functions: str) -> None:
-    """Run a dispatcher or a worker in this process until standard input ends. With `functions`, first build the pipeline of images."""
+    """Run a dispatcher or a worker in this process until standard input ends. With `functions`,
+    first build the pipeline of images."""
     if functions:
         images(False)
     server = dispatch(int(address.rpartition(":")[2])) if role == "dispatcher" else worker(address)
@@ -64,7 +68,8 @@ def worker(dispatcher: str) -> Any:
 
 @cache
 def images(native: bool) -> Any:
-    """Return the pipeline of images. A process must build it only once, because the number of its function counts (see above)."""
+    """Return the pipeline of images. A process must build it only once, because the number of its
+    function counts (see above)."""
     import tensorflow as tf
 
     def by_function(name: Any) -> Any:
@@ -98,7 +103,8 @@ class TfData(Loader):
 
     @cache  # noqa: B019 (as long as the process)
     def _started(self, workers: int, *functions: str) -> str:
-        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before the servers are ready."""
+        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before the
+        servers are ready."""
         if self.variant == "inside":
             dispatcher = dispatch()
             servers = [dispatcher, *(worker(dispatcher._address) for _ in range(workers))]
@@ -134,7 +140,9 @@ class TfData(Loader):
 
         base = tf.ones([size], tf.uint8)
         dataset = tf.data.Dataset.range(ENDLESS)
-        dataset = dataset.map(lambda i: base + tf.cast(i % ARRAY_MOD, tf.uint8), num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(
+            lambda i: base + tf.cast(i % ARRAY_MOD, tf.uint8), num_parallel_calls=tf.data.AUTOTUNE
+        )
         return self._served(dataset.prefetch(tf.data.AUTOTUNE))
 
     @cache  # noqa: B019

@@ -1,6 +1,8 @@
-"""PyTorch's DataLoader with worker processes that stay from epoch to epoch, as its documentation recommends for speed.
+"""PyTorch's DataLoader with worker processes that stay from epoch to epoch, as its documentation
+recommends for speed.
 
-Single elements are read with `batch_size=None`, and batches are made by `__getitems__`. Arrays are tensors in shared memory.
+Single elements are read with `batch_size=None`, and batches are made by `__getitems__`. Arrays are
+tensors in shared memory.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Torch(Loader):
     package = "torch"
 
     @cache  # noqa: B019 (as long as the process)
-    def _loader(self, kind: type[Numbers], *arguments: Any, batch: int = 1, workers: int = WORKERS) -> Any:
+    def _loader(
+        self, kind: type[Numbers], *arguments: Any, batch: int = 1, workers: int = WORKERS
+    ) -> Any:
         from torch.utils.data import DataLoader
 
         return DataLoader(

@@ -1,8 +1,10 @@
-"""zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and a data service with two workers.
+"""zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and a
+data service with two workers.
 
-Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as without a variant, but with
-ZMQDIST_ARENA=off in the environment, so that arrays travel by sockets between processes of one host, too. `inside`: dispatcher and workers
-of the data service are in the process that reads.
+Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as
+without a variant, but with ZMQDIST_ARENA=off in the environment, so that arrays travel by sockets
+between processes of one host, too. `inside`: dispatcher and workers of the data service are in the
+process that reads.
 """
 
 from __future__ import annotations
@@ -12,8 +14,27 @@ from functools import cache, cached_property
 from typing import Any
 
 from benchmarks.peers import streams
-from benchmarks.peers.served import SHRINKS, TABLE, Model, System, echoed, queued_bytes, rate, run, timed, waited
-from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, firsts, streamed, streamed_bytes
+from benchmarks.peers.served import (
+    SHRINKS,
+    TABLE,
+    Model,
+    System,
+    echoed,
+    queued_bytes,
+    rate,
+    run,
+    timed,
+    waited,
+)
+from benchmarks.peers.streams import (
+    ARRAY_MOD,
+    ENDLESS,
+    WORKERS,
+    Servers,
+    firsts,
+    streamed,
+    streamed_bytes,
+)
 
 ANSWER_MS = 60_000
 QUESTIONS_OF = {
@@ -66,7 +87,7 @@ class Zmqdist(System):
         own = super().answers()
         return [name for name in own if name in QUESTIONS_OF.get(self.variant, own)]
 
-    # -- calls ----------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     @cached_property
     def _client(self) -> Any:
@@ -77,7 +98,11 @@ class Zmqdist(System):
         return self.stack.enter_context(Client.create("zmq", peer, "benchmarks", ANSWER_MS))
 
     def latency(self, count: int) -> list[float]:
-        blocking = self._client.echo_pool_blocking if self.variant == "threads" else self._client.echo_blocking
+        blocking = (
+            self._client.echo_pool_blocking
+            if self.variant == "threads"
+            else self._client.echo_blocking
+        )
         return timed(lambda: blocking(7), count)
 
     def calls(self, count: int, window: int) -> list[float]:
@@ -93,14 +118,16 @@ class Zmqdist(System):
     def bandwidth(self, count: int, size: int) -> list[float]:
         return echoed(self._client.echo_blocking, size, count)
 
-    # -- tasks ----------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     @cached_property
     def _coordinator(self) -> Any:
         from zmqdist import local_cluster
         from zmqdist.coordinator import ClusterCoordinator
 
-        return self.stack.enter_context(ClusterCoordinator(self.stack.enter_context(local_cluster(workers=2))))
+        return self.stack.enter_context(
+            ClusterCoordinator(self.stack.enter_context(local_cluster(workers=2)))
+        )
 
     def _all(self, count: int) -> list[Any]:
         schedule = self._coordinator.schedule
@@ -118,20 +145,28 @@ class Zmqdist(System):
         from zmqdist import freeze
 
         array = np.ones(size, np.uint8)
-        return rate(lambda: self._coordinator.fetch(self._coordinator.map(touch, [freeze(array)] * count)), count)
+        return rate(
+            lambda: self._coordinator.fetch(self._coordinator.map(touch, [freeze(array)] * count)),
+            count,
+        )
 
     def captured(self, count: int, size: int) -> list[float]:
         model = Model(size)
-        return rate(lambda: self._coordinator.fetch(self._coordinator.map(model.predict, range(count))), count)
+        return rate(
+            lambda: self._coordinator.fetch(self._coordinator.map(model.predict, range(count))),
+            count,
+        )
 
     def memory(self, count: int) -> list[float]:
-        return queued_bytes(self._all, lambda path: self._coordinator.map(waited, [path] * 2), count)
+        return queued_bytes(
+            self._all, lambda path: self._coordinator.map(waited, [path] * 2), count
+        )
 
     def startup(self) -> list[float]:
         self._coordinator.schedule(nothing).fetch()
         return []
 
-    # -- parameter servers ------------------------------------------------------------------------------------------
+    # -- parameter servers -------------------------------------------------------------------------
 
     @cached_property
     def _strategy(self) -> Any:
@@ -152,22 +187,31 @@ class Zmqdist(System):
 
     def ps_tasks(self, count: int) -> list[float]:
         schedule, variable = self._strategy.coordinator.schedule, self._zeros()
-        return rate(lambda: [value.fetch() for value in [schedule(counted, (variable,)) for _ in range(count)]], count)
+        return rate(
+            lambda: [
+                value.fetch() for value in [schedule(counted, (variable,)) for _ in range(count)]
+            ],
+            count,
+        )
 
     def ps_rows(self, count: int, rows: int) -> list[float]:
         coordinator, table = self._strategy.coordinator, self._zeros(*TABLE)
 
         def work() -> None:
-            coordinator.fetch([coordinator.schedule(rows_touched, (table, rows, seed)) for seed in range(count)])
+            coordinator.fetch(
+                [coordinator.schedule(rows_touched, (table, rows, seed)) for seed in range(count)]
+            )
 
         return [value * rows for value in rate(work, count)]
 
     def ps_model(self, count: int, size: int) -> list[float]:
         schedule, model = self._strategy.coordinator.schedule, self._zeros(size // 4)
-        touched = rate(lambda: [schedule(model_touched, (model,)).fetch() for _ in range(count)], count)
+        touched = rate(
+            lambda: [schedule(model_touched, (model,)).fetch() for _ in range(count)], count
+        )
         return [value * 2 * size for value in touched]
 
-    # -- data ------------------------------------------------------------------------------------------------------
+    # -- data --------------------------------------------------------------------------------------
 
     @cached_property
     def _servers(self) -> Servers:
@@ -175,13 +219,16 @@ class Zmqdist(System):
 
     @cache  # noqa: B019 (as long as the process)
     def _dispatcher(self, workers: int) -> str:
-        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before these processes are ready."""
+        """Start a dispatcher and its workers. Return the dispatcher's address, perhaps before these
+        processes are ready."""
         if self.variant == "inside":
             from zmqdist.data import service
 
             dispatcher = self.stack.enter_context(service.DispatchServer())
             for _ in range(workers):
-                self.stack.enter_context(service.WorkerServer(service.WorkerConfig(dispatcher.address)))
+                self.stack.enter_context(
+                    service.WorkerServer(service.WorkerConfig(dispatcher.address))
+                )
             return str(dispatcher.address)
         port = streams.free_port()
         self._servers.start("zmqdist_cli", "dispatcher", "--port", str(port))
@@ -193,7 +240,9 @@ class Zmqdist(System):
         from zmqdist.data import service
 
         where = self._dispatcher(workers)
-        return dataset.apply(service.distribute(service.ShardingPolicy.OFF, where, compression=None))
+        return dataset.apply(
+            service.distribute(service.ShardingPolicy.OFF, where, compression=None)
+        )
 
     @cache  # noqa: B019
     def _numbers(self, batch: int = 1) -> Any:
@@ -213,7 +262,9 @@ class Zmqdist(System):
         from zmqdist.data import AUTOTUNE, Dataset
 
         names = Dataset.from_tensor_slices(streams.pictures()).repeat()
-        return self._served(names.map(streams.picture, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE), workers)
+        return self._served(
+            names.map(streams.picture, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE), workers
+        )
 
     def data_elements(self, count: int, batch: int) -> list[float]:
         dataset = self._numbers(batch)

@@ -1,4 +1,5 @@
-"""The benchmarks run: each question in a form so small that the figures mean nothing, and what is said about who cannot answer."""
+"""The benchmarks run: each question in a form so small that the figures mean nothing, and what is
+said about who cannot answer."""
 
 from __future__ import annotations
 
@@ -14,15 +15,17 @@ from benchmarks.measuring import Case, Plan, Question, Side
 from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 from tests.benchmarks.tiny import FIELDS, TINY
 
-# -- who cannot answer --------------------------------------------------------------------------------------------------
+# -- who cannot answer -----------------------------------------------------------------------------
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:
-    with pytest.raises(Unusable, match=r"^/nowhere/python does not start: No such file or directory$"):
+    with pytest.raises(
+        Unusable, match=r"^/nowhere/python does not start: No such file or directory$"
+    ):
         Session(SYSTEMS["ray"], {"ray": "/nowhere/python"})
 
 
-# -- how it is compared -------------------------------------------------------------------------------------------------
+# -- how it is compared ----------------------------------------------------------------------------
 
 
 class Told(Side):
@@ -48,7 +51,9 @@ def test_blocks_take_turns_and_the_first_ones_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("each_s", "count"), [(0.001, 500), (0.3, 1), (5.0, 1), (1e-9, 5000)])
-def test_a_block_is_made_as_long_as_the_plan_wants(each_s: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_made_as_long_as_the_plan_wants(
+    each_s: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
 
@@ -58,7 +63,7 @@ def test_a_block_is_made_as_long_as_the_plan_wants(each_s: float, count: int, mo
     assert measuring.fitting(block, 2, Plan(block_s=0.5)) == pytest.approx(count, abs=1)
 
 
-# -- simulated workers --------------------------------------------------------------------------------------------------
+# -- simulated workers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task_s", [simulated.REPORT_S * 5, simulated.REPORT_S / 20])
@@ -76,14 +81,17 @@ def test_simulated_workers_take_the_lowest_free_places() -> None:
     assert sorted(index for _, index in cluster.broker.membership.members) == [0, 1, 2, 3, 4]
 
 
-# -- the command --------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["speed"], "no question 'speed'; there are: latency, calls, tasks"),
-        (["tasks", "--against", "rya"], "no system 'rya'; there are: threads, sockets, inside, memcpy, raw"),
+        (
+            ["tasks", "--against", "rya"],
+            "no system 'rya'; there are: threads, sockets, inside, memcpy, raw",
+        ),
         (["tasks", "--python", "ray"], "'ray' is not SYSTEM=PATH"),
     ],
 )
@@ -111,7 +119,9 @@ def test_a_page_without_a_place_for_figures_is_left_alone(tmp_path: Path) -> Non
 def test_the_page_of_this_repository_has_what_the_files_of_figures_say(tmp_path: Path) -> None:
     docs = Path(command.__file__).resolve().parents[1] / "docs"
     page = Path(shutil.copy(docs / command.PAGE, tmp_path))
-    results.rewrite(page, Path(shutil.copytree(docs / "benchmarks", tmp_path / "benchmarks")), command.QUESTIONS)
+    results.rewrite(
+        page, Path(shutil.copytree(docs / "benchmarks", tmp_path / "benchmarks")), command.QUESTIONS
+    )
     assert page.read_text() == (docs / command.PAGE).read_text()
     for path in (docs / "benchmarks").glob("*.json"):
         assert set(json.loads(path.read_text())[0]) == FIELDS

@@ -26,7 +26,17 @@ TINY = Plan(
     tasks=(10, 50, 200),
 )
 TALKING = ["latency", "calls", "tasks", "roundtrip", "bandwidth", "fanout", "captured"]
-FIELDS = {"question", "title", "curve", "command", "date", "machine", "versions", "figures", "skipped"}
+FIELDS = {
+    "question",
+    "title",
+    "curve",
+    "command",
+    "date",
+    "machine",
+    "versions",
+    "figures",
+    "skipped",
+}
 
 
 def asked(folder: Path, *arguments: str) -> dict[str, results.Document]:

@@ -1,11 +1,13 @@
 """Run the campaigns in pieces, and keep a log: `make campaign MINUTES=10`.
 
-A campaign is a function of a seed. It starts a cluster, harms it, and raises AssertionError if a result was lost, doubled or wrong. Each
-run is a process of its own; one that takes longer than `LIMIT_S` is killed, and counts as a hang.
+A campaign is a function of a seed. It starts a cluster, harms it, and raises AssertionError if a
+result was lost, doubled or wrong. Each run is a process of its own; one that takes longer than
+`LIMIT_S` is killed, and counts as a hang.
 
-A piece runs the campaign with the fewest runs so far, again and again, until its minutes are over. The next piece continues from the log,
-with new seeds. A failure stays in the log with its seed; `python -m tests.campaigns NAME --seed N` repeats it. When its cause is fixed,
-`--forget NAME` resets the campaign's counts.
+A piece runs the campaign with the fewest runs so far, again and again, until its minutes are over.
+The next piece continues from the log, with new seeds. A failure stays in the log with its seed;
+`python -m tests.campaigns NAME --seed N` repeats it. When its cause is fixed, `--forget NAME`
+resets the campaign's counts.
 """
 
 from __future__ import annotations
@@ -39,7 +41,15 @@ CAMPAIGNS: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
     "a cluster's line forgets or moves": addresses.cluster,
     "a client's line forgets or moves": addresses.calls,
 }
-SUMMED: Final = ("faults", "tasks", "lost", "doubled", "run again", "ended by a lost ps", "rounds refused")
+SUMMED: Final = (
+    "faults",
+    "tasks",
+    "lost",
+    "doubled",
+    "run again",
+    "ended by a lost ps",
+    "rounds refused",
+)
 """The figures of which the log keeps the sum; of all others it keeps the largest."""
 
 
@@ -74,13 +84,20 @@ class Record:
 
 
 def run(name: str, seed: int) -> tuple[dict[str, float] | None, str]:
-    """Run a campaign once in a process of its own. Return (its figures, ""), or (None, the last line of its error)."""
+    """Run a campaign once in a process of its own. Return (its figures, ""), or (None, the last
+    line of its error)."""
     command = [sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed)]
     with tempfile.TemporaryDirectory(prefix="zmqdist-campaign-") as state:
         environment = {"PATH": "/usr/bin:/bin", "HOME": state, "XDG_STATE_HOME": state}
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return None, f"not ended after {LIMIT_S:g} s"
@@ -96,7 +113,9 @@ def table(records: dict[str, Record]) -> str:
     for record in records.values():
         figures = ", ".join(f"{key} {value:.4g}" for key, value in record.figures.items())
         failures = "".join(f"\n    seed {seed}: {error}" for seed, error in record.failed.items())
-        rows.append(f"{record.name}: {record.runs} runs, {len(record.failed)} failed; {figures}{failures}")
+        rows.append(
+            f"{record.name}: {record.runs} runs, {len(record.failed)} failed; {figures}{failures}"
+        )
     return "\n".join(rows)
 
 
@@ -121,21 +140,38 @@ def piece(minutes: float, log: Path, records: dict[str, Record], side_by_side: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", choices=CAMPAIGNS, help="one run of this one, in this process, with --seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        choices=CAMPAIGNS,
+        help="one run of this one, in this process, with --seed",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=10.0, help="begin nothing more after so many minutes")
-    parser.add_argument("--side-by-side", type=int, default=3, help="runs at a time: most of the time they wait")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="begin nothing more after so many minutes"
+    )
+    parser.add_argument(
+        "--side-by-side", type=int, default=3, help="runs at a time: most of the time they wait"
+    )
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--forget", action="append", default=[], metavar="NAME")
-    parser.add_argument("--table", action="store_true", help="print the sum of the log and run nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="print the sum of the log and run nothing"
+    )
     arguments = parser.parse_args()
     if arguments.name:
         faulthandler.dump_traceback_later(LIMIT_S - 10, exit=True)
         print(json.dumps(CAMPAIGNS[arguments.name](arguments.seed)))
         faulthandler.cancel_dump_traceback_later()
         return
-    records = {name: row for name, row in read_log(arguments.log, Record).items() if name not in arguments.forget}
+    records = {
+        name: row
+        for name, row in read_log(arguments.log, Record).items()
+        if name not in arguments.forget
+    }
     records = {name: records.get(name, Record(name)) for name in CAMPAIGNS}
     if not arguments.table:
         piece(arguments.minutes, arguments.log, records, arguments.side_by_side)

@@ -1,4 +1,5 @@
-"""Clients whose address changes, and links that forget their connections: how long until an end notices, and until calls succeed again."""
+"""Clients whose address changes, and links that forget their connections: how long until an end
+notices, and until calls succeed again."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ def address(rng: random.Random) -> str:
 
 
 def calls(seed: int) -> dict[str, Any]:
-    """Run a client of an RPC server whose link forgets its connections, with a call in flight or without.
+    """Run a client of an RPC server whose link forgets its connections, with a call in flight or
+    without.
 
     Returns:
-      Figures: `noticed_s` until the call in flight has failed, `recovery_s` until the next call has got its reply.
+      Figures: `noticed_s` until the call in flight has failed, `recovery_s` until the next call has
+        got its reply.
     """
     rng = random.Random(seed)
     noticed, recovery = 0.0, 0.0
@@ -64,7 +67,8 @@ def calls(seed: int) -> dict[str, Any]:
             if in_flight is not None:
                 assert asked.wait(PATIENCE_S)
             else:
-                time.sleep(rng.uniform(0.0, 3.0))  # the connection is idle: the link forgets it without a sign
+                # the connection is idle: the link forgets it without a sign
+                time.sleep(rng.uniform(0.0, 3.0))
             begun = time.monotonic()
             if rng.random() < 0.5:
                 link.forget()
@@ -87,11 +91,19 @@ def calls(seed: int) -> dict[str, Any]:
             recovery = max(recovery, time.monotonic() - begun)
             answered += 2
         assert runs <= answered + TIMES
-    return {"faults": TIMES, "tasks": answered, "lost": 0, "run again": 0, "noticed_s": noticed, "recovery_s": recovery}
+    return {
+        "faults": TIMES,
+        "tasks": answered,
+        "lost": 0,
+        "run again": 0,
+        "noticed_s": noticed,
+        "recovery_s": recovery,
+    }
 
 
 def cluster(seed: int) -> dict[str, Any]:
-    """Change the addresses of coordinator and workers, or forget their connections, while functions run. Return figures as `calls` does."""
+    """Change the addresses of coordinator and workers, or forget their connections, while functions
+    run. Return figures as `calls` does."""
     rng = random.Random(seed)
     recovery = noticed = 0.0
     with ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""Training and reading over links that are cut and mended: results are right, no call hangs, and how long recovery takes after the mend."""
+"""Training and reading over links that are cut and mended: results are right, no call hangs, and
+how long recovery takes after the mend."""
 
 from __future__ import annotations
 
@@ -37,13 +38,16 @@ def harm(link: Proxy, rng: random.Random, seconds: float) -> None:
 
 
 class Training:
-    """Training steps of two workers on two parameter servers, each behind a link of its own. Each step counts once, also a repeated one."""
+    """Training steps of two workers on two parameter servers, each behind a link of its own. Each
+    step counts once, also a repeated one."""
 
     def __init__(self, stack: ExitStack) -> None:
         tasks: dict[str, list[str]] = {"worker": [], "ps": []}
         self.links: dict[str, Proxy] = {}
         for job, index in (("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1)):
-            server = stack.enter_context(zd.Server({job: [LOOPBACK_ANY] * 2}, job_name=job, task_index=index))
+            server = stack.enter_context(
+                zd.Server({job: [LOOPBACK_ANY] * 2}, job_name=job, task_index=index)
+            )
             link = self.links[f"{job}:{index}"] = stack.enter_context(Proxy(server.target))
             tasks[job].append(link.address)
         self.strategy = zd.ParameterServerStrategy(zd.ClusterSpec(tasks))
@@ -62,7 +66,9 @@ class Training:
             return number
 
         try:
-            self.values.append((number, self.strategy.coordinator.schedule(step, once=True, retries=50)))
+            self.values.append(
+                (number, self.strategy.coordinator.schedule(step, once=True, retries=50))
+            )
         except errors.PSUnavailableError:  # the error of an earlier step, which ends the round
             self.refused += 1
 
@@ -72,7 +78,8 @@ class Training:
             time.sleep(seconds / STEPS)
 
     def ended(self) -> tuple[int, int]:
-        """Return (the sum of the steps that have succeeded, the sum of those that have failed in the round of a lost parameter server)."""
+        """Return (the sum of the steps that have succeeded, the sum of those that have failed in
+        the round of a lost parameter server)."""
         good = bad = 0
         for number, value in self.values:
             try:
@@ -88,14 +95,16 @@ class Training:
             try:
                 return [int(each.numpy()) for each in self.sums]
             except errors.PSUnavailableError:
-                assert time.monotonic() < deadline, "a parameter server that is there again does not answer"
+                assert time.monotonic() < deadline, (
+                    "a parameter server that is there again does not answer"
+                )
 
 
 def training(seed: int) -> dict[str, Any]:
     """Cut one or two links of a training.
 
-    A parameter server that is away for longer than PS_PATIENCE_S is an error, as promised. Successful steps still count once, and after the
-    mend the same strategy continues.
+    A parameter server that is away for longer than PS_PATIENCE_S is an error, as promised.
+    Successful steps still count once, and after the mend the same strategy continues.
     """
     rng = random.Random(seed)
     seconds = length(rng)
@@ -106,7 +115,9 @@ def training(seed: int) -> dict[str, Any]:
         time.sleep(0.5)
         hurt = rng.sample(sorted(training.links), rng.choice((1, 2)))
         harming = [
-            threading.Thread(target=harm, args=(training.links[name], random.Random(rng.random()), seconds))
+            threading.Thread(
+                target=harm, args=(training.links[name], random.Random(rng.random()), seconds)
+            )
             for name in hurt
         ]
         for each in harming:
@@ -122,7 +133,9 @@ def training(seed: int) -> dict[str, Any]:
         found = training.read()
         if training.refused + bad == 0:
             assert found == [good] * 2, "an update was lost or made twice"
-        assert all(good <= each <= STEPS * (STEPS + 1) // 2 for each in found), "an update was lost or made twice"
+        assert all(good <= each <= STEPS * (STEPS + 1) // 2 for each in found), (
+            "an update was lost or made twice"
+        )
         with contextlib.suppress(errors.PSUnavailableError):
             training.strategy.coordinator.join(PATIENCE_S)
         again = training.strategy.coordinator.schedule(lambda: 7)
@@ -146,15 +159,22 @@ def reading(seed: int) -> dict[str, Any]:
         dispatcher = stack.enter_context(service.DispatchServer())
         links = [stack.enter_context(Proxy(dispatcher.address)) for _ in range(3)]
         for link in links[1:]:
-            stack.enter_context(service.WorkerServer(service.WorkerConfig(dispatcher_address=link.address)))
+            stack.enter_context(
+                service.WorkerServer(service.WorkerConfig(dispatcher_address=link.address))
+            )
         until(lambda: dispatcher.num_workers == 2, "both workers are there")
         pause = (seconds + 2.0) / ELEMENTS
-        read = service.distribute("distributed_epoch", f"zmq://{links[0].address}", delivery="exactly_once")
+        read = service.distribute(
+            "distributed_epoch", f"zmq://{links[0].address}", delivery="exactly_once"
+        )
         elements = iter(Dataset.range(ELEMENTS).map(lambda x: x * 3).apply(read))
         stack.callback(elements.close)
         found = [int(next(elements)) for _ in range(500)]
         hurt = rng.sample(links, rng.choice((1, 2)))
-        harming = [threading.Thread(target=harm, args=(link, random.Random(rng.random()), seconds)) for link in hurt]
+        harming = [
+            threading.Thread(target=harm, args=(link, random.Random(rng.random()), seconds))
+            for link in hurt
+        ]
         for each in harming:
             each.start()
         mended = 0.0
@@ -167,7 +187,9 @@ def reading(seed: int) -> dict[str, Any]:
         for thread in harming:
             thread.join()
         recovery = time.monotonic() - mended if mended else 0.0
-        assert sorted(found) == [3 * x for x in range(ELEMENTS)], "an element was lost or came twice"
+        assert sorted(found) == [3 * x for x in range(ELEMENTS)], (
+            "an element was lost or came twice"
+        )
     return {
         "faults": len(hurt),
         "tasks": ELEMENTS,

@@ -1,16 +1,19 @@
-"""Hosts for tests on one machine: processes that share no network, no shared memory and no process numbers, joined by links of any speed.
+"""Hosts for tests on one machine: processes that share no network, no shared memory and no process
+numbers, joined by links of any speed.
 
     with Network("server", "client") as net:
         serving = net["server"].run([sys.executable, "-m", "serve", net["server"].address])
         net["client"].shape(rate_mbit=1, delay_ms=20)
         net["client"].cut()
 
-Each host has namespaces of its own for the network, processes (with their /proc), its name, System V memory and mounts. /dev/shm, and the
-folders in `private`, are empty there; all other files are the machine's. The hosts know each other by name (/etc/hosts). A cable leads from
-each host to a bridge, which is in a namespace of its own, so that the machine's network stays untouched.
+Each host has namespaces of its own for the network, processes (with their /proc), its name, System
+V memory and mounts. /dev/shm, and the folders in `private`, are empty there; all other files are
+the machine's. The hosts know each other by name (/etc/hosts). A cable leads from each host to a
+bridge, which is in a namespace of its own, so that the machine's network stays untouched.
 
-The first process of each host reads a pipe from this process, and the kernel ends a host with its first process. So no process is left
-behind, also after a kill -9 of the test. `Network` skips the test if the machine lacks the rights or the tools.
+The first process of each host reads a pipe from this process, and the kernel ends a host with its
+first process. So no process is left behind, also after a kill -9 of the test. `Network` skips the
+test if the machine lacks the rights or the tools.
 """
 
 from __future__ import annotations
@@ -61,14 +64,19 @@ def missing() -> str | None:
     # The probe runs in a namespace of its own, so that it needs no clean-up.
     trial = (
         f"ip link add {BRIDGE} type bridge && ip link add near type veth peer name far && "
-        "tc qdisc add dev near root tbf rate 1mbit burst 2kb latency 1s && mount -t tmpfs tmpfs /dev/shm"
+        "tc qdisc add dev near root tbf rate 1mbit burst 2kb latency 1s && mount -t tmpfs tmpfs "
+        "/dev/shm"
     )
     tried = subprocess.run(
         ["unshare", "-n", "-p", "-u", "-i", "-m", "--fork", "--mount-proc", "sh", "-c", trial],
         capture_output=True,
         text=True,
     )
-    return None if tried.returncode == 0 else f"this machine makes no hosts: {tried.stderr.strip() or tried.returncode}"
+    return (
+        None
+        if tried.returncode == 0
+        else f"this machine makes no hosts: {tried.stderr.strip() or tried.returncode}"
+    )
 
 
 def delays() -> bool:
@@ -84,7 +92,8 @@ def _tool(*command: str) -> None:
 
 @contextlib.contextmanager
 def _processes_of(pid: int) -> Iterator[None]:
-    """Within this context, processes that this thread starts belong to the host whose first process has this number."""
+    """Within this context, processes that this thread starts belong to the host whose first process
+    has this number."""
     with _entering, open("/proc/self/ns/pid") as ours, open(f"/proc/{pid}/ns/pid") as theirs:
         _set_namespace(theirs.fileno())
         try:
@@ -110,7 +119,17 @@ class _Namespaces:
         # The child of `unshare` is the first process; `--kill-child` ends it with `unshare`.
         self._keeper = subprocess.Popen(
             [
-                *("unshare", "-n", "-p", "-u", "-i", "-m", "--fork", "--kill-child", "--mount-proc"),
+                *(
+                    "unshare",
+                    "-n",
+                    "-p",
+                    "-u",
+                    "-i",
+                    "-m",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                ),
                 *(sys.executable, "-S", "-E", "-c", _FIRST_PROCESS),
             ],
             stdin=subprocess.PIPE,
@@ -118,20 +137,26 @@ class _Namespaces:
             start_new_session=True,
         )
         assert self._keeper.stdout is not None
-        assert self._keeper.stdout.readline() == b"ready\n", f"{name}: its first process has not come up"
-        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
+        assert self._keeper.stdout.readline() == b"ready\n", (
+            f"{name}: its first process has not come up"
+        )
+        children = (
+            Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
+        )
         assert len(children) == 1, f"{name}: {children}"
         self.pid = int(children[0])
 
     def tool(self, *command: str) -> None:
-        """Run a tool of the machine in these namespaces (network, mounts and name). A failure of the tool fails the test."""
+        """Run a tool of the machine in these namespaces (network, mounts and name). A failure of
+        the tool fails the test."""
         _tool("nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-m", *command)
 
     def close(self, running: Sequence[subprocess.Popen[Any]] = ()) -> None:
         """End each process in the namespaces, and so the namespaces.
 
         Args:
-          running: the children of this process in them: the first process does not end before this process has waited for its children.
+          running: the children of this process in them: the first process does not end before this
+            process has waited for its children.
         """
         for pipe in (self._keeper.stdin, self._keeper.stdout):
             assert pipe is not None
@@ -153,7 +178,8 @@ class Host:
     """One host of a `Network`.
 
     Attributes:
-      name: the host's name, as its processes see it (`socket.gethostname()`), and by which the other hosts reach it.
+      name: the host's name, as its processes see it (`socket.gethostname()`), and by which the
+        other hosts reach it.
       ip: its address.
     """
 
@@ -172,7 +198,19 @@ class Host:
             inside.tool("mount", "--bind", str(network.names), "/etc/hosts")
             inside.tool("ip", "link", "set", "lo", "up")
             network.switch.tool(
-                *("ip", "link", "add", self._port, "type", "veth", "peer", "name", DEVICE, "netns", str(inside.pid))
+                *(
+                    "ip",
+                    "link",
+                    "add",
+                    self._port,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    DEVICE,
+                    "netns",
+                    str(inside.pid),
+                )
             )
             self.mend()
             network.switch.tool("ip", "link", "set", self._port, "up")
@@ -191,22 +229,26 @@ class Host:
         """Start a command on this host.
 
         Args:
-          options: as for subprocess.Popen; `cwd` and files are the machine's, except for the private folders.
+          options: as for subprocess.Popen; `cwd` and files are the machine's, except for the
+            private folders.
 
         Returns:
-          The process. Its `pid` is the number that this process sees, so that signals reach it. It ends with the network at the latest.
+          The process. Its `pid` is the number that this process sees, so that signals reach it. It
+          ends with the network at the latest.
         """
         entering = ["nsenter", "-t", str(self._inside.pid), "-n", "-u", "-i", "-m"]
         if (folder := options.pop("cwd", None)) is None:
             folder = os.getcwd()
         entering.append(f"--wdns={folder}")
-        with _processes_of(self._inside.pid):  # nsenter would fork to do that, and signals would reach nsenter alone
+        with _processes_of(self._inside.pid):
+            # nsenter would fork to do that, and signals would reach nsenter alone
             process = subprocess.Popen([*entering, "--", *command], **options)
         self._running.append(process)
         return process
 
     def processes(self) -> dict[int, str]:
-        """The command lines of the processes of this host, by their numbers as this process sees them; without the first process."""
+        """The command lines of the processes of this host, by their numbers as this process sees
+        them; without the first process."""
         ours = os.readlink(f"/proc/{self._inside.pid}/ns/pid")
         found = {}
         for folder in Path("/proc").iterdir():
@@ -222,15 +264,19 @@ class Host:
         """Run a tool of the machine on this host, as `mount`; it fails the test where it fails."""
         self._inside.tool(*command)
 
-    def shape(self, *, rate_mbit: float, delay_ms: float = 0.0, buffer_bytes: int = 64 * 1024) -> None:
+    def shape(
+        self, *, rate_mbit: float, delay_ms: float = 0.0, buffer_bytes: int = 64 * 1024
+    ) -> None:
         """Limit the cable of this host, in each direction.
 
         Args:
           rate_mbit: millions of bits per second.
           delay_ms: the delay of each packet; more than 0 needs a kernel with netem (`delays`).
-          buffer_bytes: the most bytes that wait at each end of the cable; others are dropped. The default is that of a small router.
+          buffer_bytes: the most bytes that wait at each end of the cable; others are dropped. The
+            default is that of a small router.
         """
-        # A bucket smaller than the bytes in one tick of the kernel's clock would make the link slower than its rate.
+        # A bucket smaller than the bytes in one tick of the kernel's clock would make the link
+        # slower than its rate.
         burst_bytes = max(3200, round(rate_mbit * 1e6 / 8 / 250))
         limits = [
             "rate",
@@ -242,7 +288,9 @@ class Host:
         ]
         for end, device in ((self._inside, DEVICE), (self._network.switch, self._port)):
             if delay_ms:
-                end.tool("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", *limits)
+                end.tool(
+                    "tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", *limits
+                )
                 end.tool(
                     *("tc", "qdisc", "replace", "dev", device, "parent", "1:1", "handle", "2:"),
                     "netem",
@@ -250,7 +298,9 @@ class Host:
                     f"{delay_ms}ms",
                 )
             else:
-                end.tool("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", *limits)
+                end.tool(
+                    "tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", *limits
+                )
 
     def unshape(self) -> None:
         """Remove the limits of the cable."""
@@ -258,7 +308,8 @@ class Host:
             end.tool("tc", "qdisc", "replace", "dev", device, "root", "pfifo")
 
     def cut(self) -> None:
-        """Drop all packets. Neither end sees a sign of that, as behind a switch whose other cable was pulled."""
+        """Drop all packets. Neither end sees a sign of that, as behind a switch whose other cable
+        was pulled."""
         self._network.switch.tool("ip", "link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
@@ -266,14 +317,16 @@ class Host:
         self._network.switch.tool("ip", "link", "set", self._port, "master", BRIDGE)
 
     def readdress(self, ip: str) -> None:
-        """Give the host another address of the network (10.77.0.1 to 10.77.0.254). Its name leads there, and the old address to no host."""
+        """Give the host another address of the network (10.77.0.1 to 10.77.0.254). Its name leads
+        there, and the old address to no host."""
         self._inside.tool("ip", "address", "flush", "dev", DEVICE)
         self._inside.tool("ip", "address", "add", f"{ip}/{PREFIX}", "dev", DEVICE)
         self.ip = ip
         self._network.write_names()
 
     def close(self) -> None:
-        """Switch the host off: each of its processes ends as by kill -9, and the other ends of its connections get no sign."""
+        """Switch the host off: each of its processes ends as by kill -9, and the other ends of its
+        connections get no sign."""
         self._inside.close(self._running)
 
 
@@ -285,7 +338,8 @@ class Network:
 
         Args:
           names: the names of the hosts, in the order of their addresses, 10.77.0.1 and so on.
-          private: folders that each host has for itself, empty at first; /tmp among them would hide pytest's `tmp_path`.
+          private: folders that each host has for itself, empty at first; /tmp among them would hide
+            pytest's `tmp_path`.
         """
         self.hosts: dict[str, Host] = {}
         self._names = names
@@ -318,7 +372,8 @@ class Network:
         return self.hosts[name]
 
     def write_names(self) -> None:
-        """Write the file that all hosts read as their /etc/hosts. It is written in place, because it is mounted."""
+        """Write the file that all hosts read as their /etc/hosts. It is written in place, because
+        it is mounted."""
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.hosts.values())]
         self.names.write_text("\n".join(lines) + "\n")
 

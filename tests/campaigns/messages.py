@@ -1,4 +1,5 @@
-"""Functions run while links lose, double and swap whole messages between coordinator, dispatcher and workers."""
+"""Functions run while links lose, double and swap whole messages between coordinator, dispatcher
+and workers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _counting = threading.Lock()
 
 
 def works(number: int) -> Any:
-    """Count a start of the function. Return a large result every tenth time, which the coordinator fetches from the worker."""
+    """Count a start of the function. Return a large result every tenth time, which the coordinator
+    fetches from the worker."""
     with _counting:
         started[number] += 1
     return bytes([number % 251]) * LARGE_BYTES if number % 10 == 0 else number * number
@@ -43,7 +45,8 @@ def right(number: int) -> Any:
 
 
 def ended_well(value: zd.RemoteValue, number: int, kind: str) -> bool:
-    """Return whether a value has its result. If messages of a connection were swapped, the dispatcher may refuse a round with an error."""
+    """Return whether a value has its result. If messages of a connection were swapped, the
+    dispatcher may refuse a round with an error."""
     try:
         assert value.get(PATIENCE_S) == right(number), f"task {number}"
     except REFUSALS:
@@ -85,7 +88,9 @@ def harmed(seed: int, kind: str) -> dict[str, Any]:
     started.clear()
     faults, refused, longest = 0, 0, 0.0
     with ExitStack() as stack:
-        dispatcher = stack.enter_context(zd.DispatchServer(DispatcherConfig(reconnect_grace_s=1.0, lease_s=4.0)))
+        dispatcher = stack.enter_context(
+            zd.DispatchServer(DispatcherConfig(reconnect_grace_s=1.0, lease_s=4.0))
+        )
         links = [stack.enter_context(Proxy(dispatcher.address)) for _ in range(3)]
         for link in links[1:]:
             stack.enter_context(zd.WorkerServer(WorkerConfig(link.address)))
@@ -97,8 +102,12 @@ def harmed(seed: int, kind: str) -> dict[str, Any]:
             settled: Counter[int] = Counter()
             values = [coordinator.schedule(works, (number,)) for number in range(TASKS)]
             for number, value in enumerate(values):
-                value.add_done_callback(lambda _, number=number, settled=settled: settled.update([number]))
-            mender = threading.Timer(rng.uniform(0.5, 3.0), lambda: [link.harm(None) for link in links])
+                value.add_done_callback(
+                    lambda _, number=number, settled=settled: settled.update([number])
+                )
+            mender = threading.Timer(
+                rng.uniform(0.5, 3.0), lambda: [link.harm(None) for link in links]
+            )
             mender.start()
             mender.join()
             mended = time.monotonic()

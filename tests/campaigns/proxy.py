@@ -6,15 +6,20 @@
         link.mend()
 
 What it can do
-    freeze: bytes stay where they are, in both directions, and new connections get no reply, until `mend`.
+    freeze: bytes stay where they are, in both directions, and new connections get no reply, until
+      `mend`.
     cut: resets each connection, and closes new ones at once, until `mend`.
-    forget: drops the bytes of the current connections, silently and for good, as an idle NAT does; new connections work.
-    readdress: the same, and new connections come from another address, as from a client that has moved.
-    harm: a function gets each message of one direction with all its frames, and returns the messages that pass in its place: none, the
-      same twice, ... It works only without encryption. Handshakes and ZeroMQ's own commands, as heartbeats, pass unharmed.
+    forget: drops the bytes of the current connections, silently and for good, as an idle NAT does;
+      new connections work.
+    readdress: the same, and new connections come from another address, as from a client that has
+      moved.
+    harm: a function gets each message of one direction with all its frames, and returns the
+      messages that pass in its place: none, the same twice, ... It works only without encryption.
+      Handshakes and ZeroMQ's own commands, as heartbeats, pass unharmed.
 
-One thread does all of this. Within a connection ZeroMQ's transport never loses, doubles or reorders messages. So a `harm` that loses or
-swaps messages shows the effect of a faulty peer, and one that calls `drop_connection` that of a broken link.
+One thread does all of this. Within a connection ZeroMQ's transport never loses, doubles or reorders
+messages. So a `harm` that loses or swaps messages shows the effect of a faulty peer, and one that
+calls `drop_connection` that of a broken link.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ LOOPBACK: Final = "127.0.0.1"
 
 Frames: TypeAlias = "list[bytes]"
 Harm: TypeAlias = "Callable[[Pair, str, Frames], list[Frames]]"
-"""`harm(pair, direction, message)` returns the messages that pass in place of a message; the direction is "up" (to the server) or "down".
+"""`harm(pair, direction, message)` returns the messages that pass in place of a message; the
+direction is "up" (to the server) or "down".
 
 """
 
@@ -54,7 +60,9 @@ def split_frames(data: bytearray) -> tuple[list[tuple[int, bytes, bytes]], int]:
         size = int.from_bytes(data[at + 1 : at + head], "big")
         if at + head + size > len(data):
             break
-        found.append((flags, bytes(data[at + head : at + head + size]), bytes(data[at : at + head + size])))
+        found.append(
+            (flags, bytes(data[at + head : at + head + size]), bytes(data[at : at + head + size]))
+        )
         at += head + size
     return found, at
 
@@ -80,7 +88,9 @@ class Pair:
       dead: its bytes are dropped, without a sign to its ends.
     """
 
-    def __init__(self, proxy: Proxy, number: int, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, proxy: Proxy, number: int, near: asyncio.StreamWriter, far: asyncio.StreamWriter
+    ) -> None:
         self.number = number
         self.dead = False
         self._proxy = proxy
@@ -96,9 +106,13 @@ class Pair:
         """Send a message after some seconds, while others pass. Call it in the proxy's thread."""
         near, far = self._writers
         writer = far if way == "up" else near
-        self._loop.call_later(delay_s, lambda: writer.is_closing() or writer.write(join_frames(frames)))
+        self._loop.call_later(
+            delay_s, lambda: writer.is_closing() or writer.write(join_frames(frames))
+        )
 
-    async def pass_on(self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pass_on(
+        self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Pass bytes until one end closes the connection."""
         try:
             head = bytearray()
@@ -136,7 +150,8 @@ class Pair:
 
 
 class Proxy:
-    """A link through a proxy. Any thread may use it; at the end of the `with` statement all its sockets and its thread are gone.
+    """A link through a proxy. Any thread may use it; at the end of the `with` statement all its
+    sockets and its thread are gone.
 
     Attributes:
       address: the address at which it listens, "127.0.0.1:port".
@@ -161,7 +176,9 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._gate = asyncio.Event()
         self._gate.set()
-        self._listener = self._loop.run_until_complete(asyncio.start_server(self._serve, LOOPBACK, 0))
+        self._listener = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, LOOPBACK, 0)
+        )
         self.address = "{}:{}".format(*self._listener.sockets[0].getsockname()[:2])
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
         self._thread.start()
@@ -175,7 +192,7 @@ class Proxy:
         self._thread.join(ENDS_S)
         self._loop.close()
 
-    # -- faults of the link -------------------------------------------------------------------------------------------
+    # -- faults of the link ------------------------------------------------------------------------
 
     def freeze(self) -> None:
         """Hold all bytes until `mend`, without ending a connection."""
@@ -202,7 +219,7 @@ class Proxy:
         """Have a function decide about each message from now on."""
         self._harm = harm
 
-    # -- in the thread ------------------------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def harmed(self, pair: Pair, way: str, frames: Frames) -> list[Frames]:
         """Return the messages that pass in place of a message."""

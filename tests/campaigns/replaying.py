@@ -43,7 +43,8 @@ def decoded(header: bytes) -> Message | None:
 
 
 def say_again(address: str, role: str, messages: list[Frames]) -> None:
-    """Send recorded messages over a new connection in a role, the hello first. Check that the dispatcher refuses them."""
+    """Send recorded messages over a new connection in a role, the hello first. Check that the
+    dispatcher refuses them."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 1000
         socket.plain_username = role.encode()
@@ -59,8 +60,9 @@ def say_again(address: str, role: str, messages: list[Frames]) -> None:
 
 
 def replaying(seed: int) -> dict[str, Any]:
-    """Replay messages of a worker and of a coordinator beside them. Enlist and Register are left out: a client that sends them with the
-    number of another one takes its place (tests/scheduling/test_strangers.py).
+    """Replay messages of a worker and of a coordinator beside them. Enlist and Register are left
+    out: a client that sends them with the number of another one takes its place
+    (tests/scheduling/test_strangers.py).
     """
     rng = random.Random(seed)
     with ExitStack() as stack:
@@ -74,15 +76,21 @@ def replaying(seed: int) -> dict[str, Any]:
         coordinator = stack.enter_context(ClusterCoordinator(links[0].address))
         until(lambda: dispatcher.num_workers == 1, "the worker is there")
         values = [coordinator.schedule(works, (number,)) for number in range(TASKS)]
-        assert [value.get(PATIENCE_S) for value in values] == [right(number) for number in range(TASKS)]
+        assert [value.get(PATIENCE_S) for value in values] == [
+            right(number) for number in range(TASKS)
+        ]
         replaying = []
         for role, each in (("submit", recorded[0]), ("worker", recorded[1])):
-            known = [frames for frames in each.messages if is_hello(frames[0]) or not _claims(frames[0])]
+            known = [
+                frames for frames in each.messages if is_hello(frames[0]) or not _claims(frames[0])
+            ]
             again = [known[0], *rng.choices(known[1:], k=REPLAYED // 2)]
             address = dispatcher.address.removeprefix("zmq://")
             replaying.append(threads.submit(say_again, address, role, again))
         values = [coordinator.schedule(works, (number,)) for number in range(TASKS)]
-        assert [value.get(PATIENCE_S) for value in values] == [right(number) for number in range(TASKS)]
+        assert [value.get(PATIENCE_S) for value in values] == [
+            right(number) for number in range(TASKS)
+        ]
         for each in replaying:
             each.result(PATIENCE_S)
         assert dispatcher.num_workers == 1

@@ -1,4 +1,5 @@
-"""The programs of the hosts in test_slow_links.py: python -m tests.campaigns.slow_work ROLE ARGUMENTS. A client's last line is JSON."""
+"""The programs of the hosts in test_slow_links.py: python -m tests.campaigns.slow_work ROLE
+ARGUMENTS. A client's last line is JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def serve(address: str) -> None:
 
 
 def echo(address: str, nbytes: str, times: str) -> None:
-    """Echo an array several times. Print the seconds of each echo, and figures of the connection."""
+    """Echo an array several times. Print the seconds of each echo, and figures of the
+    connection.
+    """
     client = zd.rpc.Client.create("zmq", address, timeout_in_ms=round(1000 * BACK_S))
     array = np.random.default_rng(1).integers(0, 256, int(nbytes), np.uint8)
     took = []
@@ -65,13 +68,17 @@ def doubled(array: Any) -> Any:
 def schedule(address: str, nbytes: str, count: str) -> None:
     """Schedule functions with large arguments and results. Print the seconds of all together."""
     with ClusterCoordinator(address) as coordinator:
-        arrays = [np.random.default_rng(seed).integers(0, 256, int(nbytes), np.uint8) for seed in range(int(count))]
+        arrays = [
+            np.random.default_rng(seed).integers(0, 256, int(nbytes), np.uint8)
+            for seed in range(int(count))
+        ]
         begun = time.monotonic()
         values = [coordinator.schedule(doubled, (array,)) for array in arrays]
         for array, back in zip(arrays, coordinator.fetch(values), strict=True):
             assert np.array_equal(back, array * np.uint8(2))
         _tell(
-            took_s=[time.monotonic() - begun], status=coordinator.status() if hasattr(coordinator, "status") else None
+            took_s=[time.monotonic() - begun],
+            status=coordinator.status() if hasattr(coordinator, "status") else None,
         )
 
 
@@ -81,4 +88,6 @@ def _tell(**figures: Any) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    {"serve": serve, "echo": echo, "beside": beside, "schedule": schedule}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "echo": echo, "beside": beside, "schedule": schedule}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -1,4 +1,6 @@
-"""A cluster file on hosts that do not have the program: the folder of the launcher is empty there."""
+"""A cluster file on hosts that do not have the program: the folder of the launcher is empty
+there.
+"""
 
 from __future__ import annotations
 
@@ -66,5 +68,7 @@ def test_a_module_that_was_edited_between_two_runs_is_the_new_one_on_every_host(
         job = launch()
         assert job.ends(60.0) == 0, job.text
         assert f"value {value} ['cluster.yaml', 'helpers.py', 'program.py']" in job.lines, job.text
-        assert [line for line in job.lines if line.startswith("[a] gets 0.0 MiB of code, ")], job.text
+        assert [line for line in job.lines if line.startswith("[a] gets 0.0 MiB of code, ")], (
+            job.text
+        )
         job.temporary.rmdir()

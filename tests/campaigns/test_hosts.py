@@ -1,4 +1,5 @@
-"""The hosts of tests are as separate as real ones: a host sees another's processes, memory and files only over the network."""
+"""The hosts of tests are as separate as real ones: a host sees another's processes, memory and
+files only over the network."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ def net() -> Iterator[Network]:
 
 
 def python(host: Host, code: str, *arguments: str) -> subprocess.Popen[str]:
-    return host.run([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return host.run(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def said(host: Host, code: str, *arguments: str) -> str:
@@ -66,7 +72,9 @@ def test_each_host_has_its_name_its_processes_and_its_shared_memory(net: Network
     said(net["first"], "open('/dev/shm/mine', 'w').close()")
     assert said(net["first"], "import os; print(os.listdir('/dev/shm'))") == "['mine']"
     assert said(net["second"], "import os; print(os.listdir('/dev/shm'))") == "[]"
-    numbers = said(net["second"], "import os; print(*[name for name in os.listdir('/proc') if name.isdigit()])").split()
+    numbers = said(
+        net["second"], "import os; print(*[name for name in os.listdir('/proc') if name.isdigit()])"
+    ).split()
     assert len(numbers) == 2, "its first process and the one that looks"
 
 
@@ -92,7 +100,9 @@ def test_a_link_delays_where_the_kernel_can(net: Network) -> None:
         pytest.skip("this kernel has no netem")
     serving(net["first"])
     net["second"].shape(rate_mbit=100, delay_ms=50)
-    assert 0.2 < float(said(net["second"], SEND, "first", "10")) < 2, "a handshake and an answer, both ways"
+    assert 0.2 < float(said(net["second"], SEND, "first", "10")) < 2, (
+        "a handshake and an answer, both ways"
+    )
 
 
 def test_a_cut_link_carries_nothing_until_it_is_mended(net: Network) -> None:
@@ -128,7 +138,11 @@ with Network("first") as net:
     sys.stdin.read()
 """
     making = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=os.getcwd(),
     )
     with making:
         assert making.stdout is not None

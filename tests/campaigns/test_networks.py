@@ -1,4 +1,5 @@
-"""Hosts behind firewalls, NAT and bad links: what reaches the others, and what the doctor says about the rest."""
+"""Hosts behind firewalls, NAT and bad links: what reaches the others, and what the doctor says
+about the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ PORTS = "5050-5070"
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(shutil.which("iptables") is None, reason="firewalls of a test are made by iptables"),
+    pytest.mark.skipif(
+        shutil.which("iptables") is None, reason="firewalls of a test are made by iptables"
+    ),
 ]
 
 LARGE_RESULT = """
@@ -76,7 +79,11 @@ class Net:
     def __init__(self, hosts: Network, folder: Path) -> None:
         self.hosts = hosts
         self.target = f"{hosts['server'].ip}:{PORT}"
-        self.environment = {**os.environ, "ZMQDIST_KEYS_DIR": str(folder / "keys"), "XDG_STATE_HOME": str(folder)}
+        self.environment = {
+            **os.environ,
+            "ZMQDIST_KEYS_DIR": str(folder / "keys"),
+            "XDG_STATE_HOME": str(folder),
+        }
         self.command("server", "keygen", str(folder / "keys"))
 
     def run(self, host: str, *words: str) -> subprocess.Popen[str]:
@@ -117,7 +124,9 @@ class Net:
 
 def rule(host: Host, text: str) -> None:
     """Add a rule to the firewall of a host, as for iptables."""
-    done = host.run(["iptables", *text.split()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = host.run(
+        ["iptables", *text.split()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     output, _ = done.communicate(timeout=READY_S)
     assert done.returncode == 0, output
 
@@ -130,7 +139,9 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 def test_a_role_binds_and_tells_the_address_of_an_interface(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
-    worker = net.start("worker", "worker", "--dispatcher", net.target, "--host", "eth0", "--ports", PORTS)
+    worker = net.start(
+        "worker", "worker", "--dispatcher", net.target, "--host", "eth0", "--ports", PORTS
+    )
     (row,) = net.status()["workers"]
     assert row["address"].partition(":")[0] == net.hosts["worker"].ip
     assert net.program("program", LARGE_RESULT, net.target) == "1048576.0\n"
@@ -142,33 +153,58 @@ def test_an_interface_without_an_address_is_one_sentence(net: Net) -> None:
     made = net.hosts["server"].run(["ip", "link", "add", "idle0", "type", "bridge"])
     assert made.wait(READY_S) == 0
     text = net.command("server", "dispatcher", "--host", "idle0")
-    assert "the interface idle0 has no address: set it up (ip address add), or name another one" in text
+    assert (
+        "the interface idle0 has no address: set it up (ip address add), or name another one"
+        in text
+    )
 
 
 def test_behind_nat_the_others_are_told_the_outer_address(net: Net) -> None:
-    """The worker's host takes connections to port 6051 in for 5051, and drops those that come to 5051 itself."""
+    """The worker's host takes connections to port 6051 in for 5051, and drops those that come to
+    5051 itself."""
     rule(net.hosts["worker"], "-t mangle -A PREROUTING -i eth0 -p tcp --dport 5051 -j DROP")
-    rule(net.hosts["worker"], "-t nat -A PREROUTING -i eth0 -p tcp --dport 6051 -j REDIRECT --to-ports 5051")
-    rule(net.hosts["server"], "-t nat -A PREROUTING -i eth0 -p tcp --dport 6050 -j REDIRECT --to-ports 5050")
+    rule(
+        net.hosts["worker"],
+        "-t nat -A PREROUTING -i eth0 -p tcp --dport 6051 -j REDIRECT --to-ports 5051",
+    )
+    rule(
+        net.hosts["server"],
+        "-t nat -A PREROUTING -i eth0 -p tcp --dport 6050 -j REDIRECT --to-ports 5050",
+    )
     outer = "server:6050"
     dispatcher = net.run(
-        "server", "-m", "zmqdist_cli", "dispatcher", "--host", "eth0", "--port", str(PORT), "--advertise", outer
+        "server",
+        "-m",
+        "zmqdist_cli",
+        "dispatcher",
+        "--host",
+        "eth0",
+        "--port",
+        str(PORT),
+        "--advertise",
+        outer,
     )
     assert dispatcher.stdout is not None
     assert dispatcher.stdout.readline() == f"dispatcher at zmq://{outer}\n"
-    worker = net.start("worker", "worker", "--dispatcher", outer, "--port", "5051", "--advertise", "worker:6051")
+    worker = net.start(
+        "worker", "worker", "--dispatcher", outer, "--port", "5051", "--advertise", "worker:6051"
+    )
     assert [row["address"] for row in net.status()["workers"]] == ["worker:6051"]
     assert net.program("program", LARGE_RESULT, outer) == "1048576.0\n"
     assert net.status()["relayed"] == 0
     assert end(worker) == end(dispatcher) == 0
 
 
-def test_a_firewall_that_lets_a_range_of_ports_through_lets_all_of_a_cluster_through(net: Net) -> None:
+def test_a_firewall_that_lets_a_range_of_ports_through_lets_all_of_a_cluster_through(
+    net: Net,
+) -> None:
     for host in net.hosts.hosts.values():
         rule(host, f"-A INPUT -i eth0 -p tcp --syn ! --dport {PORTS.replace('-', ':')} -j DROP")
     net.environment["ZMQDIST_PORTS"] = PORTS
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
-    workers = [net.start(host, "worker", "--dispatcher", net.target) for host in ("worker", "server")]
+    workers = [
+        net.start(host, "worker", "--dispatcher", net.target) for host in ("worker", "server")
+    ]
     assert net.program("program", LARGE_RESULT, net.target) == "1048576.0\n"
     said = net.program("program", LARGE_ARGUMENT_AND_DATA, net.target).splitlines()
     assert said == ["1048576.0", str(sorted([*range(10), *range(10)]))]
@@ -216,14 +252,17 @@ def test_a_name_with_an_ipv6_address_only_leads_to_its_server(net: Net) -> None:
     assert end(worker) == end(dispatcher) == 0
 
 
-# -- the doctor ------------------------------------------------------------------------------------------------------
+# -- the doctor ------------------------------------------------------------------------------------
 
 
 def test_the_doctor_tells_a_firewall_that_rejects_from_a_port_without_a_server(net: Net) -> None:
     rule(net.hosts["server"], f"-A INPUT -i eth0 -p tcp --dport {PORT} -j REJECT")
     ip = net.hosts["server"].ip
     (rejected,) = net.doctor("program", f"{ip}:{PORT}")
-    assert f"a firewall at {ip} rejects TCP port {PORT} of {ip}: let TCP port {PORT} through there" in rejected
+    assert (
+        f"a firewall at {ip} rejects TCP port {PORT} of {ip}: let TCP port {PORT} through there"
+        in rejected
+    )
     (empty,) = net.doctor("program", f"{ip}:5051")
     assert f"{ip} is up, and no process listens on port 5051" in empty
 
@@ -242,14 +281,19 @@ def test_the_doctor_names_a_firewall_that_drops(net: Net) -> None:
     assert f"that a firewall lets TCP port {PORT} through" in line
 
 
-def test_the_doctor_finds_a_data_port_that_is_closed_where_the_dispatcher_can_be_reached(net: Net) -> None:
+def test_the_doctor_finds_a_data_port_that_is_closed_where_the_dispatcher_can_be_reached(
+    net: Net,
+) -> None:
     rule(net.hosts["worker"], "-A INPUT -i eth0 -p tcp --dport 5051 -j REJECT")
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     worker = net.start("worker", "worker", "--dispatcher", net.target, "--port", "5051")
     lines = net.command("program", "doctor", "--timeout", "2", net.target).splitlines()
     ip = net.hosts["worker"].ip
     (line,) = [line for line in lines if "data port of worker:0" in line]
-    assert f"a firewall at {ip} rejects TCP port 5051 of {ip}; large results will pass through the dispatcher" in line
+    assert (
+        f"a firewall at {ip} rejects TCP port 5051 of {ip}; large results will pass through the "
+        f"dispatcher" in line
+    )
     assert end(worker) == end(dispatcher) == 0
 
 
@@ -257,16 +301,24 @@ def test_the_doctor_finds_a_worker_that_tells_its_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     worker = net.start("worker", "worker", "--dispatcher", net.target, "--host", "lo")
     lines = net.command("program", "doctor", "--timeout", "2", net.target).splitlines()
-    assert [line for line in lines if "data port of worker:0" in line and "its address is on loopback" in line]
+    assert [
+        line
+        for line in lines
+        if "data port of worker:0" in line and "its address is on loopback" in line
+    ]
     assert end(worker) == end(dispatcher) == 0
 
 
 def test_the_doctor_finds_a_link_that_drops_large_packets(net: Net) -> None:
     """As a tunnel does whose MTU its ends do not know, behind a firewall that drops ICMP."""
     for host in ("server", "program"):
-        device = net.hosts[host].run(["ip", "link", "set", "eth0", "gso_max_segs", "1", "gso_max_size", "1500"])
+        device = net.hosts[host].run(
+            ["ip", "link", "set", "eth0", "gso_max_segs", "1", "gso_max_size", "1500"]
+        )
         assert device.wait(READY_S) == 0
-        off = net.hosts[host].run(["ethtool", "-K", "eth0", "tso", "off", "gso", "off"], stdout=subprocess.DEVNULL)
+        off = net.hosts[host].run(
+            ["ethtool", "-K", "eth0", "tso", "off", "gso", "off"], stdout=subprocess.DEVNULL
+        )
         assert off.wait(READY_S) == 0
     rule(net.hosts["server"], "-t raw -A PREROUTING -i eth0 -m length --length 1200:65535 -j DROP")
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
@@ -283,5 +335,7 @@ def test_the_doctor_finds_a_name_that_leads_to_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "server", "--port", str(PORT))
     lines = net.doctor("server", f"server:{PORT}")
     (line,) = [line for line in lines if "name server" in line]
-    assert "the name server is 127.0.1.1 here: only this host can reach a server that binds it" in line
+    assert (
+        "the name server is 127.0.1.1 here: only this host can reach a server that binds it" in line
+    )
     assert end(dispatcher) == 0

@@ -1,6 +1,8 @@
-"""A peer whose bytes arrive counts as alive: calls, functions and small messages beside large ones, on links from 0.5 to 100 Mbit/s.
+"""A peer whose bytes arrive counts as alive: calls, functions and small messages beside large ones,
+on links from 0.5 to 100 Mbit/s.
 
-Each test takes about as long as the link needs for the bytes, so that those at 0.5 Mbit/s take a minute.
+Each test takes about as long as the link needs for the bytes, so that those at 0.5 Mbit/s take a
+minute.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from tests.campaigns.slow_work import MIB
 RATES = [0.5, 1, 2, 10, 100]
 """Mbit/s, in each direction."""
 SMALL_S_MAX = 2.0
-"""A small call beside a large transfer has its reply within this many seconds, at each of these rates."""
+"""A small call beside a large transfer has its reply within this many seconds, at each of these
+rates."""
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
 
@@ -40,7 +43,11 @@ class Net:
     def __init__(self, network: Network, folder: Path) -> None:
         self.hosts = network
         self.address = f"{network['server'].ip}:{PORT}"
-        self._environment = {**os.environ, "ZMQDIST_KEYS_DIR": str(folder / "keys"), "XDG_STATE_HOME": str(folder)}
+        self._environment = {
+            **os.environ,
+            "ZMQDIST_KEYS_DIR": str(folder / "keys"),
+            "XDG_STATE_HOME": str(folder),
+        }
         made = self.run(network["server"], "zmqdist_cli", "keygen", str(folder / "keys"))
         assert made.wait(READY_S) == 0
 
@@ -111,16 +118,24 @@ def test_a_small_call_beside_a_large_one_has_its_answer_soon(net: Net, rate_mbit
 
 
 @pytest.mark.parametrize("rate_mbit", RATES)
-def test_a_function_with_a_mebibyte_each_way_is_carried_out_and_no_worker_is_lost(net: Net, rate_mbit: float) -> None:
+def test_a_function_with_a_mebibyte_each_way_is_carried_out_and_no_worker_is_lost(
+    net: Net, rate_mbit: float
+) -> None:
     server, first = net.hosts["server"], net.hosts["first"]
-    dispatching = net.run(server, "zmqdist_cli", "dispatcher", "--host", server.ip, "--port", str(PORT))
-    working = net.run(first, "zmqdist_cli", "worker", "--dispatcher", net.address, "--host", first.ip)
+    dispatching = net.run(
+        server, "zmqdist_cli", "dispatcher", "--host", server.ip, "--port", str(PORT)
+    )
+    working = net.run(
+        first, "zmqdist_cli", "worker", "--dispatcher", net.address, "--host", first.ip
+    )
     first.shape(rate_mbit=rate_mbit)
     found = figures_of(net.ask("server", "schedule", MIB, 1))
     show("scheduled", rate_mbit, found["took_s"])
     status = net.status()
     assert len(status["workers"]) == 1
     assert status["losses_count"] == 0
-    assert found["took_s"][0] < 1.25 * carried_s(2 * MIB, rate_mbit) + 15, "a worker's processes start, too"
+    assert found["took_s"][0] < 1.25 * carried_s(2 * MIB, rate_mbit) + 15, (
+        "a worker's processes start, too"
+    )
     for process in (working, dispatching):
         end(process)

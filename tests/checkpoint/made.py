@@ -21,7 +21,9 @@ def variable(value: Any, name: str = "v") -> Variable:
 def sharded(whole: Any, shards: int, name: str = "v") -> ShardedVariable:
     """One that is cut into so many shards."""
     pieces = np.array_split(np.asarray(whole), shards)
-    return ShardedVariable([Variable(piece, name=f"{name}/part_{i}") for i, piece in enumerate(pieces)], name)
+    return ShardedVariable(
+        [Variable(piece, name=f"{name}/part_{i}") for i, piece in enumerate(pieces)], name
+    )
 
 
 def slots_of(each: Variable) -> dict[str, NDArray[Any]]:

@@ -15,14 +15,24 @@ import pytest
 
 import zmqdist as zd
 from tests.checkpoint.made import sharded, variable
-from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, OpError, ResourceExhaustedError
+from zmqdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    OpError,
+    ResourceExhaustedError,
+)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A checkpoint of `a`, and of `emb` in three shards."""
     values = np.arange(18, dtype=np.float32).reshape(6, 3)
-    return Path(zd.checkpoint.save(str(tmp_path / "c"), {"a": variable(values[:1]), "emb": sharded(values, 3)}))
+    return Path(
+        zd.checkpoint.save(
+            str(tmp_path / "c"), {"a": variable(values[:1]), "emb": sharded(values, 3)}
+        )
+    )
 
 
 def shard(saved: Path, index: int) -> Path:
@@ -46,12 +56,21 @@ def swap_files(saved: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "missing": (lambda saved: shard(saved, 1).unlink(), r"No such file.*shard 1 of 3 of 'emb' \(rows 2 to 4\)"),
+    "missing": (
+        lambda saved: shard(saved, 1).unlink(),
+        r"No such file.*shard 1 of 3 of 'emb' \(rows 2 to 4\)",
+    ),
     "cut off": (cut_off, r"it has 100 bytes, but \d+ were written; it holds shard 1 of 3 of 'emb'"),
-    "empty": (lambda saved: shard(saved, 1).write_bytes(b""), "it has 0 bytes.*shard 1 of 3 of 'emb'"),
+    "empty": (
+        lambda saved: shard(saved, 1).write_bytes(b""),
+        "it has 0 bytes.*shard 1 of 3 of 'emb'",
+    ),
     "one bit": (flip, r"not those that were written \(checksum\); it holds shard 1 of 3 of 'emb'"),
     "another shard's": (swap_files, "checksum.*shard 1 of 3 of 'emb'"),
-    "a folder": (lambda saved: (shard(saved, 1).unlink(), shard(saved, 1).mkdir())[0], "directory.*shard 1 of 3"),
+    "a folder": (
+        lambda saved: (shard(saved, 1).unlink(), shard(saved, 1).mkdir())[0],
+        "directory.*shard 1 of 3",
+    ),
 }
 
 
@@ -71,7 +90,8 @@ def test_a_damaged_shard_is_told_with_file_variable_and_rows_and_nothing_changes
     assert str(saved / name) in str(caught.value)
     assert (a.numpy() == 7).all()
     assert (emb.numpy() == 7).all()
-    assert zd.checkpoint.load(str(saved), ["a"])["a"].tolist() == [[0, 1, 2]]  # what is whole can still be had
+    # what is whole can still be had
+    assert zd.checkpoint.load(str(saved), ["a"])["a"].tolist() == [[0, 1, 2]]
 
 
 def change(saved: Path, **changed: Any) -> None:
@@ -81,9 +101,15 @@ def change(saved: Path, **changed: Any) -> None:
 
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
     "not there": (lambda saved: shutil.rmtree(saved), NotFoundError, "checkpoint .*/c: not found"),
-    "unfinished": (lambda saved: (saved / "manifest.json").unlink(), NotFoundError, "it has no manifest.json"),
+    "unfinished": (
+        lambda saved: (saved / "manifest.json").unlink(),
+        NotFoundError,
+        "it has no manifest.json",
+    ),
     "a folder of some": (
-        lambda saved: shutil.move(saved / "manifest.json", (saved / "ckpt-1").mkdir() or saved / "ckpt-1"),
+        lambda saved: shutil.move(
+            saved / "manifest.json", (saved / "ckpt-1").mkdir() or saved / "ckpt-1"
+        ),
         NotFoundError,
         "this is a folder of checkpoints: pass one of them, such as ckpt-1",
     ),
@@ -92,10 +118,26 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
         FailedPreconditionError,
         "is of format 99, .* up to 1: install a newer",
     ),
-    "empty": (lambda saved: (saved / "manifest.json").write_text(""), DataLossError, "manifest.json is damaged"),
-    "no JSON": (lambda saved: (saved / "manifest.json").write_bytes(b"\xff\xfe{"), DataLossError, "is damaged"),
-    "a list": (lambda saved: (saved / "manifest.json").write_text("[]"), DataLossError, "is damaged"),
-    "changed": (lambda saved: change(saved, crc32=1), DataLossError, "its contents do not match its checksum"),
+    "empty": (
+        lambda saved: (saved / "manifest.json").write_text(""),
+        DataLossError,
+        "manifest.json is damaged",
+    ),
+    "no JSON": (
+        lambda saved: (saved / "manifest.json").write_bytes(b"\xff\xfe{"),
+        DataLossError,
+        "is damaged",
+    ),
+    "a list": (
+        lambda saved: (saved / "manifest.json").write_text("[]"),
+        DataLossError,
+        "is damaged",
+    ),
+    "changed": (
+        lambda saved: change(saved, crc32=1),
+        DataLossError,
+        "its contents do not match its checksum",
+    ),
 }
 
 
@@ -171,7 +213,9 @@ def test_a_full_disk_is_told_with_the_file_and_what_was_there_stays(
         zd.checkpoint.save(str(path), {"w": variable(np.ones(3))})
     before = sorted(tmp_path.rglob("*"))
     small_files(4096)
-    with pytest.raises(ResourceExhaustedError, match=r"00000-w-00000-of-00002\.\w+\.npz: File too large"):
+    with pytest.raises(
+        ResourceExhaustedError, match=r"00000-w-00000-of-00002\.\w+\.npz: File too large"
+    ):
         zd.checkpoint.save(str(path), {"w": sharded(np.zeros(100_000), 2)})
     small_files(resource.RLIM_INFINITY)
     assert sorted(tmp_path.rglob("*")) == before

@@ -1,4 +1,5 @@
-"""`CheckpointManager` and `checkpoints_iterator`, also with processes that are killed while they save."""
+"""`CheckpointManager` and `checkpoints_iterator`, also with processes that are killed while they
+save."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ import pytest
 import zmqdist as zd
 from tests.checkpoint.made import variable
 from tests.scheduling.work import until
-from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
+from zmqdist.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    checkpoints_iterator,
+    latest_checkpoint,
+)
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.reader import CheckpointReader
@@ -48,7 +54,9 @@ def test_all_are_kept_on_request(tmp_path: Path) -> None:
     assert len(manager.checkpoints) == 5
 
 
-def test_after_a_return_to_an_earlier_step_the_latest_is_what_was_saved_last(tmp_path: Path) -> None:
+def test_after_a_return_to_an_earlier_step_the_latest_is_what_was_saved_last(
+    tmp_path: Path,
+) -> None:
     state = {"n": 0}
     manager = CheckpointManager(state, str(tmp_path), max_to_keep=2)
     for step in (10, 11, 12):
@@ -95,7 +103,9 @@ def test_periodic_saving_at_one_step_replaces_its_checkpoint(tmp_path: Path) -> 
         assert manager.maybe_save(8) is None
 
 
-def test_a_periodic_save_after_a_restore_has_not_the_step_of_the_values_that_are_gone(tmp_path: Path) -> None:
+def test_a_periodic_save_after_a_restore_has_not_the_step_of_the_values_that_are_gone(
+    tmp_path: Path,
+) -> None:
     with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.05) as manager:
         manager.save(10)
         manager.maybe_save(20)
@@ -107,7 +117,9 @@ def test_a_periodic_save_after_a_restore_has_not_the_step_of_the_values_that_are
 
 def serial_of(checkpoint: Path) -> int:
     """Return the serial number of a checkpoint, 0 if it does not exist."""
-    return next((one.serial for path, one in checkpoints(checkpoint.parent) if path == str(checkpoint)), 0)
+    return next(
+        (one.serial for path, one in checkpoints(checkpoint.parent) if path == str(checkpoint)), 0
+    )
 
 
 def test_periodic_saving_has_the_number_of_the_step_and_ends_with_close(tmp_path: Path) -> None:
@@ -149,7 +161,9 @@ def test_an_error_of_periodic_saving_is_logged_at_once_and_raised_by_the_next_ca
 
 @pytest.mark.parametrize("wrong", [{"max_to_keep": 0}, {"every_s": -1.0}, {"every_steps": 0}])
 def test_numbers_that_are_not_positive_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, wants a positive number or None"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(wrong))} is .*, wants a positive number or None"
+    ):
         CheckpointManager({"n": 1}, str(tmp_path), **wrong)
 
 
@@ -228,7 +242,7 @@ def test_a_full_disk_leaves_the_former_one_also_where_one_is_kept(
     assert zd.checkpoint.load(manager.latest_checkpoint or "")["w"].all()
 
 
-# -- checkpoints_iterator -----------------------------------------------------------------------------------------------
+# -- checkpoints_iterator --------------------------------------------------------------------------
 
 
 def test_an_evaluator_sees_each_new_checkpoint_and_ends_when_training_has(tmp_path: Path) -> None:
@@ -269,11 +283,17 @@ def test_training_that_goes_on_takes_the_mark_of_its_end_away(tmp_path: Path) ->
     manager.finish()
     CheckpointManager({"n": 1}, str(tmp_path)).save(3)
     asked: list[bool] = []
-    seen = list(checkpoints_iterator(str(tmp_path), timeout=0.0, timeout_fn=lambda: asked.append(True) or True))
+    seen = list(
+        checkpoints_iterator(
+            str(tmp_path), timeout=0.0, timeout_fn=lambda: asked.append(True) or True
+        )
+    )
     assert ([number(path) for path in seen], asked) == ([3], [True])
 
 
-def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_says_no(tmp_path: Path) -> None:
+def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_says_no(
+    tmp_path: Path,
+) -> None:
     assert list(checkpoints_iterator(str(tmp_path / "none"), timeout=0.0)) == []
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     asked: list[int] = []
@@ -284,7 +304,9 @@ def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_sa
             manager.save(9)
         return len(asked) == 4
 
-    assert [number(path) for path in checkpoints_iterator(str(tmp_path), timeout=0.0, timeout_fn=over)] == [9]
+    assert [
+        number(path) for path in checkpoints_iterator(str(tmp_path), timeout=0.0, timeout_fn=over)
+    ] == [9]
     assert len(asked) == 4
 
 
@@ -322,7 +344,9 @@ def test_one_that_is_replaced_while_it_is_read_is_not_found_either(tmp_path: Pat
         reader.whole("w")
 
 
-def test_a_damaged_one_is_left_out_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_one_is_left_out_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     manager.save(1)
     manager.save(2)
@@ -341,7 +365,9 @@ def test_a_step_may_be_a_number_of_numpy_or_a_variable(tmp_path: Path, step: Any
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", np.zeros(2, int)])
-def test_a_step_under_which_nothing_could_be_found_again_is_refused(tmp_path: Path, step: Any) -> None:
+def test_a_step_under_which_nothing_could_be_found_again_is_refused(
+    tmp_path: Path, step: Any
+) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
     for save in (manager.save, manager.maybe_save):
         with pytest.raises((TypeError, ValueError)):

@@ -1,4 +1,5 @@
-"""`Recovery`, with parameter servers that are killed for real, and checkpoints of variables that live there."""
+"""`Recovery`, with parameter servers that are killed for real, and checkpoints of variables that
+live there."""
 
 from __future__ import annotations
 
@@ -42,8 +43,12 @@ def make(cluster: zd.local_cluster) -> Iterator[Make]:
     """make(partitioner, **options): a strategy; closed at the end."""
     made: list[zd.ParameterServerStrategy] = []
 
-    def make(partitioner: Any = None, recovery_s: float = PATIENCE_S, **options: Any) -> zd.ParameterServerStrategy:
-        made.append(zd.ParameterServerStrategy(cluster, partitioner, recovery_s=recovery_s, **options))
+    def make(
+        partitioner: Any = None, recovery_s: float = PATIENCE_S, **options: Any
+    ) -> zd.ParameterServerStrategy:
+        made.append(
+            zd.ParameterServerStrategy(cluster, partitioner, recovery_s=recovery_s, **options)
+        )
         return made[-1]
 
     yield make
@@ -60,12 +65,16 @@ def states(variable: Any) -> list[dict[str, Any]]:
     """Value, version and slots of each shard."""
     parts = [shard.read() for shard in shards_of(variable)]
     return [
-        {"value": part.value.tolist(), "version": part.version, **{k: v.tolist() for k, v in part.slots.items()}}
+        {
+            "value": part.value.tolist(),
+            "version": part.version,
+            **{k: v.tolist() for k, v in part.slots.items()},
+        }
         for part in parts
     ]
 
 
-# -- saved from parameter servers and restored there: testCheckpoint, direct and delayed, into other shards ---------------
+# -- saved from parameter servers and restored there: testCheckpoint, direct and delayed, into other
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 2), (3, 1)])
@@ -92,7 +101,7 @@ def test_checkpoint_of_variables_at_parameter_servers(
     assert target.numpy().tolist() == source.numpy().tolist()
 
 
-# -- recovery -----------------------------------------------------------------------------------------------------------
+# -- recovery --------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes("checkpoint and recovery")
@@ -103,7 +112,8 @@ def test_a_ps_that_was_killed_gets_back_exactly_what_was_saved_and_the_program_g
     strategy = make(HALVES)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
-        table, bias = zd.Variable(ROWS, name="table"), zd.Variable(np.float32(1), name="bias")  # ps:0 and ps:1, ps:0
+        # ps:0 and ps:1, ps:0
+        table, bias = zd.Variable(ROWS, name="table"), zd.Variable(np.float32(1), name="bias")
     manager = CheckpointManager(Checkpoint(model={"table": table}, bias=bias), str(tmp_path))
     with Recovery(strategy, manager):
         for _ in range(3):
@@ -153,7 +163,9 @@ def test_functions_that_use_a_lost_variable_wait_on_the_worker_until_it_is_back(
         assert [value.fetch() for value in values] == [None] * 10
 
 
-def _counter(strategy: zd.ParameterServerStrategy, folder: Path) -> tuple[zd.Variable, CheckpointManager]:
+def _counter(
+    strategy: zd.ParameterServerStrategy, folder: Path
+) -> tuple[zd.Variable, CheckpointManager]:
     with strategy.scope():
         count = zd.Variable(np.int64(0), name="count")
     return count, CheckpointManager({"count": count}, str(folder))
@@ -163,7 +175,8 @@ def _counter(strategy: zd.ParameterServerStrategy, folder: Path) -> tuple[zd.Var
 def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
     cluster: zd.local_cluster, make: Make, tmp_path: Path, saved_by: str
 ) -> None:
-    """The versions of a checkpoint that another program saved say nothing of those here, also where they are higher."""
+    """The versions of a checkpoint that another program saved say nothing of those here, also where
+    they are higher."""
     strategy = make()
     if saved_by == "this program":
         count, manager = _counter(strategy, tmp_path)
@@ -187,7 +200,11 @@ def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
 
 @pytest.mark.parametrize("failures", [0, 1])
 def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soon_as_it_exists(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+    cluster: zd.local_cluster,
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: int,
 ) -> None:
     """Also if an attempt to recover fails after the program has read the variable."""
     left = [OSError("a planted failure")] * failures
@@ -225,7 +242,11 @@ def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_
         coordinator.schedule(lambda: count.assign_add(1) and None)
     coordinator.join(PATIENCE_S)
     with Recovery(strategy, manager) as recovery:
-        eventually(lambda: recovery.snapshot().versions == {"count": 8}, "the last version is seen", PATIENCE_S)
+        eventually(
+            lambda: recovery.snapshot().versions == {"count": 8},
+            "the last version is seen",
+            PATIENCE_S,
+        )
         restarted(cluster, 0)
         assert count.numpy() == 0
     assert strategy.recoveries[0].updates_lost == 7
@@ -234,10 +255,12 @@ def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_
 def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
-    """Neither those up to the last look, nor those that the server had counted after it, nor one of the first value."""
+    """Neither those up to the last look, nor those that the server had counted after it, nor one of
+    the first value."""
     strategy = make()
     with strategy.scope():
-        saved, anew = zd.Variable(np.int64(0), name="saved"), zd.Variable(np.int64(0), name="anew")  # ps:0, ps:1
+        # ps:0, ps:1
+        saved, anew = zd.Variable(np.int64(0), name="saved"), zd.Variable(np.int64(0), name="anew")
     manager = CheckpointManager({"saved": saved}, str(tmp_path))
     manager.save()
     seen = [set[int](), set[int]()]
@@ -252,13 +275,16 @@ def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
             for variable, versions in zip((saved, anew), seen, strict=True):
                 assert variable.numpy() == 0
                 assert variable.version > max(versions)
-                assert not any(variable.compare_and_set(77, version=version) for version in versions)
+                assert not any(
+                    variable.compare_and_set(77, version=version) for version in versions
+                )
 
 
 def test_what_counts_once_counts_once_also_where_a_recovery_was_in_between(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
-    """The function is tried again when the server has its variable back from a checkpoint which has the first try."""
+    """The function is tried again when the server has its variable back from a checkpoint which has
+    the first try."""
     strategy = make()
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -329,7 +355,9 @@ def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
     strategy = make()
     with strategy.scope():
         v = zd.Variable(np.float32(3), name="v")
-        made = zd.Variable(lambda: np.full(2, 7, np.float32), shape=(2,), dtype=np.float32, name="made")
+        made = zd.Variable(
+            lambda: np.full(2, 7, np.float32), shape=(2,), dtype=np.float32, name="made"
+        )
         late = zd.Variable(np.float32(5), name="late")
     v.assign_add(1)
     manager = CheckpointManager({"v": v}, str(tmp_path))
@@ -364,11 +392,15 @@ def test_saving_from_a_ps_that_is_gone_leaves_the_former_checkpoint(
     again = make(HALVES)  # as a program that is started again does
     with again.scope():
         table = zd.Variable(0 * ROWS, name="table")
-    assert CheckpointManager({"table": table}, str(tmp_path)).restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert CheckpointManager({"table": table}, str(tmp_path)).restore_or_initialize() == str(
+        tmp_path / "ckpt-1"
+    )
     assert table.numpy().tolist() == ROWS.tolist()
 
 
-def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+def test_synchronous_steps_go_on_after_a_recovery(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
     strategy = make(aggregate="sync", workers_per_step=2)
     with strategy.scope():
         v = zd.Variable(np.zeros(2, np.float32), name="v")
@@ -376,7 +408,12 @@ def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, mak
     def step(number: int) -> None:
         with ThreadPoolExecutor(2) as workers:
             list(
-                workers.map(lambda grad: v.apply(zd.optimizers.SGD(1.0), np.float32([grad, grad]), step=number), [1, 3])
+                workers.map(
+                    lambda grad: v.apply(
+                        zd.optimizers.SGD(1.0), np.float32([grad, grad]), step=number
+                    ),
+                    [1, 3],
+                )
             )
 
     manager = CheckpointManager({"v": v}, str(tmp_path))
@@ -390,7 +427,9 @@ def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, mak
         assert v.numpy().tolist() == [-6, -6]
 
 
-def test_a_strategy_that_was_closed_is_watched_no_more(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+def test_a_strategy_that_was_closed_is_watched_no_more(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
     strategy = make()
     with strategy.scope():
         v = zd.Variable(np.float32(1), name="v")
@@ -456,5 +495,7 @@ def test_what_goes_wrong_again_and_again_is_logged_once(
     with Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path))):
         for _ in range(6):
             assert looks.acquire(timeout=PATIENCE_S)
-    logged = [record.message for record in caplog.records if "could not be restored" in record.message]
+    logged = [
+        record.message for record in caplog.records if "could not be restored" in record.message
+    ]
     assert len(logged) == 2  # of ps:0, and of ps:1

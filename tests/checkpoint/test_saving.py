@@ -1,4 +1,5 @@
-"""`save`, `restore` and `load`; those whose names say so are the bullets of TensorFlow's sharded_variable_test."""
+"""`save`, `restore` and `load`; those whose names say so are the bullets of TensorFlow's
+sharded_variable_test."""
 
 from __future__ import annotations
 
@@ -31,9 +32,21 @@ def test_save_restore(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "before", "after"),
-    [(4, 4, 1), (4, 1, 4), (4, 4, 2), (4, 2, 4), (7, 3, 2), (7, 2, 3), (13, 5, 4), (5, 5, 5), (3, 1, 1)],
+    [
+        (4, 4, 1),
+        (4, 1, 4),
+        (4, 4, 2),
+        (4, 2, 4),
+        (7, 3, 2),
+        (7, 2, 3),
+        (13, 5, 4),
+        (5, 5, 5),
+        (3, 1, 1),
+    ],
 )
-def test_save_and_restore_with_different_partitions(tmp_path: Path, count: int, before: int, after: int) -> None:
+def test_save_and_restore_with_different_partitions(
+    tmp_path: Path, count: int, before: int, after: int
+) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"s": sharded(rows(count), before)})
     target = sharded(np.zeros((count, 3), np.float32), after)
     zd.checkpoint.restore(path, {"s": target})
@@ -42,7 +55,11 @@ def test_save_and_restore_with_different_partitions(tmp_path: Path, count: int, 
 
 
 def test_different_partitions_4_to_1_to_4(tmp_path: Path) -> None:
-    first, one, last = sharded(rows(4), 4), variable(np.zeros((4, 3), np.float32)), sharded(0 * rows(4), 4)
+    first, one, last = (
+        sharded(rows(4), 4),
+        variable(np.zeros((4, 3), np.float32)),
+        sharded(0 * rows(4), 4),
+    )
     zd.checkpoint.restore(zd.checkpoint.save(str(tmp_path / "a"), {"s": first}), {"s": one})
     assert one.numpy().tolist() == rows(4).tolist()
     zd.checkpoint.restore(zd.checkpoint.save(str(tmp_path / "b"), {"s": one}), {"s": last})
@@ -59,13 +76,20 @@ def test_save_and_load_single_variable(tmp_path: Path, before: int, after: int) 
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (2, 4), (3, 2), (1, 3), (3, 1)])
-def test_slots_of_optimizers_are_cut_as_their_variable_is(tmp_path: Path, before: int, after: int) -> None:
+def test_slots_of_optimizers_are_cut_as_their_variable_is(
+    tmp_path: Path, before: int, after: int
+) -> None:
     source, target = sharded(rows(7), before), sharded(0 * rows(7), after)
     moments = -rows(7)
     start = 0
     for each in source.variables:
         stop = start + each.shape[0]
-        set_slots(each, Adam__m=moments[start:stop], Adam__v=moments[start:stop] ** 2, Adam__step=np.int64(12))
+        set_slots(
+            each,
+            Adam__m=moments[start:stop],
+            Adam__v=moments[start:stop] ** 2,
+            Adam__step=np.int64(12),
+        )
         start = stop
     zd.checkpoint.restore(zd.checkpoint.save(str(tmp_path / "c"), {"s": source}), {"s": target})
     slots = [slots_of(each) for each in target.variables]
@@ -76,16 +100,23 @@ def test_slots_of_optimizers_are_cut_as_their_variable_is(tmp_path: Path, before
 
 def test_a_slot_that_some_shards_lack_begins_there_as_the_optimizer_says(tmp_path: Path) -> None:
     source, target = sharded(rows(4), 2), variable(0 * rows(4))
-    set_slots(source.variables[1], Adagrad__accumulator=np.full((2, 3), 5.0, np.float32), Adagrad__step=np.int64(3))
+    set_slots(
+        source.variables[1],
+        Adagrad__accumulator=np.full((2, 3), 5.0, np.float32),
+        Adagrad__step=np.int64(3),
+    )
     zd.checkpoint.restore(zd.checkpoint.save(str(tmp_path / "c"), {"s": source}), {"s": target})
     initial = zd.optimizers.Adagrad().slot_values["accumulator"]
     assert (
-        slots_of(target)["Adagrad/accumulator"].tolist() == np.float32([[initial] * 3] * 2 + [[5.0] * 3] * 2).tolist()
+        slots_of(target)["Adagrad/accumulator"].tolist()
+        == np.float32([[initial] * 3] * 2 + [[5.0] * 3] * 2).tolist()
     )
     assert slots_of(target)["Adagrad/step"] == 3
 
 
-def test_a_count_of_steps_that_differs_between_shards_is_the_highest_in_the_whole(tmp_path: Path) -> None:
+def test_a_count_of_steps_that_differs_between_shards_is_the_highest_in_the_whole(
+    tmp_path: Path,
+) -> None:
     source, target = sharded(rows(4), 2), variable(0 * rows(4))
     for each, step in zip(source.variables, (9, 4), strict=True):
         set_slots(each, Adam__m=np.zeros((2, 3), np.float32), Adam__step=np.int64(step))
@@ -106,7 +137,14 @@ def test_arrays_numbers_and_strings_come_back_where_they_were(tmp_path: Path) ->
     state: dict[str, Any] = {
         "w": variable(rows(2)),
         "counts": counts,
-        "run": {"epoch": 3, "rate": 0.5, "name": "first", "best": None, "done": False, "losses": [0.5, 0.25]},
+        "run": {
+            "epoch": 3,
+            "rate": 0.5,
+            "name": "first",
+            "best": None,
+            "done": False,
+            "losses": [0.5, 0.25],
+        },
         "precise": np.float32(1.5),
     }
     path = zd.checkpoint.save(str(tmp_path / "c"), state)
@@ -115,7 +153,14 @@ def test_arrays_numbers_and_strings_come_back_where_they_were(tmp_path: Path) ->
     state["precise"] = np.float32(0)
     zd.checkpoint.restore(path, state)
     assert counts.tolist() == [0, 1, 2, 3]
-    run = {"epoch": 3, "rate": 0.5, "name": "first", "best": None, "done": False, "losses": [0.5, 0.25]}
+    run = {
+        "epoch": 3,
+        "rate": 0.5,
+        "name": "first",
+        "best": None,
+        "done": False,
+        "losses": [0.5, 0.25],
+    }
     assert state["run"] == run
     assert type(state["run"]["epoch"]) is int
     assert type(state["precise"]) is np.float32
@@ -143,7 +188,11 @@ def test_each_kind_of_array_comes_back_bit_for_bit(tmp_path: Path, value: Any) -
     for kind, given in (("array", value), ("variable", variable(value))):
         path = zd.checkpoint.save(str(tmp_path / kind), {"x": given})
         found = zd.checkpoint.load(path)["x"]
-        assert (repr(found.dtype), found.shape, found.tobytes()) == (repr(value.dtype), value.shape, value.tobytes())
+        assert (repr(found.dtype), found.shape, found.tobytes()) == (
+            repr(value.dtype),
+            value.shape,
+            value.tobytes(),
+        )
 
 
 def test_an_array_of_aligned_fields_comes_back(tmp_path: Path) -> None:
@@ -159,12 +208,19 @@ def test_a_bfloat16_variable_comes_back(tmp_path: Path) -> None:
     assert (found.dtype, found.tobytes()) == (value.dtype, value.tobytes())
 
 
-def test_names_are_the_way_to_the_leaf_and_variables_in_lists_go_by_their_own(tmp_path: Path) -> None:
+def test_names_are_the_way_to_the_leaf_and_variables_in_lists_go_by_their_own(
+    tmp_path: Path,
+) -> None:
     w, b = variable(rows(1), "dense/w"), variable(np.float32(0), "dense/b")
     zd.checkpoint.save(str(tmp_path / "list"), [w, b])
     zd.checkpoint.save(str(tmp_path / "nested"), {"model": [w, {"b": b}], 7: (1, 2)})
     assert Manifest.read(str(tmp_path / "list")).names == ["dense/b", "dense/w"]
-    assert Manifest.read(str(tmp_path / "nested")).names == ["7/0", "7/1", "model/1/b", "model/dense/w"]
+    assert Manifest.read(str(tmp_path / "nested")).names == [
+        "7/0",
+        "7/1",
+        "model/1/b",
+        "model/dense/w",
+    ]
 
 
 def test_each_shard_has_one_file_with_its_slots_and_no_pickle(tmp_path: Path) -> None:
@@ -172,10 +228,15 @@ def test_each_shard_has_one_file_with_its_slots_and_no_pickle(tmp_path: Path) ->
     set_slots(s.variables[0], Momentum__velocity=rows(2))
     path = Path(zd.checkpoint.save(str(tmp_path / "c"), {"emb": s}))
     files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
-    assert [file.name.split(".")[0] for file in files] == ["00000-emb-00000-of-00002", "00000-emb-00001-of-00002"]
+    assert [file.name.split(".")[0] for file in files] == [
+        "00000-emb-00000-of-00002",
+        "00000-emb-00001-of-00002",
+    ]
     with np.load(files[0], allow_pickle=False) as arrays:
         assert sorted(arrays) == ["slot:Momentum/step", "slot:Momentum/velocity", "value"]
-    assert sorted(file.name for file in path.iterdir()) == sorted([*(file.name for file in files), "manifest.json"])
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        [*(file.name for file in files), "manifest.json"]
+    )
 
 
 def test_saving_where_a_checkpoint_is_replaces_it_and_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -208,7 +269,13 @@ def test_some_names_can_be_loaded_alone(tmp_path: Path) -> None:
 def test_a_checkpoint_can_be_read_without_any_cluster(tmp_path: Path) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"s": sharded(rows(4), 3)})
     program = "import sys, zmqdist; print(zmqdist.checkpoint.load(sys.argv[1])['s'].sum(), 'zmq' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", program, path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
     assert done.stdout.split()[0] == str(rows(4).sum())
 
 
@@ -221,8 +288,14 @@ def test_a_url_is_written_in_place_manifest_last(tmp_path: Path) -> None:
 
 
 WRONG_MODEL = {
-    "another shape": ({"w": np.zeros((2, 4), np.float32)}, r"'w' has shape \(2, 4\) and dtype float32.*shape \(2, 3\)"),
-    "another dtype": ({"w": np.zeros((2, 3))}, r"'w' has shape \(2, 3\) and dtype float64.*dtype float32"),
+    "another shape": (
+        {"w": np.zeros((2, 4), np.float32)},
+        r"'w' has shape \(2, 4\) and dtype float32.*shape \(2, 3\)",
+    ),
+    "another dtype": (
+        {"w": np.zeros((2, 3))},
+        r"'w' has shape \(2, 3\) and dtype float64.*dtype float32",
+    ),
     "more rows": ({"w": np.zeros((3, 3), np.float32)}, r"'w' has shape \(3, 3\).*\(2, 3\)"),
     "a scalar": ({"w": np.float32(1)}, r"'w' has shape \(\).*\(2, 3\)"),
     "a name that is not there": ({"w": rows(2), "x": rows(2)}, "it lacks 'x'"),
@@ -234,7 +307,9 @@ WRONG_MODEL = {
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
     tmp_path: Path, given: dict[str, Any], told: str, shards: int
 ) -> None:
-    path = zd.checkpoint.save(str(tmp_path / "c"), {"a": variable(rows(1), "a"), "w": sharded(rows(2), 2, "w")})
+    path = zd.checkpoint.save(
+        str(tmp_path / "c"), {"a": variable(rows(1), "a"), "w": sharded(rows(2), 2, "w")}
+    )
     a = variable(7 + rows(1), "a")
     target: dict[str, Any] = {"a": a}
     for name, value in given.items():
@@ -246,20 +321,51 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
 
 def test_what_the_checkpoint_holds_and_nobody_asks_for_is_told(tmp_path: Path) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"w": variable(rows(1)), "epoch": 3})
-    with pytest.raises(ValueError, match=r"it also holds 'epoch' \(strict=False restores the names that both have\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"it also holds 'epoch' \(strict=False restores the names that both have\)",
+    ):
         zd.checkpoint.restore(path, {"w": variable(rows(1))})
 
 
 BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
     "an object": ({"x": object()}, TypeError, "x: object cannot be saved"),
-    "an optimizer": ({"opt": {"x": zip}}, TypeError, "opt/x: type cannot be saved.*with their variables"),
-    "an array of objects": ({"x": np.array([{}])}, TypeError, "x: dtype object holds Python objects"),
-    "a masked array": ({"x": np.ma.masked_array([1.0])}, TypeError, r"x: a numpy\.ma\.MaskedArray .* array\.filled"),
-    "metadata": ({"x": np.zeros(1, np.dtype("i4", metadata={"a": 1}))}, TypeError, "x: dtype int32 has metadata"),
-    "a number alone": (3, TypeError, "a variable, a dict, a list or a Checkpoint can be saved, not int"),
+    "an optimizer": (
+        {"opt": {"x": zip}},
+        TypeError,
+        "opt/x: type cannot be saved.*with their variables",
+    ),
+    "an array of objects": (
+        {"x": np.array([{}])},
+        TypeError,
+        "x: dtype object holds Python objects",
+    ),
+    "a masked array": (
+        {"x": np.ma.masked_array([1.0])},
+        TypeError,
+        r"x: a numpy\.ma\.MaskedArray .* array\.filled",
+    ),
+    "metadata": (
+        {"x": np.zeros(1, np.dtype("i4", metadata={"a": 1}))},
+        TypeError,
+        "x: dtype int32 has metadata",
+    ),
+    "a number alone": (
+        3,
+        TypeError,
+        "a variable, a dict, a list or a Checkpoint can be saved, not int",
+    ),
     "nothing": (None, TypeError, "not NoneType"),
-    "a key that is no name": ({(1, 2): 3}, TypeError, r"keys .* strings or whole numbers, not \(1, 2\)"),
-    "one name twice": ({"a": {"b": 1}, "a/b": 2}, ValueError, "two items to be saved are called 'a/b'"),
+    "a key that is no name": (
+        {(1, 2): 3},
+        TypeError,
+        r"keys .* strings or whole numbers, not \(1, 2\)",
+    ),
+    "one name twice": (
+        {"a": {"b": 1}, "a/b": 2},
+        ValueError,
+        "two items to be saved are called 'a/b'",
+    ),
 }
 
 
@@ -285,7 +391,9 @@ BAD_TO_RESTORE: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), BAD_TO_RESTORE.values(), ids=BAD_TO_RESTORE)
-def test_a_value_of_another_kind_is_refused(tmp_path: Path, given: Any, kind: type[Exception], told: str) -> None:
+def test_a_value_of_another_kind_is_refused(
+    tmp_path: Path, given: Any, kind: type[Exception], told: str
+) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"n": 3})
     with pytest.raises(kind, match=told):
         zd.checkpoint.restore(path, given)

@@ -35,7 +35,9 @@ def terminal() -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def dispatcher_here() -> Iterator[str]:
-    """The "host:port" of a dispatcher in a thread of this process, for commands that only ask it."""
+    """The "host:port" of a dispatcher in a thread of this process, for commands that only ask
+    it.
+    """
     with zd.DispatchServer() as server:
         yield server.address
 

@@ -1,4 +1,5 @@
-"""The command in child processes, as a terminal has it: what it says as it comes, its exit code, what it leaves behind."""
+"""The command in child processes, as a terminal has it: what it says as it comes, its exit code,
+what it leaves behind."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Ended:
     seconds: float
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
+def run(
+    *arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
     """Run a command to its end."""
     start = time.monotonic()
     done = subprocess.run(
@@ -58,7 +61,8 @@ def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | 
 
 
 def run_here(*arguments: str, cwd: Path | None = None) -> Ended:
-    """The same command in this process: what it says and its exit code, without the start of another Python."""
+    """The same command in this process: what it says and its exit code, without the start of
+    another Python."""
     start, before = time.monotonic(), os.getcwd()
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -80,7 +84,11 @@ def status(address: str) -> dict[str, Any] | None:
 def workers(address: str) -> list[str]:
     """The names of the workers that are alive."""
     record = status(address)
-    return [] if record is None else [row["name"] for row in record["workers"] if row["state"] == "alive"]
+    return (
+        []
+        if record is None
+        else [row["name"] for row in record["workers"] if row["state"] == "alive"]
+    )
 
 
 class Terminal:
@@ -102,7 +110,10 @@ class Terminal:
 
     def saw(self, text: str) -> str:
         """Wait for a line with this in it, and give it."""
-        eventually(lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), repr(text))
+        eventually(
+            lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
+            repr(text),
+        )
         found = [line for line in self.lines if text in line]
         assert found, f"it ended without {text!r}: {self.lines}"
         return found[0]

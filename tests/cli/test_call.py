@@ -79,8 +79,12 @@ def address() -> Iterator[str]:
     server = ZmqServer("127.0.0.1:0")
     server.register("echo", echo, inline=True)
     server.register("scale", scale, [FLOATS, zd.TensorSpec((), np.float32)], FLOATS, inline=True)
-    server.register("shape", lambda pair: [str(type(pair).__name__), *pair], [(INT, INT)], inline=True)
-    server.register("kind", lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}", inline=True)
+    server.register(
+        "shape", lambda pair: [str(type(pair).__name__), *pair], [(INT, INT)], inline=True
+    )
+    server.register(
+        "kind", lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}", inline=True
+    )
     server.register("answer", lambda name: ANSWERS[name], inline=True)
     server.register("fails", fails, inline=True)
     server.register("odd.name", lambda: "reached", inline=True)
@@ -101,7 +105,7 @@ def ask(address: str, capsys: pytest.CaptureFixture[str]) -> Any:
     return asked
 
 
-# -- words as values ---------------------------------------------------------------------------------------------------
+# -- words as values -------------------------------------------------------------------------------
 
 WORDS: list[tuple[str, Any]] = [
     ("3", 3),
@@ -143,7 +147,9 @@ def test_a_word_is_json_or_what_python_writes_or_a_text(word: str, value: Any) -
     assert got == value or (got != got and value != value)
 
 
-@pytest.mark.parametrize("word", ["[1, 2", "{a: 1}", '"open', "--jsn", "-x", "1" * 5000, "@nowhere.npy", "[" * 100_000])
+@pytest.mark.parametrize(
+    "word", ["[1, 2", "{a: 1}", '"open', "--jsn", "-x", "1" * 5000, "@nowhere.npy", "[" * 100_000]
+)
 def test_a_word_that_cannot_be_meant_is_refused(word: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         values.value_of(word)
@@ -180,7 +186,7 @@ def test_lists_become_what_a_signature_has() -> None:
         assert values.as_given((INT, INT), wrong) == wrong
 
 
-# -- values as text ----------------------------------------------------------------------------------------------------
+# -- values as text --------------------------------------------------------------------------------
 
 SHOWN = {
     "nothing": "null",
@@ -214,7 +220,9 @@ def test_every_answer_is_one_line_of_json(name: str, ask: Any) -> None:
         return
     shown = out.replace("1j", "0+1j") if name == "complexes" and "0+" not in out else out
     assert (code, shown, err) == (0, SHOWN[name] + "\n", "")
-    assert json.loads(out) == json.loads(out, parse_constant=lambda _: pytest.fail("no JSON has it"))
+    assert json.loads(out) == json.loads(
+        out, parse_constant=lambda _: pytest.fail("no JSON has it")
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +244,7 @@ def test_a_long_answer_is_broken_into_lines_for_people_only(ask: Any) -> None:
     assert ask("echo", json.dumps(["word"] * 30), "--json")[1].count("\n") == 1
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def test_arguments_go_by_position_and_by_name(ask: Any) -> None:
@@ -253,7 +261,11 @@ def test_lists_become_arrays_by_the_signature(ask: Any) -> None:
 
 def test_without_a_signature_values_arrive_as_they_were_written(ask: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(2, np.float16))
-    for word, kind in [("[1]", "list "), ("1", "int "), (f"@{tmp_path / 'a.npy'}", "ndarray float16")]:
+    for word, kind in [
+        ("[1]", "list "),
+        ("1", "int "),
+        (f"@{tmp_path / 'a.npy'}", "ndarray float16"),
+    ]:
         assert ask("kind", word) == (0, f'"{kind}"\n', "")
 
 
@@ -288,7 +300,10 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("xyz", "no method 'xyz' at {address} (there are: echo, scale,"),
         (
             "scale",
-            "scale: expected 1 to 2 arguments, given 0; it is scale(array: float32[?], by: float32[]=10) -> float32[?]",
+            (
+                "scale: expected 1 to 2 arguments, given 0; it is scale(array: float32[?], by: "
+                "float32[]=10) -> float32[?]"
+            ),
         ),
         ("scale 1 2 3", "scale: expected 1 to 2 arguments, given 3"),
         ("scale [1] bye=2", "scale: got an unexpected keyword argument 'bye'"),
@@ -317,11 +332,21 @@ def test_a_mistake_is_told_in_one_line(
         ("fails", ExitCode.USAGE, "INVALID_ARGUMENT: ValueError: wrong and more"),
         ("fails KeyError", ExitCode.PROGRAM_FAILED, "UNKNOWN: KeyError: 'wrong\\nand more'"),
         ("fails op", ExitCode.PROGRAM_FAILED, "NOT_FOUND: no such thing"),
-        ("scale word", ExitCode.USAGE, "INVALID_ARGUMENT: scale: argument 0: expected float32, given str 'word'"),
-        ("fails 1 2 3", ExitCode.USAGE, "INVALID_ARGUMENT: fails: expected 0 to 1 arguments, given 3"),
+        (
+            "scale word",
+            ExitCode.USAGE,
+            "INVALID_ARGUMENT: scale: argument 0: expected float32, given str 'word'",
+        ),
+        (
+            "fails 1 2 3",
+            ExitCode.USAGE,
+            "INVALID_ARGUMENT: fails: expected 0 to 1 arguments, given 3",
+        ),
     ],
 )
-def test_an_error_there_is_one_line_with_its_code(words: str, code: int, told: str, ask: Any) -> None:
+def test_an_error_there_is_one_line_with_its_code(
+    words: str, code: int, told: str, ask: Any
+) -> None:
     assert ask(*words.split()) == (code, "", f"zmqdist call: {told}\n")
 
 
@@ -329,7 +354,8 @@ def test_the_remote_traceback_is_shown_where_it_is_asked_for(ask: Any) -> None:
     code, _, err = ask("fails", "--traceback")
     assert code == ExitCode.USAGE
     assert err.startswith(
-        "zmqdist call: INVALID_ARGUMENT: ValueError: wrong and more\nTraceback (most recent call last)"
+        "zmqdist call: INVALID_ARGUMENT: ValueError: wrong and more\nTraceback (most recent call "
+        "last)"
     )
     assert "in fails" in err
     assert ask("fails", "op", "--traceback")[2] == "zmqdist call: NOT_FOUND: no such thing\n"
@@ -339,12 +365,18 @@ def test_a_role_that_may_not_is_refused_and_another_may(dispatcher_here: str) ->
     there = dispatcher_here
     done = run_here("call", there, "drain", "worker", "0", "1.0")
     assert done.code == ExitCode.REFUSED
-    assert "zmqdist call: PERMISSION_DENIED: role client may not call drain (allowed: admin, submit)" in done.err
+    assert (
+        "zmqdist call: PERMISSION_DENIED: role client may not call drain (allowed: admin, submit)"
+        in done.err
+    )
     assert_one_line(done.err)
     done = run_here("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
     assert (done.code, done.err) == (
         1,
-        "zmqdist call: NOT_FOUND: no worker worker:0 is registered here; the registered workers are: none\n",
+        (
+            "zmqdist call: NOT_FOUND: no worker worker:0 is registered here; the registered workers "
+            "are: none\n"
+        ),
     )
     done = run_here("call", there, "status", "--json")
     assert json.loads(done.out)["address"] == there
@@ -367,17 +399,25 @@ def test_where_nobody_listens_the_doctor_is_named(capsys: pytest.CaptureFixture[
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{bound.getsockname()[1]}"
-        for words in (["call", dead, "echo", "--timeout", "0.2"], ["methods", dead, "--timeout", "0.2"]):
+        for words in (
+            ["call", dead, "echo", "--timeout", "0.2"],
+            ["methods", dead, "--timeout", "0.2"],
+        ):
             assert main(words) == ExitCode.UNAVAILABLE
             said = capsys.readouterr().err
-            assert f"no server answered at {dead} within 0.2 s: `zmqdist doctor {dead}` says why" in said
+            assert (
+                f"no server answered at {dead} within 0.2 s: `zmqdist doctor {dead}` says why"
+                in said
+            )
             assert_one_line(said)
 
 
-# -- methods -----------------------------------------------------------------------------------------------------------
+# -- methods ---------------------------------------------------------------------------------------
 
 
-def test_the_methods_of_a_server_are_listed(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_methods_of_a_server_are_listed(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["methods", f"zmq://{address}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
@@ -400,7 +440,7 @@ def test_the_methods_of_a_server_as_json(address: str, capsys: pytest.CaptureFix
     assert found["echo"]["input_signature"] is None
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def numbers(count: int) -> Iterator[Any]:
@@ -428,7 +468,9 @@ def streaming() -> Iterator[str]:
         yield server.address
 
 
-def test_a_stream_is_printed_item_by_item(streaming: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_is_printed_item_by_item(
+    streaming: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["call", streaming, "numbers", "2"]) == 0
     assert capsys.readouterr().out == '{"number": 0}\n{"number": 1}\n'
     assert main(["call", streaming, "numbers", "9"]) == ExitCode.USAGE
@@ -436,7 +478,10 @@ def test_a_stream_is_printed_item_by_item(streaming: str, capsys: pytest.Capture
     assert said.out.count("\n") == 3
     assert said.err == "zmqdist call: INVALID_ARGUMENT: ValueError: three\n"
     assert main(["call", streaming, "numbers", "2", "-o", "a.npy"]) == ExitCode.USAGE
-    assert "numbers is a streaming method, and --output saves a single answer" in capsys.readouterr().err
+    assert (
+        "numbers is a streaming method, and --output saves a single answer"
+        in capsys.readouterr().err
+    )
     assert main(["methods", streaming]) == 0
     assert "numbers(count) -> stream" in capsys.readouterr().out
 
@@ -451,10 +496,10 @@ def test_ctrl_c_ends_a_stream_there_too(streaming: str, terminal: Open, tmp_path
 
 
 def test_a_reader_that_has_enough_ends_a_stream(streaming: str, tmp_path: Path) -> None:
-    command = (
-        f"{sys.executable} -m zmqdist_cli call {streaming} endless {tmp_path} | head -n 2; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m zmqdist_cli call {streaming} endless {tmp_path} | head -n 2; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False
     )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout, done.stderr) == ("0\n1\n0\n", "")
     eventually((tmp_path / "closed").exists, "the generator is closed")
 

@@ -1,4 +1,5 @@
-"""`zmqdist doctor`: a line for each finding, and an exit code that a script can use. What it finds: tests/observe."""
+"""`zmqdist doctor`: a line for each finding, and an exit code that a script can use. What it finds:
+tests/observe."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_the_hosts_of_a_launcher_that_cannot_run_here_are_a_warning(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     file = tmp_path / "cluster.yaml"
-    file.write_text(FILE.format(port=5050).replace("count: 2", "count: 1") + f"launcher: {launcher}\n")
+    file.write_text(
+        FILE.format(port=5050).replace("count: 2", "count: 1") + f"launcher: {launcher}\n"
+    )
     lines = run_here("doctor", str(file)).out.splitlines()
     assert any(line.startswith("ok       worker: 1 task; ") for line in lines)
     (line,) = (line for line in lines if "its hosts are not checked: " in line)
@@ -89,13 +92,19 @@ def test_the_ports_of_a_cluster_file_are_looked_at(dispatcher_here: str, tmp_pat
 
 def test_a_shell_with_few_descriptors_is_told_what_to_type() -> None:
     command = f"ulimit -n 256; exec {sys.executable} -m zmqdist_cli doctor"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert "warning  descriptors: 256 may be open, 1,024 are wanted: `ulimit -n 1024`" in done.stdout
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (
+        "warning  descriptors: 256 may be open, 1,024 are wanted: `ulimit -n 1024`" in done.stdout
+    )
     assert done.returncode == ExitCode.OK
 
 
 @pytest.mark.parametrize("secret", ["--token-file", "--keys"])
-def test_a_secret_that_is_missing_is_a_finding_and_not_the_end(secret: str, dispatcher_here: str) -> None:
+def test_a_secret_that_is_missing_is_a_finding_and_not_the_end(
+    secret: str, dispatcher_here: str
+) -> None:
     address = dispatcher_here
     done = run_here("doctor", address, secret, "nowhere")
     assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")

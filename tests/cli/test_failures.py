@@ -1,4 +1,5 @@
-"""What goes wrong: one line on standard error that says who, where and what to do, and the exit code of the table."""
+"""What goes wrong: one line on standard error that says who, where and what to do, and the exit
+code of the table."""
 
 from __future__ import annotations
 
@@ -45,19 +46,29 @@ def free() -> Iterator[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cluster files, a token and keys that fit nothing."""
     tmp_path = tmp_path_factory.mktemp("files")
-    (tmp_path / "launcher.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "launcher: nomad\n")
+    (tmp_path / "launcher.yaml").write_text(
+        CLUSTER.replace("PROGRAM", "python x.py") + "launcher: nomad\n"
+    )
     (tmp_path / "noport.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py"))
     (tmp_path / "program.yaml").write_text(CLUSTER.replace("PROGRAM", "no-such-program-here"))
-    (tmp_path / "key.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1"))
-    (tmp_path / "curve.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {curve: true}\n")
+    (tmp_path / "key.yaml").write_text(
+        CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1")
+    )
+    (tmp_path / "curve.yaml").write_text(
+        CLUSTER.replace("PROGRAM", "python x.py") + "security: {curve: true}\n"
+    )
     (tmp_path / "disk.yaml").write_text(
         CLUSTER.replace(":0}", ":0, fault_tolerant_mode: true}").replace("PROGRAM", "python x.py")
     )
     (tmp_path / "nat.yaml").write_text(
         CLUSTER.replace(":0}", ":5000, advertise: 192.0.2.1}").replace("PROGRAM", "python x.py")
     )
-    (tmp_path / "nokeys.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {keys: nowhere}\n")
-    (tmp_path / "nocode.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "code: [nofile.py]\n")
+    (tmp_path / "nokeys.yaml").write_text(
+        CLUSTER.replace("PROGRAM", "python x.py") + "security: {keys: nowhere}\n"
+    )
+    (tmp_path / "nocode.yaml").write_text(
+        CLUSTER.replace("PROGRAM", "python x.py") + "code: [nofile.py]\n"
+    )
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "token").write_text("t" * 43 + "\n")
     (tmp_path / "token").chmod(0o600)
@@ -74,7 +85,10 @@ USAGE: list[tuple[str, str]] = [
     ("status 127.0.0.1:99999", "zmqdist status: '127.0.0.1:99999' is not an address"),
     ("status 127.0.0.1:1 --timeout 0", "'0' is not a number of seconds: wanted more than 0"),
     ("status 127.0.0.1:1 --timeout nan", "'nan' is not a number of seconds"),
-    ("status 10.1.2.3:5050", "zmqdist status: other hosts can reach 10.1.2.3, and no CURVE keys are given"),
+    (
+        "status 10.1.2.3:5050",
+        "zmqdist status: other hosts can reach 10.1.2.3, and no CURVE keys are given",
+    ),
     ("top 127.0.0.1:1 --interval -1", "zmqdist top: Invalid value for '--interval'"),
     ("dispatcher --port 99999", "zmqdist dispatcher: Invalid value for '--port'"),
     ("dispatcher --port five", "zmqdist dispatcher: Invalid value for '--port'"),
@@ -83,12 +97,30 @@ USAGE: list[tuple[str, str]] = [
     ("dispatcher --host 0.0.0.0", "other hosts can reach 0.0.0.0, and no CURVE keys are given"),
     ("dispatcher --token-file nowhere", "cannot read the token file nowhere"),
     ("dispatcher --keys nowhere", "there is no key file nowhere"),
-    ("dispatcher --advertise x:99999", "Invalid value for '--advertise': bad address 'x:99999': port 99999 is above"),
-    ("dispatcher --advertise [::1:5", "Invalid value for '--advertise': bad address '[::1:5': the bracket is not"),
-    ("dispatcher --advertise foo/bar:1", "Invalid value for '--advertise': bad address 'foo/bar:1': 'foo/bar' is not"),
-    ("dispatcher --advertise 0.0.0.0", "Invalid value for '--advertise': bad address '0.0.0.0': no process can"),
-    ("dispatcher --advertise :5", "Invalid value for '--advertise': bad address ':5': no process can"),
-    ("worker --dispatcher 127.0.0.1:1 --advertise foo/bar", "Invalid value for '--advertise': bad address 'foo/bar'"),
+    (
+        "dispatcher --advertise x:99999",
+        "Invalid value for '--advertise': bad address 'x:99999': port 99999 is above",
+    ),
+    (
+        "dispatcher --advertise [::1:5",
+        "Invalid value for '--advertise': bad address '[::1:5': the bracket is not",
+    ),
+    (
+        "dispatcher --advertise foo/bar:1",
+        "Invalid value for '--advertise': bad address 'foo/bar:1': 'foo/bar' is not",
+    ),
+    (
+        "dispatcher --advertise 0.0.0.0",
+        "Invalid value for '--advertise': bad address '0.0.0.0': no process can",
+    ),
+    (
+        "dispatcher --advertise :5",
+        "Invalid value for '--advertise': bad address ':5': no process can",
+    ),
+    (
+        "worker --dispatcher 127.0.0.1:1 --advertise foo/bar",
+        "Invalid value for '--advertise': bad address 'foo/bar'",
+    ),
     ("dispatcher --config curve.yaml", "curve.yaml wants CURVE and names no keys"),
     ("dispatcher --config disk.yaml", "fault tolerant mode without configuring a work dir"),
     ("dispatcher --fault-tolerant", "fault tolerant mode without configuring a work dir"),
@@ -98,14 +130,24 @@ USAGE: list[tuple[str, str]] = [
     ("worker --dispatcher 127.0.0.1:1 --slots many", "zmqdist worker: Invalid value for '--slots'"),
     ("worker --dispatcher 127.0.0.1:1 --index -1", "zmqdist worker: Invalid value for '--index'"),
     ("worker --config key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("worker --config nat.yaml", "and no CURVE keys are given"),  # off loopback: it goes where the file advertises
-    ("worker --config noport.yaml", "noport.yaml has no fixed port for the dispatcher: pass --dispatcher"),
+    # off loopback: it goes where the file advertises
+    ("worker --config nat.yaml", "and no CURVE keys are given"),
+    (
+        "worker --config noport.yaml",
+        "noport.yaml has no fixed port for the dispatcher: pass --dispatcher",
+    ),
     ("drain 127.0.0.1:1", "zmqdist drain: which TARGET?"),
-    ("drain 127.0.0.1:1 worker", "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX"),
+    (
+        "drain 127.0.0.1:1 worker",
+        "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX",
+    ),
     ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
     ("scale", "zmqdist scale: wanted [TARGET] worker=COUNT, as 127.0.0.1:5050 worker=8"),
     ("scale 127.0.0.1:1 8", "zmqdist scale: '8' is no size: wanted worker=COUNT, as worker=8"),
-    ("scale 127.0.0.1:1 worker=+2", "zmqdist scale: 'worker=+2' is no size: wanted worker=COUNT, as worker=8"),
+    (
+        "scale 127.0.0.1:1 worker=+2",
+        "zmqdist scale: 'worker=+2' is no size: wanted worker=COUNT, as worker=8",
+    ),
     ("scale worker=2", "zmqdist scale: which TARGET?"),
     ("shutdown 127.0.0.1:1 --grace -1", "zmqdist shutdown: Invalid value for '--grace'"),
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
@@ -119,16 +161,37 @@ USAGE: list[tuple[str, str]] = [
     ),
     ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
     ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("launch launcher.yaml", "launcher.yaml:6: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'"),
-    ("launch program.yaml", "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found"),
+    (
+        "launch launcher.yaml",
+        "launcher.yaml:6: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'",
+    ),
+    (
+        "launch program.yaml",
+        "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found",
+    ),
     ("validate", "zmqdist validate: which CONFIG?"),
-    ("validate program.yaml", "zmqdist validate: program.yaml: program: 'no-such-program-here' is not found"),
-    ("validate disk.yaml", "zmqdist validate: disk.yaml: Cannot enable fault tolerant mode without configuring"),
+    (
+        "validate program.yaml",
+        "zmqdist validate: program.yaml: program: 'no-such-program-here' is not found",
+    ),
+    (
+        "validate disk.yaml",
+        "zmqdist validate: disk.yaml: Cannot enable fault tolerant mode without configuring",
+    ),
     ("validate nokeys.yaml", "zmqdist validate: nokeys.yaml: there is no key file "),
     ("validate nocode.yaml", "zmqdist validate: nocode.yaml: code: 'nofile.py' does not exist in "),
-    ("validate pipe.yaml", "zmqdist validate: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
-    ("launch pipe.yaml", "zmqdist launch: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
-    ("server --spec @pipe.yaml", "zmqdist server: --spec: pipe.yaml cannot be read: it is not a regular file"),
+    (
+        "validate pipe.yaml",
+        "zmqdist validate: pipe.yaml:1: (file): cannot be read: it is not a regular file",
+    ),
+    (
+        "launch pipe.yaml",
+        "zmqdist launch: pipe.yaml:1: (file): cannot be read: it is not a regular file",
+    ),
+    (
+        "server --spec @pipe.yaml",
+        "zmqdist server: --spec: pipe.yaml cannot be read: it is not a regular file",
+    ),
     ("doctor nowhere", "zmqdist doctor: 'nowhere' is not an address"),
     ("doctor nofile.yaml", "zmqdist doctor: nofile.yaml:1: (file): cannot be read"),
     ("doctor key.yaml", "key.yaml:4: jobs.worker.cuont:"),
@@ -143,7 +206,11 @@ def assert_one_line(err: str) -> None:
 
 @pytest.mark.parametrize(("line", "report"), USAGE, ids=[line for line, _ in USAGE])
 def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
-    line: str, report: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    report: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     code = main(line.split())
@@ -183,7 +250,10 @@ def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str,
     words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
     done = (run if command == "status" else run_here)(*words)
     assert done.code == ExitCode.UNAVAILABLE
-    assert f"zmqdist {command}: no dispatcher answered at {free} within 0.5 s: is it running" in done.err
+    assert (
+        f"zmqdist {command}: no dispatcher answered at {free} within 0.5 s: is it running"
+        in done.err
+    )
     assert_one_line(done.err)
 
 
@@ -191,7 +261,8 @@ def test_a_dispatcher_whose_name_is_unknown_is_named_so() -> None:
     done = run_here("status", "no-such-host.invalid:5050", "--timeout", "0.5", "--insecure")
     assert done.code == ExitCode.UNAVAILABLE
     assert (
-        "zmqdist status: no-such-host.invalid:5050: the name 'no-such-host.invalid' cannot be looked up (" in done.err
+        "zmqdist status: no-such-host.invalid:5050: the name 'no-such-host.invalid' cannot be "
+        "looked up (" in done.err
     )
     assert_one_line(done.err)
 
@@ -221,7 +292,9 @@ def test_a_port_in_use_is_named(dispatcher_here: str) -> None:
     assert_one_line(done.err)
 
 
-@pytest.mark.parametrize("command", ["status {}", "shutdown {}", "drain {} worker:0", "worker --dispatcher {}"])
+@pytest.mark.parametrize(
+    "command", ["status {}", "shutdown {}", "drain {} worker:0", "worker --dispatcher {}"]
+)
 def test_a_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, folder: Path) -> None:
     address = dispatcher_here
     done = run_here(*command.format(address).split(), "--token-file", "token", cwd=folder)
@@ -255,12 +328,19 @@ def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher_here: str) -> N
     address = dispatcher_here
     done = run_here("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
-    assert done.err == "zmqdist drain: no worker worker:3 is registered here; the registered workers are: none\n"
+    assert (
+        done.err
+        == "zmqdist drain: no worker worker:3 is registered here; the registered workers are: "
+        "none\n"
+    )
 
 
 @pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
-    """Stands in for a launcher: makes the folder that a launched cluster has on this host, without its processes."""
+def running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int, str], None]]:
+    """Stands in for a launcher: makes the folder that a launched cluster has on this host, without
+    its processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with contextlib.ExitStack() as folders:
 
@@ -268,7 +348,9 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             made = RunFolder()
             folders.callback(made.close)
             runtime = f"runtime: {{dispatcher: 'zmq://127.0.0.1:{port}', {secret}}}\n"
-            write_private(made.path, "cluster.yaml", CLUSTER.replace("PROGRAM", "python x.py") + runtime)
+            write_private(
+                made.path, "cluster.yaml", CLUSTER.replace("PROGRAM", "python x.py") + runtime
+            )
 
         yield run_cluster
 
@@ -284,8 +366,14 @@ def test_a_cluster_file_names_the_cluster_that_runs_or_the_command_says_how_to_n
     running(2, f"keys_dir: {folder / 'keys'}")
     done = run_here(*command)
     assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
-    assert "2 clusters 'test' run on this host: name one by its address, with the option for its secret: " in done.err
-    for target in (f"{free} --token-file {folder / 'token'}", f"127.0.0.1:2 --keys {folder / 'keys'}"):
+    assert (
+        "2 clusters 'test' run on this host: name one by its address, with the option for its "
+        "secret: " in done.err
+    )
+    for target in (
+        f"{free} --token-file {folder / 'token'}",
+        f"127.0.0.1:2 --keys {folder / 'keys'}",
+    ):
         assert target in done.err
     assert_one_line(done.err)
 
@@ -307,13 +395,21 @@ def test_a_port_of_something_else_is_unavailable_and_not_a_hang() -> None:
 
 def test_the_module_and_the_installed_command_are_the_same() -> None:
     done = subprocess.run(
-        [Path(sys.executable).parent / "zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False
+        [Path(sys.executable).parent / "zmqdist", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
     assert done.stdout == run("--version").out
 
 
 def test_the_package_runs_as_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-m", "zmqdist", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, run("--version").out)

@@ -17,9 +17,12 @@ from zmqdist_cli.main import COMMANDS, cli
 def test_the_help_is_there_without_numpy_and_zeromq() -> None:
     program = (
         "import sys; from zmqdist_cli.main import main; code = main(['--help']);"
-        "heavy = {'numpy', 'zmq', 'yaml', 'msgspec', 'rich'} & set(sys.modules); sys.exit(str(heavy) if heavy else code)"
+        "heavy = {'numpy', 'zmq', 'yaml', 'msgspec', 'rich'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
@@ -28,7 +31,11 @@ def test_the_help_is_there_without_numpy_and_zeromq() -> None:
 def test_each_command_has_a_help_that_agrees_with_the_list(name: str) -> None:
     command = cli.get_command(None, name)  # type: ignore[arg-type]
     assert command is not None
-    told = command.get_short_help_str(limit=200) if command.short_help else (command.help or "").partition("\n")[0]
+    told = (
+        command.get_short_help_str(limit=200)
+        if command.short_help
+        else (command.help or "").partition("\n")[0]
+    )
     shown = CliRunner().invoke(cli, [name, "--help"], prog_name="zmqdist")
     assert shown.exit_code == 0
     assert shown.output.startswith(f"Usage: zmqdist {name} [OPTIONS]")
@@ -49,6 +56,10 @@ def test_nothing_asked_for_shows_the_help_on_stderr() -> None:
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
-    command = f"{sys.executable} -m zmqdist_cli validate --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False)
+    command = (
+        f"{sys.executable} -m zmqdist_cli validate --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.stdout, done.stderr) == ("{\n0\n", "")

@@ -18,7 +18,9 @@ with importing():
 
 
 def test_it_ends_the_process_at_once_and_without_a_word() -> None:
-    done = subprocess.run([sys.executable, "-c", DURING], capture_output=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", DURING], capture_output=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 

@@ -1,4 +1,5 @@
-"""`zmqdist keys` and the options of roles that join by a ticket: mistakes are refused before the ticket is used, and name their cause."""
+"""`zmqdist keys` and the options of roles that join by a ticket: mistakes are refused before the
+ticket is used, and name their cause."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def content_of(folder: Path | str) -> dict[str, str]:
     return {file.name: file.read_text() for file in Path(folder).iterdir()}
 
 
-# -- the folder of `keys join` -------------------------------------------------------------------------------------------
+# -- the folder of `keys join` ---------------------------------------------------------------------
 
 
 def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
@@ -55,11 +56,15 @@ def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
     refused = run_here("keys", "join", str(tmp_path / "keys"), "--ticket-file", ticket)
     assert refused.code == ExitCode.REFUSED
     assert refused.err == (
-        f"zmqdist keys: {tmp_path / 'keys'} has keys already (server.key), which the key of admin must not replace: name another "
+        f"zmqdist keys: {tmp_path / 'keys'} has keys already (server.key), which the key of admin "
+        f"must not replace: name another "
         "folder. The join ticket was not used\n"
     )
     assert content_of(tmp_path / "keys") == before
-    assert run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code == ExitCode.OK
+    assert (
+        run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
+        == ExitCode.OK
+    )
 
 
 @pytest.mark.parametrize("name", ["worker:2", "submit"])
@@ -74,11 +79,16 @@ def test_join_refuses_the_folder_of_a_process_that_joined_under_another_name(
     assert content_of(tmp_path / "mine") == before
 
 
-def test_a_process_may_join_again_under_its_name_in_its_folder(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_a_process_may_join_again_under_its_name_in_its_folder(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
     join(decode_ticket(dispatcher.open_join("worker:1")), tmp_path / "mine")
     older = keys.load_role(tmp_path / "mine", "worker").public
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
-    assert run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code == ExitCode.OK
+    assert (
+        run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
+        == ExitCode.OK
+    )
     assert keys.load_role(tmp_path / "mine", "worker").public != older
 
 
@@ -89,10 +99,13 @@ def test_join_refuses_the_folder_of_the_same_name_at_another_cluster(
     with zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "others"))) as other:
         join(decode_ticket(other.open_join("worker:1")), tmp_path / "mine")
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
-    assert run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code == ExitCode.REFUSED
+    assert (
+        run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
+        == ExitCode.REFUSED
+    )
 
 
-# -- the tickets of roles ------------------------------------------------------------------------------------------------
+# -- the tickets of roles --------------------------------------------------------------------------
 
 
 def is_unused(ticket: str, folder: Path) -> bool:
@@ -103,7 +116,10 @@ def is_unused(ticket: str, folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("name", "report"),
     [
-        ("worker:13", "server: the join ticket is for worker:13, and this process was started as ps:0"),
+        (
+            "worker:13",
+            "server: the join ticket is for worker:13, and this process was started as ps:0",
+        ),
         ("ps:1", "server: the join ticket is for ps:1, and this process was started as ps:0"),
         ("ps:0", "zmqdist keys token --role ps:0 --listens 127.0.0.1:"),
     ],
@@ -123,12 +139,26 @@ def test_a_server_joins_with_the_ticket_that_names_its_address(
     dispatcher: zd.DispatchServer, tmp_path: Path, all_keys: str, terminal: Open
 ) -> None:
     address = free_address()
-    made = run_here("keys", "token", dispatcher.address, "--role", "ps:0", "--listens", address, "--keys", all_keys)
+    made = run_here(
+        "keys",
+        "token",
+        dispatcher.address,
+        "--role",
+        "ps:0",
+        "--listens",
+        address,
+        "--keys",
+        all_keys,
+    )
     ticket = write_ticket(tmp_path / "ticket", made.out)
-    terminal("server", "--spec", json.dumps({"ps": [address]}), "--ticket-file", ticket).saw(f"ps:0 at zmq://{address}")
+    terminal("server", "--spec", json.dumps({"ps": [address]}), "--ticket-file", ticket).saw(
+        f"ps:0 at zmq://{address}"
+    )
 
 
-def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(dispatcher: zd.DispatchServer) -> None:
+def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(
+    dispatcher: zd.DispatchServer,
+) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="'a b:1' is not an address"):
         dispatcher.open_join("ps:0", address="a b:1")
 
@@ -150,13 +180,16 @@ def test_a_worker_does_not_use_its_ticket_at_another_dispatcher_than_the_one_it_
 ) -> None:
     keys.keygen(tmp_path / "others")
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:0"))
-    with zd.DispatchServer(DispatcherConfig(keys_dir=all_keys if same_keys else str(tmp_path / "others"))) as other:
+    with zd.DispatchServer(
+        DispatcherConfig(keys_dir=all_keys if same_keys else str(tmp_path / "others"))
+    ) as other:
         other.open_join("worker:0")  # so that it lets unknown keys in to join
         refused = run("worker", "--dispatcher", other.address, "--ticket-file", ticket)
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.REFUSED, "", 1)
     assert f"could not join the dispatcher at {other.address} as worker:0" in refused.err
     assert (
-        f"the join ticket names the dispatcher at {decode_ticket(Path(ticket).read_text()).dispatcher}" in refused.err
+        f"the join ticket names the dispatcher at "
+        f"{decode_ticket(Path(ticket).read_text()).dispatcher}" in refused.err
     )
     assert is_unused(ticket, tmp_path / "mine")
 
@@ -173,7 +206,7 @@ def test_a_worker_does_not_join_elsewhere_while_the_dispatcher_it_was_given_is_s
     join(ticket, tmp_path / "mine")
 
 
-# -- revoking ------------------------------------------------------------------------------------------------------------
+# -- revoking --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -193,7 +226,8 @@ def test_revoke_refuses_the_key_of_the_command_and_changes_nothing(own_keys: str
         refused = run_here("keys", "revoke", dispatcher.address, "admin", "--keys", own_keys)
         assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
         assert refused.err == (
-            "zmqdist keys: 'admin' includes the key of this command, which is the last admin key: use the key of another admin, "
+            "zmqdist keys: 'admin' includes the key of this command, which is the last admin key: "
+            "use the key of another admin, "
             "or --force\n"
         )
         assert ("static", "admin") in rows_of(dispatcher.address, own_keys)
@@ -202,8 +236,14 @@ def test_revoke_refuses_the_key_of_the_command_and_changes_nothing(own_keys: str
 def test_revoke_with_force_reports_that_the_key_of_the_command_is_revoked(own_keys: str) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         own = keys.load_role(own_keys, "admin").public.decode()
-        done = run_here("keys", "revoke", dispatcher.address, "admin", "--force", "--keys", own_keys)
-        assert (done.code, done.out, done.err) == (ExitCode.OK, f"revoked {own} (static key of admin)\n", "")
+        done = run_here(
+            "keys", "revoke", dispatcher.address, "admin", "--force", "--keys", own_keys
+        )
+        assert (done.code, done.out, done.err) == (
+            ExitCode.OK,
+            f"revoked {own} (static key of admin)\n",
+            "",
+        )
         later = run_here("keys", "list", dispatcher.address, "--keys", own_keys)
         assert later.code == ExitCode.REFUSED
         assert "was revoked" in later.err
@@ -216,21 +256,29 @@ def test_another_admin_can_revoke_an_admin_key(own_keys: str, tmp_path: Path) ->
         refused = run_here("keys", "revoke", dispatcher.address, "admin:1", "--keys", mine)
         assert (
             refused.err
-            == "zmqdist keys: 'admin:1' includes the key of this command: use the key of another admin, or --force\n"
+            == "zmqdist keys: 'admin:1' includes the key of this command: use the key of another "
+            "admin, or --force\n"
         )
-        assert run_here("keys", "revoke", dispatcher.address, "admin", "--keys", mine).code == ExitCode.OK
+        assert (
+            run_here("keys", "revoke", dispatcher.address, "admin", "--keys", mine).code
+            == ExitCode.OK
+        )
         assert rows_of(dispatcher.address, mine)[-1] == ("static", "worker")
         assert ("revoked", "admin") in rows_of(dispatcher.address, mine)
 
 
-def test_revoke_says_which_keys_it_has_revoked_and_takes_one_by_its_public_key(own_keys: str, tmp_path: Path) -> None:
+def test_revoke_says_which_keys_it_has_revoked_and_takes_one_by_its_public_key(
+    own_keys: str, tmp_path: Path
+) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         public = {}
         for name in ("submit", "submit:1"):
             join(decode_ticket(dispatcher.open_join(name)), tmp_path / name)
             public[name] = keys.load_role(tmp_path / name, "submit").public.decode()
         static = keys.load_role(own_keys, "submit").public.decode()
-        one = run_here("keys", "revoke", "--keys", own_keys, "--", dispatcher.address, public["submit"])
+        one = run_here(
+            "keys", "revoke", "--keys", own_keys, "--", dispatcher.address, public["submit"]
+        )
         assert one.out == f"revoked {public['submit']} (joined key of submit)\n"
         assert ("static", "submit") in rows_of(dispatcher.address, own_keys)
         by_name = run_here("keys", "revoke", dispatcher.address, "submit", "--keys", own_keys)

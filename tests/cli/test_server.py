@@ -53,11 +53,16 @@ def test_the_tasks_of_a_file_find_each_other_and_end_in_good_order(
     assert "ok       from worker:0: reaches worker:1" in done.out
     assert "ok       from worker:1: reaches worker:0" in done.out
     with zd.Session(f"zmq://{addresses[0]}") as session:
-        assert session.run(lambda: __import__("os").environ["GREETING"], timeout_in_ms=20_000) == "hello"
+        assert (
+            session.run(lambda: __import__("os").environ["GREETING"], timeout_in_ms=20_000)
+            == "hello"
+        )
     tasks[0].interrupt()
     tasks[1].process.send_signal(signal.SIGTERM)
     assert [task.ends() for task in tasks] == [0, 0]
-    assert [task.lines for task in tasks] == [[f"worker:{index} at zmq://{addresses[index]}"] for index in (0, 1)]
+    assert [task.lines for task in tasks] == [
+        [f"worker:{index} at zmq://{addresses[index]}"] for index in (0, 1)
+    ]
 
 
 def test_what_runs_when_the_signal_comes_has_the_grace(terminal: Open, tmp_path: Path) -> None:
@@ -74,7 +79,9 @@ def test_what_runs_when_the_signal_comes_has_the_grace(terminal: Open, tmp_path:
     target = task.saw("worker:0 at ").partition(" at ")[2]
     got: list[Any] = []
     with zd.Session(target) as session:
-        asking = threading.Thread(target=lambda: got.append(session.run(work, str(tmp_path))), daemon=True)
+        asking = threading.Thread(
+            target=lambda: got.append(session.run(work, str(tmp_path))), daemon=True
+        )
         asking.start()
         eventually((tmp_path / "begun").exists, "the function runs")
         task.process.send_signal(signal.SIGTERM)
@@ -107,7 +114,10 @@ def test_who_asks_twice_does_not_wait_for_the_grace(terminal: Open, tmp_path: Pa
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     eventually((tmp_path / "begun").exists, "the function runs")
-    eventually(lambda: task.process.poll() is not None or bool(task.interrupt()), "it ends long before the grace")
+    eventually(
+        lambda: task.process.poll() is not None or bool(task.interrupt()),
+        "it ends long before the grace",
+    )
     assert task.ends() == ExitCode.PROGRAM_FAILED
     asking.join(PATIENCE_S)
     assert failed
@@ -121,7 +131,10 @@ def test_the_environment_says_which_task_it_is(
     task.saw(f"worker:1 at zmq://{addresses[1]}")
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
     done = run_here("doctor")
-    assert f"ok       worker:0 {addresses[0]}: {addresses[0]} belongs to this host and is free" in done.out
+    assert (
+        f"ok       worker:0 {addresses[0]}: {addresses[0]} belongs to this host and is free"
+        in done.out
+    )
     assert f"problem  from worker:1: it cannot reach worker:0 at {addresses[0]}" in done.out
     monkeypatch.setenv("TF_CONFIG", "{")
     assert run_here("doctor").code == ExitCode.PROGRAM_FAILED
@@ -135,7 +148,8 @@ def test_a_port_in_use_is_told(terminal: Open, addresses: list[str]) -> None:
     done = run_here("server", "--spec", spec)
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert (
-        f"server: could not start the server of worker:0: could not bind {addresses[0]}: the port is in use" in done.err
+        f"server: could not start the server of worker:0: could not bind {addresses[0]}: the port "
+        f"is in use" in done.err
     )
     assert_one_line(done.err)
 
@@ -158,7 +172,12 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("line", "told"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_a_mistake_is_told_in_one_line(
-    line: str, told: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    told: str,
+    file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GREETING", "")  # so that it is put back: the command takes over the file's
@@ -169,7 +188,12 @@ def test_a_mistake_is_told_in_one_line(
     assert_one_line(said.err)
 
 
-def test_a_file_without_addresses_is_for_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_addresses_is_for_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.yaml").write_text('name: x\njobs:\n  worker: {count: 2}\nprogram: "true"\n')
     assert main(["server", str(tmp_path / "c.yaml"), "--job", "worker"]) == ExitCode.USAGE
-    assert "c.yaml has no addresses for its tasks: write `tasks: [host:port, ...]`" in capsys.readouterr().err
+    assert (
+        "c.yaml has no addresses for its tasks: write `tasks: [host:port, ...]`"
+        in capsys.readouterr().err
+    )

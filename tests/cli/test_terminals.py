@@ -28,22 +28,32 @@ def test_a_worker_registers_shows_up_and_leaves_with_the_dispatcher(
     assert worker.lines == [f"worker:0 of {address}: 2 slots"]
     record = status(address)
     assert record is not None
-    assert [(row["name"], row["slots"], row["pid"]) for row in record["workers"]] == [("worker:0", 2, worker.pid)]
+    assert [(row["name"], row["slots"], row["pid"]) for row in record["workers"]] == [
+        ("worker:0", 2, worker.pid)
+    ]
     for command in ("status", "top"):
         shown = run_here(command, f"zmq://{address}")
         assert shown.code == 0
-        assert shown.out.startswith(f"dispatcher at {address} (pid {opened.pid}): 1 worker, 2 slots, ")
+        assert shown.out.startswith(
+            f"dispatcher at {address} (pid {opened.pid}): 1 worker, 2 slots, "
+        )
         assert "  worker:0  alive      2 " in shown.out
     with ClusterCoordinator(address) as coordinator:
         assert coordinator.schedule(lambda: os.getpid()).fetch() != worker.pid
     done = run("shutdown", address, "--grace", "5")
-    assert (done.code, done.out, done.err) == (0, f"dispatcher at {address} ends, with 1 worker\n", "")
+    assert (done.code, done.out, done.err) == (
+        0,
+        f"dispatcher at {address} ends, with 1 worker\n",
+        "",
+    )
     assert (opened.ends(), worker.ends()) == (0, 0)
     assert status(address) is None
 
 
 @pytest.mark.killed("command")
-def test_a_killed_worker_is_shown_as_a_loss(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
+def test_a_killed_worker_is_shown_as_a_loss(
+    terminal: Open, dispatcher: tuple[Terminal, str]
+) -> None:
     _, address = dispatcher
     start_worker(terminal, address).kill()
     eventually(lambda: bool((status(address) or {}).get("losses_count")), "the loss")
@@ -67,8 +77,14 @@ def test_a_role_that_is_asked_to_end_does_so_with_exit_code_0(
 
 def test_json_is_json_on_every_listing(dispatcher_here: str, tmp_path: Path) -> None:
     address = dispatcher_here
-    (tmp_path / "cluster.yaml").write_text("name: test\njobs:\n  worker: {count: 1}\nprogram: 'true'\n")
-    for words in (["status", address], ["top", address], ["validate", str(tmp_path / "cluster.yaml")]):
+    (tmp_path / "cluster.yaml").write_text(
+        "name: test\njobs:\n  worker: {count: 1}\nprogram: 'true'\n"
+    )
+    for words in (
+        ["status", address],
+        ["top", address],
+        ["validate", str(tmp_path / "cluster.yaml")],
+    ):
         done = run_here(*words, "--json")
         assert done.code == 0, done.err
         assert isinstance(json.loads(done.out), dict)
@@ -86,7 +102,9 @@ def test_launch_streams_prefixed_lines_and_ends_with_the_programs_exit_code(tmp_
         "print('arguments', sys.argv[1:])\n"
         "sys.exit(7)\n"
     )
-    (tmp_path / "cluster.yaml").write_text("name: test\njobs:\n  worker: {count: 1}\nprogram: python program.py\n")
+    (tmp_path / "cluster.yaml").write_text(
+        "name: test\njobs:\n  worker: {count: 1}\nprogram: python program.py\n"
+    )
     done = run("launch", "cluster.yaml", "--", "--epochs", "3", cwd=tmp_path)
     assert (done.code, done.err) == (7, "")
     assert "[worker-0] from a worker\n" in done.out

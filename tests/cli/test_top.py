@@ -1,4 +1,5 @@
-"""`zmqdist top` on a terminal: it shows, goes on while the dispatcher is away, and gives the terminal back."""
+"""`zmqdist top` on a terminal: it shows, goes on while the dispatcher is away, and gives the
+terminal back."""
 
 from __future__ import annotations
 

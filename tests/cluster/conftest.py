@@ -1,4 +1,5 @@
-"""Where the package is not installed, the folder cli/ stands in for `zmqdist_cli`, as the installation maps it."""
+"""Where the package is not installed, the folder cli/ stands in for `zmqdist_cli`, as the
+installation maps it."""
 
 from __future__ import annotations
 

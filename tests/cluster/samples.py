@@ -1,4 +1,5 @@
-"""Cluster files for the tests: right ones, and one for each mistake with the sentence that the user is told."""
+"""Cluster files for the tests: right ones, and one for each mistake with the sentence that the user
+is told."""
 
 from __future__ import annotations
 
@@ -43,12 +44,13 @@ security: {curve: true, keys: keys}
 """,
     "a chief and an evaluator, with nothing after their colons": TOP
     + "jobs:\n  worker: {count: 1}\n  chief:\n  evaluator:\n",
-    "an anchor that is used twice": TOP + "jobs:\n  worker: {count: 1, env: &e {A: '1'}}\n  ps: {count: 1, env: *e}\n",
+    "an anchor that is used twice": TOP
+    + "jobs:\n  worker: {count: 1, env: &e {A: '1'}}\n  ps: {count: 1, env: *e}\n",
     "a security section of which all is commented out": TOP
     + "jobs: {worker: {count: 1}}\nsecurity:\n  # curve: true\n",
     "hosts that ssh reaches": TOP
-    + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh:\n  hosts: [a, me@b, {host: c, slots: 2}]\n"
-    + "  python: /opt/python\n  options: [-p, '2222']\n",
+    + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh:\n  hosts: [a, me@b, {host: "
+    "c, slots: 2}]\n" + "  python: /opt/python\n  options: [-p, '2222']\n",
     "with a byte order mark": "\ufeff" + TOP + "jobs: {worker: {count: 1}}\n",
     "as JSON": '{"name": "c", "program": ["x"], "jobs": {"worker": {"tasks": ["a:1"]}}}',
 }
@@ -60,7 +62,10 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key of another section": (
         TOP + "jobs:\n  ps:\n    count: 1\n    zzz: 2\n",
-        "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env, restarts, host, advertise)",
+        (
+            "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env, restarts, host, "
+            "advertise)"
+        ),
     ),
     "an unknown section": (
         TOP + "jobs: {worker: {count: 1}}\nsecurty: {}\n",
@@ -68,23 +73,41 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key that is a number": (
         TOP + "jobs: {worker: {count: 1}}\n7: x\n",
-        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, ports, code, launcher, ssh, slurm, kubernetes, ray)",
+        (
+            "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, ports, code, "
+            "launcher, ssh, slurm, kubernetes, ray)"
+        ),
     ),
     "a bad job name": (
         TOP + "jobs:\n  wroker: {count: 1}\n",
         "c.yaml:4: jobs.wroker: unknown job (did you mean worker?)",
     ),
-    "no name": (PROGRAM + "jobs: {worker: {count: 1}}\n", "c.yaml:1: name: required key is missing"),
-    "no program": ("name: c\njobs: {worker: {count: 1}}\n", "c.yaml:1: program: required key is missing"),
+    "no name": (
+        PROGRAM + "jobs: {worker: {count: 1}}\n",
+        "c.yaml:1: name: required key is missing",
+    ),
+    "no program": (
+        "name: c\njobs: {worker: {count: 1}}\n",
+        "c.yaml:1: program: required key is missing",
+    ),
     "no jobs": ("# a comment\n" + TOP, "c.yaml:2: jobs: required key is missing"),
-    "jobs without a job": (TOP + "jobs: {}\n", "c.yaml:3: jobs: no job is given (a cluster has at least a worker)"),
+    "jobs without a job": (
+        TOP + "jobs: {}\n",
+        "c.yaml:3: jobs: no job is given (a cluster has at least a worker)",
+    ),
     "a bad cluster name": (
         "name: my cluster\n" + PROGRAM + "jobs: {worker: {count: 1}}\n",
-        "c.yaml:1: name: expected a name of at most 64 letters, digits, '.', '_' or '-', got 'my cluster'",
+        (
+            "c.yaml:1: name: expected a name of at most 64 letters, digits, '.', '_' or '-', got 'my "
+            "cluster'"
+        ),
     ),
     "a cluster name with a line break": (
         'name: "c\\n"\n' + PROGRAM + "jobs: {worker: {count: 1}}\n",
-        "c.yaml:1: name: expected a name of at most 64 letters, digits, '.', '_' or '-', got 'c\\n'",
+        (
+            "c.yaml:1: name: expected a name of at most 64 letters, digits, '.', '_' or '-', got "
+            "'c\\n'"
+        ),
     ),
     "a word for a number": (
         TOP + "jobs:\n  worker:\n    count: many\n",
@@ -140,44 +163,62 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "an empty list of tasks": (
         TOP + "jobs:\n  worker: {tasks: []}\n",
-        "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to host:port, got an empty list",
+        (
+            "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to "
+            "host:port, got an empty list"
+        ),
     ),
     "an empty mapping of tasks": (
         TOP + "jobs:\n  worker: {tasks: {}}\n",
         (
-            "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to host:port, "
+            "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to "
+            "host:port, "
             "got an empty mapping"
         ),
     ),
     "one address instead of a list": (
         TOP + "jobs:\n  worker: {tasks: a:1}\n",
-        "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to host:port, got 'a:1'",
+        (
+            "c.yaml:4: jobs.worker.tasks: expected a list of host:port, or a mapping of index to "
+            "host:port, got 'a:1'"
+        ),
     ),
     "a number among the addresses": (
         TOP + "jobs:\n  worker:\n    tasks:\n    - a:1\n    - 5050\n",
-        "c.yaml:7: jobs.worker.tasks[1]: expected a list of host:port, or a mapping of index to host:port, got 5050",
+        (
+            "c.yaml:7: jobs.worker.tasks[1]: expected a list of host:port, or a mapping of index to "
+            "host:port, got 5050"
+        ),
     ),
     "a sparse index that is no number": (
         TOP + "jobs:\n  worker:\n    tasks:\n      0: a:1\n      one: b:1\n",
         (
-            "c.yaml:7: jobs.worker.tasks.one: expected a list of host:port, or a mapping of index to host:port, "
+            "c.yaml:7: jobs.worker.tasks.one: expected a list of host:port, or a mapping of index "
+            "to host:port, "
             "got the key 'one'"
         ),
     ),
     "a negative sparse index": (
         TOP + "jobs:\n  worker:\n    tasks: {-1: a:1}\n",
         (
-            "c.yaml:5: jobs.worker.tasks[-1]: expected a list of host:port, or a mapping of index to host:port, "
+            "c.yaml:5: jobs.worker.tasks[-1]: expected a list of host:port, or a mapping of index "
+            "to host:port, "
             "got the key -1"
         ),
     ),
     "a number for an environment variable": (
         TOP + "jobs:\n  worker:\n    count: 1\n    env:\n      A: b\n      PASSWORD: 12345\n",
-        "c.yaml:8: jobs.worker.env.PASSWORD: expected a mapping of names to texts in quotes, got a number",
+        (
+            "c.yaml:8: jobs.worker.env.PASSWORD: expected a mapping of names to texts in quotes, got "
+            "a number"
+        ),
     ),
     "a negative number among Ray's resources": (
         TOP + "jobs: {worker: {count: 1}}\nray:\n  worker:\n    resources: {a100: -1}\n",
-        "c.yaml:6: ray.worker.resources.a100: expected a mapping of names to numbers, 0 or more, got -1",
+        (
+            "c.yaml:6: ray.worker.resources.a100: expected a mapping of names to numbers, 0 or more, "
+            "got -1"
+        ),
     ),
     "a list where a section belongs": (
         TOP + "jobs: [worker]\n",
@@ -225,15 +266,24 @@ MEANING: dict[str, tuple[str, str]] = {
     ),
     "a port above the range": (
         TOP + "jobs:\n  dispatcher: {address: localhost:70000}\n",
-        "c.yaml:4: jobs.dispatcher.address: bad address 'localhost:70000': port 70000 is above 65535",
+        (
+            "c.yaml:4: jobs.dispatcher.address: bad address 'localhost:70000': port 70000 is above "
+            "65535"
+        ),
     ),
     "an address with a scheme": (
         TOP + "jobs:\n  dispatcher: {address: 'tcp://127.0.0.1:5'}\n",
-        "c.yaml:4: jobs.dispatcher.address: bad address 'tcp://127.0.0.1:5': write host:port without tcp://",
+        (
+            "c.yaml:4: jobs.dispatcher.address: bad address 'tcp://127.0.0.1:5': write host:port "
+            "without tcp://"
+        ),
     ),
     "an IPv6 address without brackets": (
         TOP + "jobs:\n  worker:\n    tasks:\n    - '::1:5'\n",
-        "c.yaml:6: jobs.worker.tasks[0]: bad address '::1:5': an IPv6 host needs brackets, like [::1]:5050",
+        (
+            "c.yaml:6: jobs.worker.tasks[0]: bad address '::1:5': an IPv6 host needs brackets, like "
+            "[::1]:5050"
+        ),
     ),
     "an address without a host": (
         TOP + "jobs:\n  dispatcher: {address: ':5050'}\n",
@@ -245,50 +295,76 @@ MEANING: dict[str, tuple[str, str]] = {
     ),
     "a task whose port nobody knows": (
         TOP + "jobs:\n  worker: {tasks: ['127.0.0.1:0']}\n",
-        "c.yaml:4: jobs.worker.tasks[0]: bad address '127.0.0.1:0': the other tasks must know the port (or use count)",
+        (
+            "c.yaml:4: jobs.worker.tasks[0]: bad address '127.0.0.1:0': the other tasks must know the "
+            "port (or use count)"
+        ),
     ),
     "an address that is listed twice": (
         TOP + "jobs:\n  worker:\n    tasks: [a:1, b:1]\n  ps:\n    tasks:\n      4: b:1\n",
         "c.yaml:8: jobs.ps.tasks[4]: address b:1 is listed twice (first at jobs.worker.tasks[1])",
     ),
     "a dispatcher for everybody without CURVE": (
-        "name: c\nsecurity: {curve: false}\nprogram: x\njobs:\n  dispatcher: {address: '0.0.0.0:5050'}\n",
         (
-            "c.yaml:5: jobs.dispatcher.address: address 0.0.0.0:5050 is not on loopback and security.curve is false: "
+            "name: c\nsecurity: {curve: false}\nprogram: x\njobs:\n  dispatcher: {address: "
+            "'0.0.0.0:5050'}\n"
+        ),
+        (
+            "c.yaml:5: jobs.dispatcher.address: address 0.0.0.0:5050 is not on loopback and "
+            "security.curve is false: "
             "any peer could connect (write curve: auto, or use 127.0.0.1)"
         ),
     ),
     "a worker on another host without CURVE": (
         TOP + "security: {curve: false}\njobs: {worker: {tasks: ['127.0.0.1:1', 'node-b:1']}}\n",
         (
-            "c.yaml:4: jobs.worker.tasks[1]: address node-b:1 is not on loopback and security.curve is false: "
+            "c.yaml:4: jobs.worker.tasks[1]: address node-b:1 is not on loopback and "
+            "security.curve is false: "
             "any peer could connect (write curve: auto, or use 127.0.0.1)"
         ),
     ),
     "too many addresses": (
-        TOP + "jobs:\n  worker:\n    tasks: [" + ",".join(f"a:{port}" for port in range(1, 10_002)) + "]\n",
+        TOP
+        + "jobs:\n  worker:\n    tasks: ["
+        + ",".join(f"a:{port}" for port in range(1, 10_002))
+        + "]\n",
         "c.yaml:5: jobs.worker.tasks: has 10001 tasks, at most 10000 are allowed",
     ),
     "ssh without hosts": (
         TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\n",
-        "c.yaml:1: ssh.hosts: launcher: ssh needs at least one host (write for example ssh: {hosts: [node-a, node-b]})",
+        (
+            "c.yaml:1: ssh.hosts: launcher: ssh needs at least one host (write for example ssh: "
+            "{hosts: [node-a, node-b]})"
+        ),
     ),
     "a host that is listed twice": (
-        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh:\n  hosts:\n  - a\n  - {host: a, slots: 2}\n",
+        TOP
+        + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh:\n  hosts:\n  - a\n  - {host: a, slots: "
+        "2}\n",
         "c.yaml:8: ssh.hosts[1]: host a is listed twice (write its slots once)",
     ),
     "more roles than slots": (
-        TOP
-        + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh: {hosts: [{host: a, slots: 2}, {host: b, slots: 1}]}\n",
-        "c.yaml:5: ssh.hosts: the jobs have 4 workers and ps, and the hosts have 3 slots (raise slots, or leave it out)",
+        TOP + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh: {hosts: [{host: a, "
+        "slots: 2}, {host: b, slots: 1}]}\n",
+        (
+            "c.yaml:5: ssh.hosts: the jobs have 4 workers and ps, and the hosts have 3 slots (raise "
+            "slots, or leave it out)"
+        ),
     ),
     "addresses for a launcher that finds them": (
         TOP + "jobs: {worker: {tasks: [a:1]}}\nlauncher: ssh\nssh: {hosts: [a]}\n",
-        "c.yaml:3: jobs.worker.tasks: launcher: ssh finds the addresses itself (write count instead)",
+        (
+            "c.yaml:3: jobs.worker.tasks: launcher: ssh finds the addresses itself (write count "
+            "instead)"
+        ),
     ),
     "hosts without keys": (
-        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh: {hosts: [a]}\nsecurity: {curve: false}\n",
-        "c.yaml:6: security.curve: launcher: ssh connects hosts, which needs keys (write curve: auto)",
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh: {hosts: [a]}\nsecurity: {curve: "
+        "false}\n",
+        (
+            "c.yaml:6: security.curve: launcher: ssh connects hosts, which needs keys (write curve: "
+            "auto)"
+        ),
     ),
     "two evaluators": (
         TOP + "jobs:\n  evaluator: {tasks: [a:1, a:2]}\n",
@@ -296,7 +372,10 @@ MEANING: dict[str, tuple[str, str]] = {
     ),
     "an evaluator whose program has an open quote": (
         TOP + 'jobs:\n  evaluator: {program: "python \'e.py"}\n',
-        "c.yaml:4: jobs.evaluator.program: cannot be split into words: No closing quotation (a list of words needs no quotes)",
+        (
+            "c.yaml:4: jobs.evaluator.program: cannot be split into words: No closing quotation (a "
+            "list of words needs no quotes)"
+        ),
     ),
     "restarts below zero": (
         TOP + "jobs:\n  ps: {count: 1, restarts: -1}\n",
@@ -308,7 +387,10 @@ MEANING: dict[str, tuple[str, str]] = {
     ),
     "a program with an open quote": (
         "name: c\nprogram: python 'x.py\njobs: {worker: {count: 1}}\n",
-        "c.yaml:2: program: cannot be split into words: No closing quotation (a list of words needs no quotes)",
+        (
+            "c.yaml:2: program: cannot be split into words: No closing quotation (a list of words "
+            "needs no quotes)"
+        ),
     ),
     "an empty program": (
         "name: c\nprogram: ' '\njobs: {worker: {count: 1}}\n",
@@ -338,10 +420,22 @@ YAML: dict[str, tuple[str, str]] = {
         'name: "c\n' + PROGRAM,
         "c.yaml:3: (file): not YAML: found unexpected end of stream",
     ),
-    "a key without a colon": (TOP + "jobs\n", "c.yaml:4: (file): not YAML: could not find expected ':'"),
-    "two documents": (TOP + "---\n" + TOP, "c.yaml:3: (file): not YAML: but found another document"),
-    "a control character": (TOP + "jobs: é\x01\n", "c.yaml:3: (file): not YAML: it has a control character"),
-    "nothing": ("", "c.yaml:1: (file): is empty (zmqdist validate --schema prints the keys of a cluster file)"),
+    "a key without a colon": (
+        TOP + "jobs\n",
+        "c.yaml:4: (file): not YAML: could not find expected ':'",
+    ),
+    "two documents": (
+        TOP + "---\n" + TOP,
+        "c.yaml:3: (file): not YAML: but found another document",
+    ),
+    "a control character": (
+        TOP + "jobs: é\x01\n",
+        "c.yaml:3: (file): not YAML: it has a control character",
+    ),
+    "nothing": (
+        "",
+        "c.yaml:1: (file): is empty (zmqdist validate --schema prints the keys of a cluster file)",
+    ),
     "only comments": (
         "# a\n# b\n",
         "c.yaml:1: (file): is empty (zmqdist validate --schema prints the keys of a cluster file)",
@@ -352,7 +446,10 @@ YAML: dict[str, tuple[str, str]] = {
     ),
     "an object of the file's choosing": (
         TOP + "jobs: !!python/object/apply:os.system [echo x]\n",
-        "c.yaml:3: jobs: the tag 'tag:yaml.org,2002:python/object/appl... is not allowed (write a plain value)",
+        (
+            "c.yaml:3: jobs: the tag 'tag:yaml.org,2002:python/object/appl... is not allowed (write a "
+            "plain value)"
+        ),
     ),
     "a tag on a word": (
         TOP + "jobs: {worker: {count: !secret x}}\n",
@@ -374,12 +471,18 @@ YAML: dict[str, tuple[str, str]] = {
         TOP + "jobs: {worker: {count: 0x" + "f" * 10_000 + "}}\n",
         "c.yaml:3: jobs.worker.count: expected a whole number, 1 to 10000, got a very large number",
     ),
-    "a list as a key": (TOP + "jobs:\n  ? [a]\n  : 1\n", "c.yaml:4: jobs: a key must be a word or a number"),
+    "a list as a key": (
+        TOP + "jobs:\n  ? [a]\n  : 1\n",
+        "c.yaml:4: jobs: a key must be a word or a number",
+    ),
     "a text with a NUL": (
         'name: "c\\0"\n' + PROGRAM,
         "c.yaml:1: name: has a character that no text can have",
     ),
-    "an alias that is not there": (TOP + "jobs: *x\n", "c.yaml:3: (file): not YAML: found undefined alias"),
+    "an alias that is not there": (
+        TOP + "jobs: *x\n",
+        "c.yaml:3: (file): not YAML: found undefined alias",
+    ),
     "an alias that contains itself": (
         TOP + "jobs: &x\n  worker: *x\n",
         "c.yaml:3: jobs: has an alias that makes it more than 64 levels deep",
@@ -387,11 +490,15 @@ YAML: dict[str, tuple[str, str]] = {
     "a page of aliases to aliases": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
         + "".join(
-            f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+            f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n"
+            for old, new in zip("abcdefgh", "bcdefghi", strict=True)
         ),
         "c.yaml:5: e: makes the file larger than 100000 values when its aliases are expanded",
     ),
-    "nesting without end": (TOP + "jobs: " + "[" * 100_000, "c.yaml:3: (file): is nested more than 64 levels deep"),
+    "nesting without end": (
+        TOP + "jobs: " + "[" * 100_000,
+        "c.yaml:3: (file): is nested more than 64 levels deep",
+    ),
     "a file that is too large": (
         "# " + "x" * 2**20,
         "c.yaml:1: (file): is larger than 1048576 bytes: not a cluster file",

@@ -1,4 +1,5 @@
-"""Addresses as users write them: each host has one spelling, and nothing but loopback counts as loopback."""
+"""Addresses as users write them: each host has one spelling, and nothing but loopback counts as
+loopback."""
 
 from __future__ import annotations
 
@@ -37,7 +38,17 @@ OTHERS = [
     ("node7", "node7"),
 ]
 
-NEITHER = ["127.1", "127.0.0.1.", "0x7f.1", "2130706433", "127.0.0.01", "127.0.0.256", "1.2.3.4.5", "::1::", "fe80::g"]
+NEITHER = [
+    "127.1",
+    "127.0.0.1.",
+    "0x7f.1",
+    "2130706433",
+    "127.0.0.01",
+    "127.0.0.256",
+    "1.2.3.4.5",
+    "::1::",
+    "fe80::g",
+]
 
 
 @pytest.mark.parametrize(("host", "spelling"), LOOPBACK)

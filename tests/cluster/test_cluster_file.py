@@ -45,13 +45,17 @@ def test_a_mistake_names_its_file_line_and_key() -> None:
         try:
             read(text)
         except ConfigError as error:
-            assert str(error).replace("found undefined alias 'x'", "found undefined alias") == expected, name  # noqa: PT017
+            assert (  # noqa: PT017
+                str(error).replace("found undefined alias 'x'", "found undefined alias") == expected
+            ), name
         else:
             raise AssertionError(f"{name}: nothing was found wrong")
 
 
 @pytest.mark.usefixtures("folder")
-def test_half_a_character_is_refused_where_the_parser_lets_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_character_is_refused_where_the_parser_lets_it_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(config, "_LOADER", yaml.SafeLoader)
     with pytest.raises(ConfigError) as caught:
         read('name: c\nprogram: "\\ud800"\n')
@@ -73,11 +77,20 @@ def test_what_is_not_written_has_its_default() -> None:
     assert dispatcher is not None
     assert worker is not None
     assert (dispatcher.address, dispatcher.work_dir) == ("127.0.0.1:0", None)
-    assert (dispatcher.lease_s, dispatcher.reconnect_grace_s) == (limits.LEASE_S, limits.RECONNECT_GRACE_S)
-    assert (dispatcher.attempts_max, dispatcher.queue_max) == (limits.ATTEMPTS_MAX, limits.QUEUE_MAX)
+    assert (dispatcher.lease_s, dispatcher.reconnect_grace_s) == (
+        limits.LEASE_S,
+        limits.RECONNECT_GRACE_S,
+    )
+    assert (dispatcher.attempts_max, dispatcher.queue_max) == (
+        limits.ATTEMPTS_MAX,
+        limits.QUEUE_MAX,
+    )
     assert dispatcher.queue_bytes_max is None
     assert (worker.slots, worker.env, worker.tasks) == (1, {}, None)
-    assert (worker.orphan_limit_s, worker.cancel_grace_s) == (limits.ORPHAN_LIMIT_S, limits.CANCEL_GRACE_S)
+    assert (worker.orphan_limit_s, worker.cancel_grace_s) == (
+        limits.ORPHAN_LIMIT_S,
+        limits.CANCEL_GRACE_S,
+    )
     assert (loaded.security.curve, loaded.security.keys, loaded.runtime) == ("auto", None, None)
 
 
@@ -87,8 +100,16 @@ def test_every_key_of_the_file_arrives() -> None:
     dispatcher, worker = loaded.jobs.dispatcher, loaded.jobs.worker
     assert dispatcher is not None
     assert worker is not None
-    assert (dispatcher.address, dispatcher.work_dir, dispatcher.lease_s) == ("[::1]:5050", "journal", 5.0)
-    assert (dispatcher.reconnect_grace_s, dispatcher.attempts_max, dispatcher.queue_max) == (0.5, 1, 10)
+    assert (dispatcher.address, dispatcher.work_dir, dispatcher.lease_s) == (
+        "[::1]:5050",
+        "journal",
+        5.0,
+    )
+    assert (dispatcher.reconnect_grace_s, dispatcher.attempts_max, dispatcher.queue_max) == (
+        0.5,
+        1,
+        10,
+    )
     assert dispatcher.queue_bytes_max == 5_000_000_000
     assert (worker.addresses(), worker.indices()) == ({0: "node-a:5051", 7: "node-b:5051"}, [0, 7])
     assert (worker.slots, worker.orphan_limit_s, worker.cancel_grace_s) == ("auto", 1.5, 0.0)
@@ -130,7 +151,9 @@ def test_the_program_is_the_chief_also_where_the_file_has_no_such_job() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("job", "index"), [("worker", 1), ("worker", -1), ("chief", 1), ("ps", 0), ("dispatcher", 0)])
+@pytest.mark.parametrize(
+    ("job", "index"), [("worker", 1), ("worker", -1), ("chief", 1), ("ps", 0), ("dispatcher", 0)]
+)
 def test_tf_config_of_a_task_that_is_not_there_is_a_value_error(job: str, index: int) -> None:
     with pytest.raises(ValueError, match=f"cluster 'c' has no task {index} of job '{job}'"):
         read(TOP + "jobs: {dispatcher: {}, worker: {count: 1}}\n").tf_config(job, index)
@@ -138,7 +161,9 @@ def test_tf_config_of_a_task_that_is_not_there_is_a_value_error(job: str, index:
 
 @pytest.mark.usefixtures("folder")
 def test_a_command_line_is_split_as_a_shell_would() -> None:
-    loaded = read("name: c\njobs: {worker: {count: 1}}\nprogram: python 'my train.py' --lr=0.1 $HOME\n")
+    loaded = read(
+        "name: c\njobs: {worker: {count: 1}}\nprogram: python 'my train.py' --lr=0.1 $HOME\n"
+    )
     assert loaded.command == ("python", "my train.py", "--lr=0.1", "$HOME")
 
 
@@ -148,11 +173,15 @@ def test_auto_slots_are_the_cores_that_this_process_may_use() -> None:
 
 
 def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> None:
-    made = ClusterConfig(name="c", program="x", jobs=JobsConfig(ps=Job(count=1, env={"PASSWORD": "hunter2"})))
+    made = ClusterConfig(
+        name="c", program="x", jobs=JobsConfig(ps=Job(count=1, env={"PASSWORD": "hunter2"}))
+    )
     assert "PASSWORD" in repr(made)
     assert "hunter2" not in repr(made)
     with pytest.raises(ConfigError) as caught:
-        ClusterConfig.from_dict({**made.to_dict(), "jobs": {"ps": {"count": 1, "env": {"PASSWORD": ["hunter2"]}}}})
+        ClusterConfig.from_dict(
+            {**made.to_dict(), "jobs": {"ps": {"count": 1, "env": {"PASSWORD": ["hunter2"]}}}}
+        )
     assert "hunter2" not in str(caught.value)
 
 
@@ -162,7 +191,10 @@ def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> 
         ({"name": "c"}, "(dict):1: jobs: required key is missing"),
         (
             {"name": "c", "program": "x", "jobs": {"worker": {"tasks": {"1": "a:0"}}}},
-            "(dict):1: jobs.worker.tasks[1]: bad address 'a:0': the other tasks must know the port (or use count)",
+            (
+                "(dict):1: jobs.worker.tasks[1]: bad address 'a:0': the other tasks must know the "
+                "port (or use count)"
+            ),
         ),
     ],
 )
@@ -172,7 +204,7 @@ def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], expected: st
     assert str(caught.value) == expected
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("folder")
@@ -205,10 +237,12 @@ def test_a_file_that_is_not_utf8_is_a_config_error_with_the_line(folder: Path) -
     assert str(caught.value) == "c.yaml:2: (file): is not UTF-8: byte 0xff"
 
 
-# -- from parent to child ---------------------------------------------------------------------------------------------
+# -- from parent to child --------------------------------------------------------------------------
 
 
-def test_a_child_reads_what_its_parent_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_reads_what_its_parent_resolved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolved = ClusterConfig(
         name="c",
         program=["python", "x.py"],
@@ -224,7 +258,9 @@ def test_a_child_reads_what_its_parent_resolved(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_the_variable_there_is_no_config(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_there_is_no_config(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(CONFIG_ENV, "x")
     if value is None:
         monkeypatch.delenv(CONFIG_ENV)
@@ -236,11 +272,13 @@ def test_without_the_variable_there_is_no_config(value: str | None, monkeypatch:
 @pytest.mark.usefixtures("folder")
 def test_a_variable_that_names_no_file_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_ENV, "gone.yaml")
-    with pytest.raises(ConfigError, match=r"^gone.yaml:1: \(file\): cannot be read: No such file or directory$"):
+    with pytest.raises(
+        ConfigError, match=r"^gone.yaml:1: \(file\): cannot be read: No such file or directory$"
+    ):
         ClusterConfig.from_environment()
 
 
-# -- the files that ship ----------------------------------------------------------------------------------------------
+# -- the files that ship ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -253,13 +291,17 @@ def test_every_file_in_configs_is_right(path: Path) -> None:
 )
 def test_the_main_job_has_two_workers_of_one_slot_on_loopback(file: str, curve: object) -> None:
     loaded = ClusterConfig.load(CONFIGS / file)
-    assert (loaded.name, loaded.program, loaded.security.curve) == ("digits", "python examples/digits.py", curve)
+    assert (loaded.name, loaded.program, loaded.security.curve) == (
+        "digits",
+        "python examples/digits.py",
+        curve,
+    )
     assert loaded.jobs.worker == WorkerJob(count=2, slots=1)
     assert loaded.jobs.dispatcher is not None
     assert loaded.jobs.dispatcher.address == "127.0.0.1:0"
 
 
-# -- any bytes, any texts ---------------------------------------------------------------------------------------------
+# -- any bytes, any texts --------------------------------------------------------------------------
 
 _PLAIN = "name jobs worker tasks count { } [ ] &a *a !!int !x << 1 -1 1e999 .nan yes ~ ' # | > % @ --- 2026-01-01 1:30"
 _WORDS = st.sampled_from([*_PLAIN.split(), '"', ": ", "\n", "  ", "- ", "? ", "\t"])
@@ -274,7 +316,10 @@ few = settings(max_examples=50, deadline=None)
 
 
 @few
-@given(data=st.binary(max_size=200) | st.lists(_WORDS, max_size=30).map(lambda words: "".join(words).encode()))
+@given(
+    data=st.binary(max_size=200)
+    | st.lists(_WORDS, max_size=30).map(lambda words: "".join(words).encode())
+)
 def test_any_bytes_are_a_config_or_a_config_error_and_nothing_else(file: Path, data: bytes) -> None:
     file.write_bytes(data)
     with contextlib.suppress(ConfigError):
@@ -286,9 +331,14 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @few
 @given(
-    env=st.dictionaries(_TEXT.filter(lambda name: name and "=" not in name), _TEXT), words=st.lists(_TEXT, min_size=1)
+    env=st.dictionaries(_TEXT.filter(lambda name: name and "=" not in name), _TEXT),
+    words=st.lists(_TEXT, min_size=1),
 )
-def test_any_text_survives_the_way_to_a_child(file: Path, env: dict[str, str], words: list[str]) -> None:
-    made = ClusterConfig(name="c", program=["x", *words], jobs=JobsConfig(worker=WorkerJob(count=1, env=env)))
+def test_any_text_survives_the_way_to_a_child(
+    file: Path, env: dict[str, str], words: list[str]
+) -> None:
+    made = ClusterConfig(
+        name="c", program=["x", *words], jobs=JobsConfig(worker=WorkerJob(count=1, env=env))
+    )
     file.write_text(made.to_yaml())
     assert ClusterConfig.load(file) == made

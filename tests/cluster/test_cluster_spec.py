@@ -1,4 +1,5 @@
-"""ClusterSpec and the definitions: first the tests that TensorFlow has, by their names, then what the contract adds."""
+"""ClusterSpec and the definitions: first the tests that TensorFlow has, by their names, then what
+the contract adds."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ import yaml
 from zmqdist.cluster import ClusterDef, ClusterDeviceFilters, ClusterSpec, JobDef, ServerDef
 from zmqdist.errors import InvalidArgumentError
 
-# -- TensorFlow's ServerDefTest and ClusterSpecTest --------------------------------------------------------------------
+# -- TensorFlow's ServerDefTest and ClusterSpecTest ------------------------------------------------
 
 
 def test_local_server() -> None:
     cluster = ClusterSpec({"local": ["localhost:2222"]}).as_cluster_def()
     server = ServerDef(cluster=cluster, job_name="local", task_index=0, protocol="zmq")
-    assert server == ServerDef(ClusterDef([JobDef("local", {0: "localhost:2222"})]), "local", 0, protocol="zmq")
+    assert server == ServerDef(
+        ClusterDef([JobDef("local", {0: "localhost:2222"})]), "local", 0, protocol="zmq"
+    )
     assert ClusterSpec(cluster).as_cluster_def() == cluster
 
 
@@ -31,7 +34,10 @@ def test_two_processes() -> None:
 
 
 def test_two_jobs() -> None:
-    jobs = {"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222", "worker2:2222"]}
+    jobs = {
+        "ps": ["ps0:2222", "ps1:2222"],
+        "worker": ["worker0:2222", "worker1:2222", "worker2:2222"],
+    }
     cluster = ClusterSpec(jobs).as_cluster_def()
     server = ServerDef(cluster=cluster, job_name="worker", task_index=2, protocol="zmq")
     assert [job.name for job in server.cluster.job] == ["ps", "worker"]
@@ -41,7 +47,9 @@ def test_two_jobs() -> None:
 
 
 def test_dense_and_sparse_jobs() -> None:
-    spec = ClusterSpec({"ps": ["ps0:2222", "ps1:2222"], "worker": {0: "worker0:2222", 2: "worker2:2222"}})
+    spec = ClusterSpec(
+        {"ps": ["ps0:2222", "ps1:2222"], "worker": {0: "worker0:2222", 2: "worker2:2222"}}
+    )
     cluster = spec.as_cluster_def()
     assert cluster.job == [
         JobDef("ps", {0: "ps0:2222", 1: "ps1:2222"}),
@@ -52,11 +60,13 @@ def test_dense_and_sparse_jobs() -> None:
 
 def test_string_conversion() -> None:
     spec = ClusterSpec(
-        {"worker": ["worker0:3333", "worker1:4444"], "ps": ["ps0:1111"], "sparse": {1: "s1:1", 0: "s0:1"}}
+        {
+            "worker": ["worker0:3333", "worker1:4444"],
+            "ps": ["ps0:1111"],
+            "sparse": {1: "s1:1", 0: "s0:1"},
+        }
     )
-    expected = (
-        "ClusterSpec({'ps': ['ps0:1111'], 'sparse': ['s0:1', 's1:1'], 'worker': ['worker0:3333', 'worker1:4444']})"
-    )
+    expected = "ClusterSpec({'ps': ['ps0:1111'], 'sparse': ['s0:1', 's1:1'], 'worker': ['worker0:3333', 'worker1:4444']})"
     assert (str(spec), repr(spec)) == (expected, expected)
 
 
@@ -69,7 +79,9 @@ def four_ways_are_one(given: dict[str, Any]) -> bool:
 
 
 def test_proto_dict_def_equivalences() -> None:
-    assert four_ways_are_one({"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222"]})
+    assert four_ways_are_one(
+        {"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222"]}
+    )
 
 
 def test_proto_dict_def_equivalences_with_zero_worker() -> None:
@@ -90,7 +102,12 @@ def test_cluster_spec_accessors() -> None:
     assert spec.task_address("sparse", 3) == "sparse3:2222"
     assert spec.job_tasks("worker") == given["worker"]
     assert spec.job_tasks("sparse") == ["sparse0:2222", None, None, "sparse3:2222"]
-    for ask in (spec.num_tasks, spec.task_indices, spec.job_tasks, lambda job: spec.task_address(job, 0)):
+    for ask in (
+        spec.num_tasks,
+        spec.task_indices,
+        spec.job_tasks,
+        lambda job: spec.task_address(job, 0),
+    ):
         with pytest.raises(ValueError, match="no job 'unknown'"):
             ask("unknown")
     with pytest.raises(ValueError, match="job 'sparse' has no task with index 2"):
@@ -113,12 +130,14 @@ def test_eq() -> None:
     assert ClusterSpec({"a": ["x"]}) == {"a": {0: "x"}}
 
 
-@pytest.mark.parametrize("other", [{"job": ["b:1", "a:1"]}, {"job": ["a:1", "c:1"]}, {"other": ["a:1", "b:1"]}, {}])
+@pytest.mark.parametrize(
+    "other", [{"job": ["b:1", "a:1"]}, {"job": ["a:1", "c:1"]}, {"other": ["a:1", "b:1"]}, {}]
+)
 def test_ne(other: dict[str, list[str]]) -> None:
     assert ClusterSpec({"job": ["a:1", "b:1"]}) != ClusterSpec(other)
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cluster", [["a:1"], None, "a:1", 3], ids=repr)
@@ -154,7 +173,10 @@ def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, expected:
         ({"w": {"1": "a:1", 1: "b:1"}}, "job 'w' has the task index 1 twice"),
         ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is listed twice"),
         (ClusterDef([JobDef("w"), JobDef("w")]), "job 'w' is listed twice"),
-        (ClusterDef([JobDef("w", {-2: "a:1"})]), "task index -2 of job 'w' is not between 0 and 2147483647"),
+        (
+            ClusterDef([JobDef("w", {-2: "a:1"})]),
+            "task index -2 of job 'w' is not between 0 and 2147483647",
+        ),
     ],
 )
 def test_a_wrong_index_or_a_second_job_is_a_value_error(cluster: Any, expected: str) -> None:
@@ -190,7 +212,11 @@ def test_what_was_given_is_copied_and_the_cluster_def_is_always_the_same_object(
 def test_jobs_keep_the_order_of_a_dict_and_are_sorted_from_a_def_or_spec() -> None:
     spec = ClusterSpec({"worker": [], "ps": [], "chief": []})
     assert spec.jobs == ["worker", "ps", "chief"]
-    assert ClusterSpec(spec).jobs == ClusterSpec(spec.as_cluster_def()).jobs == ["chief", "ps", "worker"]
+    assert (
+        ClusterSpec(spec).jobs
+        == ClusterSpec(spec.as_cluster_def()).jobs
+        == ["chief", "ps", "worker"]
+    )
     unsorted = ClusterDef([JobDef("b", {1: "x:1", 0: "y:1"}), JobDef("a")])
     assert list(ClusterSpec(unsorted).as_cluster_def().job[1].tasks) == [0, 1]
     assert ClusterSpec(unsorted).jobs == ["a", "b"]
@@ -198,7 +224,11 @@ def test_jobs_keep_the_order_of_a_dict_and_are_sorted_from_a_def_or_spec() -> No
 
 def test_an_empty_job_has_no_tasks_and_no_error() -> None:
     spec = ClusterSpec({"worker": []})
-    assert (spec.job_tasks("worker"), spec.num_tasks("worker"), spec.as_dict()) == ([], 0, {"worker": {}})
+    assert (spec.job_tasks("worker"), spec.num_tasks("worker"), spec.as_dict()) == (
+        [],
+        0,
+        {"worker": {}},
+    )
     assert spec.as_cluster_def() == ClusterDef([JobDef("worker")])
 
 
@@ -243,7 +273,7 @@ def test_validate_lists_every_bad_or_repeated_address() -> None:
     assert ClusterSpec({"worker": ["a:1", "[::1]:1", "127.0.0.1:1"]}).validate() == []
 
 
-# -- definitions ------------------------------------------------------------------------------------------------------
+# -- definitions -----------------------------------------------------------------------------------
 
 SERVER = ServerDef(
     ClusterDef([JobDef("ps", {10: "p:1", 2: "q:1"}), JobDef("worker", {0: "w:1"})]),
@@ -261,7 +291,13 @@ def test_a_server_def_survives_dict_bytes_and_copy() -> None:
     parsed = ServerDef(job_name="other")
     data = SERVER.SerializeToString()
     assert parsed.ParseFromString(data) == len(data)
-    assert parsed == ServerDef.from_dict(SERVER.to_dict()) == SERVER.copy() == copy.copy(SERVER) == SERVER
+    assert (
+        parsed
+        == ServerDef.from_dict(SERVER.to_dict())
+        == SERVER.copy()
+        == copy.copy(SERVER)
+        == SERVER
+    )
     twin = SERVER.copy()
     twin.cluster.job[0].tasks[3] = "new:1"
     assert twin != SERVER
@@ -274,7 +310,11 @@ def test_a_server_def_survives_yaml() -> None:
 def test_equal_content_gives_equal_bytes() -> None:
     one, other = JobDef("w", {1: "a:1", 10: "b:1"}), JobDef("w", {10: "b:1", 1: "a:1"})
     assert one == other
-    assert one.SerializeToString() == other.SerializeToString() == b'{"name":"w","tasks":{"1":"a:1","10":"b:1"}}'
+    assert (
+        one.SerializeToString()
+        == other.SerializeToString()
+        == b'{"name":"w","tasks":{"1":"a:1","10":"b:1"}}'
+    )
 
 
 def test_what_from_dict_makes_shares_nothing_with_its_source() -> None:
@@ -286,7 +326,16 @@ def test_what_from_dict_makes_shares_nothing_with_its_source() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{", b"\xff", b"[]", b'{"job_name":1}', b'{"cluster":{"job":[{"nmae":"w"}]}}', b'{"x":1}', b"[" * 100_000],
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b'{"job_name":1}',
+        b'{"cluster":{"job":[{"nmae":"w"}]}}',
+        b'{"x":1}',
+        b"[" * 100_000,
+    ],
     ids=["empty", "cut", "binary", "list", "type", "inner key", "outer key", "deep"],
 )
 def test_bytes_that_are_no_server_def_are_a_value_error_and_change_nothing(data: bytes) -> None:
@@ -308,7 +357,9 @@ def test_bytes_that_are_no_server_def_are_a_value_error_and_change_nothing(data:
         ("host", 0, "host"),
     ],
 )
-def test_the_port_of_a_server_def_overrides_that_of_its_own_address(address: str, port: int, own: str) -> None:
+def test_the_port_of_a_server_def_overrides_that_of_its_own_address(
+    address: str, port: int, own: str
+) -> None:
     server = ServerDef(ClusterDef([JobDef("w", {4: address})]), "w", 4, port=port)
     assert server.own_address() == own
 
@@ -316,7 +367,9 @@ def test_the_port_of_a_server_def_overrides_that_of_its_own_address(address: str
 @pytest.mark.parametrize(("job", "index"), [("w", 1), ("v", 0)])
 def test_a_task_that_the_cluster_lacks_has_no_own_address(job: str, index: int) -> None:
     server = ServerDef(ClusterDef([JobDef("w", {0: "a:1"})]), job, index)
-    with pytest.raises(InvalidArgumentError, match=f"task {index} of job '{job}' was not defined in cluster"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"task {index} of job '{job}' was not defined in cluster"
+    ):
         server.own_address()
 
 
@@ -336,7 +389,9 @@ def test_a_task_with_device_filters_sees_what_matches_and_itself() -> None:
     ]
     assert seen == [True, False, False, True, True]
     assert filters.is_visible("worker", 1, "/job:worker/task:0"), "no filters were set for it"
-    assert filters.is_visible("worker", 2, "/job:worker/task:0"), "an empty list of filters hides nothing"
+    assert filters.is_visible("worker", 2, "/job:worker/task:0"), (
+        "an empty list of filters hides nothing"
+    )
 
 
 def test_device_filters_must_be_strings_of_the_right_form() -> None:

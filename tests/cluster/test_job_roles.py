@@ -21,7 +21,9 @@ WORKERS = {"worker": ["w:1", "w:2", "w:3"]}
 SPARSE = {"worker": {2: "w:1", 7: "w:2"}}
 
 
-@pytest.mark.parametrize("form", [dict, ClusterSpec, lambda jobs: ClusterSpec(jobs).as_cluster_def()])
+@pytest.mark.parametrize(
+    "form", [dict, ClusterSpec, lambda jobs: ClusterSpec(jobs).as_cluster_def()]
+)
 def test_a_cluster_may_be_a_dict_a_spec_or_a_def(form: Any) -> None:
     validate_cluster_spec(form(CHIEF), "ps", 1)
     assert coordination_leader(form(CHIEF)) == ("ps", 0)
@@ -39,7 +41,9 @@ def test_a_cluster_may_be_a_dict_a_spec_or_a_def(form: Any) -> None:
         ({}, None, None),
     ],
 )
-def test_a_task_of_an_allowed_cluster_is_accepted(cluster: Any, task_type: str | None, task_id: int | None) -> None:
+def test_a_task_of_an_allowed_cluster_is_accepted(
+    cluster: Any, task_type: str | None, task_id: int | None
+) -> None:
     validate_cluster_spec(cluster, task_type, task_id)
 
 
@@ -52,8 +56,18 @@ def test_a_task_of_an_allowed_cluster_is_accepted(cluster: Any, task_type: str |
             None,
             "there is no job 'master' in a cluster that trains; allowed are chief, worker,",
         ),
-        ({"chief": ["a:1", "b:1"]}, None, None, "the cluster has 2 tasks of job 'chief', at most 1 is allowed"),
-        ({"evaluator": ["a:1", "b:1"]}, None, None, "the cluster has 2 tasks of job 'evaluator', at most 1"),
+        (
+            {"chief": ["a:1", "b:1"]},
+            None,
+            None,
+            "the cluster has 2 tasks of job 'chief', at most 1 is allowed",
+        ),
+        (
+            {"evaluator": ["a:1", "b:1"]},
+            None,
+            None,
+            "the cluster has 2 tasks of job 'evaluator', at most 1",
+        ),
         (CHIEF, "master", 0, "there is no task type 'master'; allowed are"),
         (WORKERS, "ps", 0, "task type 'ps' is not a job of the cluster; it has worker"),
         (WORKERS, "worker", 3, "job 'worker' has no task 3; it has 0 to 2"),
@@ -89,7 +103,9 @@ def test_a_cluster_or_task_that_breaks_a_rule_is_a_value_error(
         ({}, (None, None), True),
     ],
 )
-def test_the_chief_is_the_chief_the_evaluator_or_else_the_first_worker(cluster: Any, task: Any, chief: bool) -> None:
+def test_the_chief_is_the_chief_the_evaluator_or_else_the_first_worker(
+    cluster: Any, task: Any, chief: bool
+) -> None:
     assert is_chief(cluster, *task) is chief
 
 
@@ -101,7 +117,9 @@ def test_chief_and_workers_are_counted_and_the_evaluator_apart() -> None:
 
 
 def test_ids_begin_with_the_chief_and_follow_with_the_workers() -> None:
-    assert [id_in_cluster(CHIEF, *task) for task in (("chief", 0), ("worker", 0), ("worker", 1))] == [0, 1, 2]
+    assert [
+        id_in_cluster(CHIEF, *task) for task in (("chief", 0), ("worker", 0), ("worker", 1))
+    ] == [0, 1, 2]
     assert [id_in_cluster(WORKERS, "worker", index) for index in range(3)] == [0, 1, 2]
     assert [id_in_cluster(SPARSE, "worker", index) for index in (2, 7)] == [0, 1]
     assert id_in_cluster(CHIEF, "evaluator", 0) == 0
@@ -120,7 +138,9 @@ def test_ids_begin_with_the_chief_and_follow_with_the_workers() -> None:
         ({}, (None, None), None),
     ],
 )
-def test_the_chief_or_else_the_first_worker_leads_collectives(cluster: Any, task: Any, leader: Any) -> None:
+def test_the_chief_or_else_the_first_worker_leads_collectives(
+    cluster: Any, task: Any, leader: Any
+) -> None:
     assert collective_leader(cluster, *task) == leader
 
 
@@ -138,5 +158,7 @@ def test_the_chief_or_else_the_first_worker_leads_collectives(cluster: Any, task
         ({}, None),
     ],
 )
-def test_a_ps_then_the_chief_then_a_worker_leads_the_coordination(cluster: Any, leader: Any) -> None:
+def test_a_ps_then_the_chief_then_a_worker_leads_the_coordination(
+    cluster: Any, leader: Any
+) -> None:
     assert coordination_leader(cluster) == leader

@@ -18,7 +18,10 @@ def cluster(**keys: Any) -> dict[str, Any]:
     ("keys", "mistake"),
     [
         ({"ports": "5000"}, "ports: '5000' is not a range of ports: write it as 5000-5100"),
-        ({"ports": "5100-5000"}, "ports: '5100-5000' is not a range of ports: from 1 to 65535, the lower one first"),
+        (
+            {"ports": "5100-5000"},
+            "ports: '5100-5000' is not a range of ports: from 1 to 65535, the lower one first",
+        ),
         (
             {"jobs": {"worker": {"count": 2, "advertise": "gw:5051"}}},
             "jobs.worker.advertise: names one port for 2 tasks (write the host alone)",

@@ -1,6 +1,7 @@
 """The JSON Schema agrees with the parser: on what is right, and on each mistake of structure.
 
-The real validator is used where it is installed; otherwise the few keywords that the schema uses are checked here.
+The real validator is used where it is installed; otherwise the few keywords that the schema uses
+are checked here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def fits(value: Any, rule: dict[str, Any], top: dict[str, Any]) -> bool:
 
 def _has_type(value: Any, wanted: str | list[str]) -> bool:
     names = [wanted] if isinstance(wanted, str) else wanted
-    return any(isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names)
+    return any(
+        isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+        for name in names
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -60,7 +64,9 @@ _KEYWORDS: dict[str, Any] = {
             if key not in r.get("properties", {})
         )
     ),
-    "propertyNames": lambda v, w, r, top: not isinstance(v, dict) or all(fits(key, w, top) for key in v),
+    "propertyNames": lambda v, w, r, top: (
+        not isinstance(v, dict) or all(fits(key, w, top) for key in v)
+    ),
     "minProperties": lambda v, w, r, top: not isinstance(v, dict) or len(v) >= w,
     "items": lambda v, w, r, top: not isinstance(v, list) or all(fits(item, w, top) for item in v),
     "minItems": lambda v, w, r, top: not isinstance(v, list) or len(v) >= w,
@@ -85,7 +91,8 @@ def accepts(text: str) -> bool:
 
 @functools.cache
 def _checked() -> tuple[dict[str, Any], Any]:
-    """The schema, and the real validator of it; made once, because to check a schema takes longer than any file does."""
+    """The schema, and the real validator of it; made once, because to check a schema takes longer
+    than any file does."""
     top = schema()
     if importlib.util.find_spec("jsonschema") is None:
         return top, None

@@ -41,7 +41,8 @@ def write(text: str) -> None:
         (
             "everything",
             (
-                "ok: big.cluster_1-a: dispatcher at [::1]:5050, worker x 2 (slots auto), ps x 2, chief x 1, evaluator x 1; "
+                "ok: big.cluster_1-a: dispatcher at [::1]:5050, worker x 2 (slots auto), ps x 2, "
+                "chief x 1, evaluator x 1; "
                 "curve true\n"
             ),
         ),
@@ -61,7 +62,11 @@ def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
         "name": "big.cluster_1-a",
         "jobs": {
             "dispatcher": {"tasks": 1, "address": "[::1]:5050"},
-            "worker": {"tasks": 2, "slots": "auto", "addresses": {"0": "node-a:5051", "7": "node-b:5051"}},
+            "worker": {
+                "tasks": 2,
+                "slots": "auto",
+                "addresses": {"0": "node-a:5051", "7": "node-b:5051"},
+            },
             "ps": {"tasks": 2, "addresses": {"0": "node-a:5052", "1": "node-b:5052"}},
             "chief": {"tasks": 1, "addresses": {"0": "node-a:5053"}},
             "evaluator": {"tasks": 1},

@@ -12,7 +12,9 @@ from zmqdist.errors import ConfigError
 
 
 def config(worker: dict[str, Any], **others: Any) -> ClusterConfig:
-    return ClusterConfig.from_dict({"name": "c", "jobs": {"worker": worker}, "program": "python x.py", **others})
+    return ClusterConfig.from_dict(
+        {"name": "c", "jobs": {"worker": worker}, "program": "python x.py", **others}
+    )
 
 
 def test_bounds_are_taken_and_the_most_of_them_counts_for_cores() -> None:
@@ -37,7 +39,11 @@ def test_without_bounds_the_count_is_the_most() -> None:
         ({"count": 9, "min": 1, "max": 8}, {}, "jobs.worker.count: is 9, and min is 1 and max 8"),
         ({"count": 1, "min": 0, "max": 8}, {}, "jobs.worker.min: expected a whole number, 1 to"),
         ({"tasks": ["a:1"], "min": 1, "max": 2}, {}, "jobs.worker.tasks: lists the workers"),
-        ({"count": 1, "min": 1, "max": 2}, {"launcher": "ray"}, "jobs.worker.max: has no effect with Ray"),
+        (
+            {"count": 1, "min": 1, "max": 2},
+            {"launcher": "ray"},
+            "jobs.worker.max: has no effect with Ray",
+        ),
         (
             {"count": 1, "min": 1, "max": 3},
             {"launcher": "ssh", "ssh": {"hosts": [{"host": "a", "slots": 2}]}},
@@ -45,6 +51,8 @@ def test_without_bounds_the_count_is_the_most() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_refused(worker: dict[str, Any], others: dict[str, Any], text: str) -> None:
+def test_a_contradiction_is_refused(
+    worker: dict[str, Any], others: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         config(worker, **others)

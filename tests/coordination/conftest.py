@@ -1,4 +1,5 @@
-"""Fixtures of this folder: keepers and clients that are ended, secrets of their own, child processes that are killed."""
+"""Fixtures of this folder: keepers and clients that are ended, secrets of their own, child
+processes that are killed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def _own_secrets(own_secrets: None) -> None:
 
 @pytest.fixture
 def keep() -> Iterator[Callable[..., Keeper]]:
-    """keep(tasks, **config): a keeper here; at the end nobody waits there, and nothing has failed in its loop."""
+    """keep(tasks, **config): a keeper here; at the end nobody waits there, and nothing has failed
+    in its loop."""
     made: list[Keeper] = []
 
     def make(*args: Any, **kwargs: Any) -> Keeper:
@@ -34,7 +36,8 @@ def keep() -> Iterator[Callable[..., Keeper]]:
 
 @pytest.fixture
 def join(keep: Callable[..., Keeper]) -> Iterator[Callable[..., CoordinationClient]]:
-    """join(keeper or address, "worker:1", ...): a client. Clients are closed before the keepers stop."""
+    """join(keeper or address, "worker:1", ...): a client. Clients are closed before the keepers
+    stop."""
     made: list[CoordinationClient] = []
 
     def make(where: Keeper | str, *args: Any, **kwargs: Any) -> CoordinationClient:

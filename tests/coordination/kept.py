@@ -1,4 +1,5 @@
-"""A keeper of barriers and keys on a port of its own, and what the tests of this folder do with tasks."""
+"""A keeper of barriers and keys on a port of its own, and what the tests of this folder do with
+tasks."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ sys.stdin.read()
 class Keeper:
     """A CoordinationService for so many workers (or these tasks, or None for whoever comes)."""
 
-    def __init__(self, tasks: int | list[Task] | None = 2, *, address: str = "127.0.0.1:0", **config: Any) -> None:
+    def __init__(
+        self, tasks: int | list[Task] | None = 2, *, address: str = "127.0.0.1:0", **config: Any
+    ) -> None:
         names = [("worker", index) for index in range(tasks)] if isinstance(tasks, int) else tasks
         self.left = 0
         """Questions that still waited after the stop."""
@@ -58,7 +61,9 @@ class Keeper:
         router = Router(self.loop, Credentials().server("127.0.0.1"), hello)
         self.address = router.bind(address)
         rpc = RpcService("keeper")
-        self.service = CoordinationService(rpc, router, self.loop, incarnation, names, CoordinationConfig(**config))
+        self.service = CoordinationService(
+            rpc, router, self.loop, incarnation, names, CoordinationConfig(**config)
+        )
         rpc.attach(router, self.loop, incarnation)
         self.loop.on_stop(rpc.close)
         self.loop.start()
@@ -80,7 +85,8 @@ class Keeper:
 
 
 class Cut:
-    """A wire to a keeper that can be cut: connections to `address` are passed on, until `away` ends them; `back` takes new ones."""
+    """A wire to a keeper that can be cut: connections to `address` are passed on, until `away` ends
+    them; `back` takes new ones."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -29,8 +29,19 @@ def pair(keep: Keep, join: Join) -> tuple[CoordinationClient, CoordinationClient
     return join(keeper, "worker:0"), join(keeper, "worker:1")
 
 
-def test_a_value_is_anything_that_travels_type_for_type(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
-    values: list[Any] = ["text", b"bytes", 7, 1.5, None, True, ("a", [1, {"b": 2}]), {"x": {"y": ()}}]
+def test_a_value_is_anything_that_travels_type_for_type(
+    pair: tuple[CoordinationClient, CoordinationClient],
+) -> None:
+    values: list[Any] = [
+        "text",
+        b"bytes",
+        7,
+        1.5,
+        None,
+        True,
+        ("a", [1, {"b": 2}]),
+        {"x": {"y": ()}},
+    ]
     for number, value in enumerate(values):
         pair[0].kv.set(f"k/{number}", value)
         got = pair[1].kv.get(f"k/{number}")
@@ -50,7 +61,9 @@ def test_an_array_is_as_it_was_when_it_was_set_and_private_to_who_gets_it(
     np.testing.assert_array_equal(second, np.arange(size, dtype=np.float32))
 
 
-def test_set_get_try_get_delete_list_increment(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
+def test_set_get_try_get_delete_list_increment(
+    pair: tuple[CoordinationClient, CoordinationClient],
+) -> None:
     kv, other = pair[0].kv, pair[1].kv
     kv.set("dir/a", 1)
     with pytest.raises(errors.AlreadyExistsError, match="overwrite=True"):
@@ -67,9 +80,14 @@ def test_set_get_try_get_delete_list_increment(pair: tuple[CoordinationClient, C
         kv.get("never", 0.05)
 
 
-def test_increments_of_many_are_all_different(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
+def test_increments_of_many_are_all_different(
+    pair: tuple[CoordinationClient, CoordinationClient],
+) -> None:
     seen: list[int] = []
-    callers = [Caller(lambda kv=task.kv: seen.extend(kv.increment("n") for _ in range(50))) for task in pair * 2]
+    callers = [
+        Caller(lambda kv=task.kv: seen.extend(kv.increment("n") for _ in range(50)))
+        for task in pair * 2
+    ]
     assert [caller.ended() for caller in callers] == [None] * 4
     assert sorted(seen) == list(range(1, 201))
 
@@ -80,7 +98,10 @@ def test_a_thousand_keys_are_waited_for_without_a_thread(keep: Keep, join: Join)
     client = join(keeper, "worker:0")
     client.register(30)
     threads = threading.active_count()
-    waiting = [internal_client.start(by_hand, "coordination.kv_get", f"key/{number}", None) for number in range(1000)]
+    waiting = [
+        internal_client.start(by_hand, "coordination.kv_get", f"key/{number}", None)
+        for number in range(1000)
+    ]
     assert not waiting[0].done()
     until(lambda: keeper.service.snapshot().key_waits == 1000)
     assert threading.active_count() <= threads + 1  # the reader of this client
@@ -98,7 +119,9 @@ def test_who_is_no_task_has_the_keys_alone(keep: Keep, join: Join) -> None:
     visitor.kv.set("k", 1)
     assert visitor.kv.try_get("k") == 1
     assert list(visitor.task_states()) == ["worker:0"]
-    with pytest.raises(errors.FailedPreconditionError, match="this client is no task of the cluster"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match="this client is no task of the cluster"
+    ):
         visitor.barrier("b")
     alone = join(free_address())
     with pytest.raises(errors.DeadlineExceededError):

@@ -1,4 +1,5 @@
-"""Tasks of a cluster that meet at barriers and hear of each other: real sockets, and processes where somebody dies."""
+"""Tasks of a cluster that meet at barriers and hear of each other: real sockets, and processes
+where somebody dies."""
 
 from __future__ import annotations
 
@@ -33,37 +34,51 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# -- barriers ------------------------------------------------------------------------------------------------------------
+# -- barriers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes("coordination")
-def test_tasks_in_processes_of_their_own_meet_again_and_again(keep: Keep, join: Join, child: Child) -> None:
+def test_tasks_in_processes_of_their_own_meet_again_and_again(
+    keep: Keep, join: Join, child: Child
+) -> None:
     keeper = keep(3)
     children = [child(TASK, keeper.address, f"worker:{index}", "x y x") for index in (1, 2)]
     client = join(keeper, "worker:0")
     for name in ("x", "y", "x"):
         client.barrier(name, 60)
     for process in children:
-        assert [said(process) for _ in range(4)] == ["registered", "passed x", "passed y", "passed x"]
+        assert [said(process) for _ in range(4)] == [
+            "registered",
+            "passed x",
+            "passed y",
+            "passed x",
+        ]
 
 
-def test_a_subset_meets_without_the_others_and_an_unknown_task_is_refused(keep: Keep, join: Join) -> None:
+def test_a_subset_meets_without_the_others_and_an_unknown_task_is_refused(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(3)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     other = Caller(clients[1].barrier, "b", 30, [("worker", 1), "/job:worker/replica:0/task:0"])
     clients[0].barrier("b", 30, ["worker:0", "worker:1"])
     assert other.ended() is None
-    with pytest.raises(errors.InvalidArgumentError, match="worker:9 is not in the cluster, which has worker:0"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="worker:9 is not in the cluster, which has worker:0"
+    ):
         clients[0].barrier("c", 30, ["worker:0", "worker:9"])
 
 
-def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pass(keep: Keep, join: Join) -> None:
+def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pass(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(3)
     clients = [join(keeper, f"worker:{index}") for index in range(3)]
     waiting = Caller(clients[1].barrier, "b", 0.2)
     until(lambda: keeper.waiting == 4)  # three questions for errors, and this
     with pytest.raises(
-        errors.DeadlineExceededError, match=r"2/3 tasks came, the first was worker:1; missing: worker:2"
+        errors.DeadlineExceededError,
+        match=r"2/3 tasks came, the first was worker:1; missing: worker:2",
     ):
         clients[0].barrier("b")
     assert isinstance(waiting.ended(), errors.DeadlineExceededError)
@@ -77,7 +92,8 @@ def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pa
 def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_named(
     keep: Keep, join: Join, child: Child
 ) -> None:
-    """At once: its connection may be away for an hour here, but the kernel knows that the process has ended."""
+    """At once: its connection may be away for an hour here, but the kernel knows that the process
+    has ended."""
     keeper = keep(3, reconnect_grace_s=3600.0, heartbeat_timeout_s=3600.0)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     victim = child(TASK, keeper.address, "worker:2", "")
@@ -96,7 +112,9 @@ def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_
     assert (task, type(reported)) == ("worker:2", errors.UnavailableError)
 
 
-def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(keep: Keep, join: Join, child: Child) -> None:
+def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(
+    keep: Keep, join: Join, child: Child
+) -> None:
     keeper = keep(2, heartbeat_timeout_s=1.0)
     client = join(keeper, "worker:0")
     victim = child(TASK, keeper.address, "worker:1", "")
@@ -113,11 +131,16 @@ def test_who_stops_waiting_has_not_come(keep: Keep, join: Join) -> None:
     join(keeper, "worker:0", 77).register(30)
     other = join(keeper, "worker:1")
     by_hand = ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker"))
-    pending = internal_client.start(by_hand, "coordination.barrier", ("worker", 0, 77), "b", 0, None, None)
+    pending = internal_client.start(
+        by_hand, "coordination.barrier", ("worker", 0, 77), "b", 0, None, None
+    )
     until(lambda: keeper.missing("b") == ("worker:1",))
     pending.cancel()
     until(lambda: keeper.missing("b") == ())
-    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came, the first was worker:1; missing: worker:0"):
+    with pytest.raises(
+        errors.DeadlineExceededError,
+        match="1/2 tasks came, the first was worker:1; missing: worker:0",
+    ):
         other.barrier("b", 0.1)
     by_hand.close()
 
@@ -142,7 +165,11 @@ def test_a_wait_without_an_end_says_for_whom(
     client = join(keeper, "worker:0")
     with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
         waiting = [Caller(client.barrier, "b"), Caller(client.kv.get, "k")]
-        until(lambda: "s at barrier 'b', for worker:1" in caplog.text and "s for key 'k'" in caplog.text)
+        until(
+            lambda: (
+                "s at barrier 'b', for worker:1" in caplog.text and "s for key 'k'" in caplog.text
+            )
+        )
     client.cancel_barrier("b")
     client.kv.set("k", 1)
     assert [type(caller.ended()) for caller in waiting] == [errors.CancelledError, type(None)]
@@ -152,7 +179,9 @@ def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join) -> None:
     client = join(keep(1), "worker:0")
     wrong: list[Any] = [float("nan"), "1", True]
     for timeout in wrong:
-        with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds") as caught:
+        with pytest.raises(
+            errors.InvalidArgumentError, match="a time-out is a number of seconds"
+        ) as caught:
             client.barrier("b", timeout)
         assert str(timeout)[:10] in str(caught.value)
 
@@ -173,7 +202,7 @@ def test_one_name_in_place_of_a_list_of_tasks_is_told(keep: Keep, join: Join, ta
         client.barrier("b", 30, tasks)
 
 
-# -- who is there ----------------------------------------------------------------------------------------------------------
+# -- who is there ----------------------------------------------------------------------------------
 
 
 def test_states_of_tasks_and_who_is_alive(keep: Keep, join: Join) -> None:
@@ -187,8 +216,14 @@ def test_states_of_tasks_and_who_is_alive(keep: Keep, join: Join) -> None:
         "worker:1": TaskState("missing", 0, 0, ""),
     }
     assert list(ps.task_states(["worker"])) == ["worker:0", "worker:1"]
-    assert [ps.check_alive(task) for task in ("worker:0", ("worker", 1), "/job:ps/task:0")] == [True, False, True]
-    with pytest.raises(errors.InvalidArgumentError, match="worker:7 is not in the cluster, which has ps:0"):
+    assert [ps.check_alive(task) for task in ("worker:0", ("worker", 1), "/job:ps/task:0")] == [
+        True,
+        False,
+        True,
+    ]
+    with pytest.raises(
+        errors.InvalidArgumentError, match="worker:7 is not in the cluster, which has ps:0"
+    ):
         ps.check_alive("worker:7")
     asking_too = Caller(worker.alive_tasks)
     assert ps.alive_tasks() == ["ps:0", "worker:0"]
@@ -202,16 +237,20 @@ def test_waiting_for_all_gives_what_all_have_told(keep: Keep, join: Join) -> Non
     assert (other.ended(), other.value) == (None, ["a0", "a1", "b0"])
 
 
-@pytest.mark.parametrize("name", ["worker", "worker:x", ":1", "/job:worker", ("worker", -1), 7, None, "/nonsense"])
+@pytest.mark.parametrize(
+    "name", ["worker", "worker:x", ":1", "/job:worker", ("worker", -1), 7, None, "/nonsense"]
+)
 def test_what_is_not_the_name_of_a_task_is_refused(name: str) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         task_of(name)
 
 
-# -- errors of tasks -------------------------------------------------------------------------------------------------------
+# -- errors of tasks -------------------------------------------------------------------------------
 
 
-def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(keep: Keep, join: Join) -> None:
+def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(2)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     heard: list[tuple[str, str]] = []
@@ -249,7 +288,9 @@ def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
         clients[1].reset()
 
 
-def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(keep: Keep, join: Join) -> None:
+def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(2, heartbeat_timeout_s=4.0)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     goes_on, heard = threading.Event(), []
@@ -289,13 +330,18 @@ def test_a_reset_ends_with_the_keeper_and_with_the_client(keep: Keep, join: Join
     assert "zmqdist-coordination-worker:1" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(keep: Keep, join: Join) -> None:
+def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(2)
     watcher, first = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
     watcher.register(30)
     first.register(30)
     second = join(keeper, "worker:1", 2)
-    with pytest.raises(errors.AbortedError, match="worker:1 registered again as another incarnation, without a reset"):
+    with pytest.raises(
+        errors.AbortedError,
+        match="worker:1 registered again as another incarnation, without a reset",
+    ):
         second.register(30)
     until(lambda: watcher.errors)
     assert [task for task, _ in watcher.errors] == ["worker:1"]
@@ -330,7 +376,9 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
         client.register(30)
     callers = [Caller(client.shutdown) for client in clients]
     assert [caller.ended() for caller in callers] == [None] * 3
-    with pytest.raises(errors.FailedPreconditionError, match="worker:0 can make no more requests to the keeper"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match="worker:0 can make no more requests to the keeper"
+    ):
         clients[0].barrier("b")
     keeper = keep(2, shutdown_timeout_s=0.1)
     early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
@@ -356,7 +404,9 @@ def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Jo
     assert leaving.ended() is None
 
 
-def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(keep: Keep, join: Join) -> None:
+def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(2)
     watcher, former = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
     former.register(30)
@@ -371,7 +421,9 @@ def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor
     until(lambda: watcher.task_states()["worker:1"].state == "error")
 
 
-def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(keep: Keep, join: Join) -> None:
+def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(2)
     cut = Cut(keeper.address)
     watcher, other = join(cut.address, "worker:0"), join(keeper, "worker:1")
@@ -388,7 +440,9 @@ def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(keep: Ke
     cut.away()
 
 
-def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(keep: Keep, join: Join) -> None:
+def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(
+    keep: Keep, join: Join
+) -> None:
     keeper = keep(3)
     watcher, closed = join(keeper, "worker:0"), join(keeper, "worker:1")
     dropped = CoordinationClient(keeper.address, "worker:2")
@@ -404,10 +458,12 @@ def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(keep: Keep
     until(lambda: keeper.service.snapshot().tasks["worker:2"].away)
 
 
-# -- the keeper ------------------------------------------------------------------------------------------------------------
+# -- the keeper ------------------------------------------------------------------------------------
 
 
-def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(keep: Keep, join: Join) -> None:
+def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(
+    keep: Keep, join: Join
+) -> None:
     address = free_address()
     client = join(address, "worker:0", keeper="the leader ps:0")
     with pytest.raises(errors.DeadlineExceededError) as caught:
@@ -418,7 +474,9 @@ def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(keep: K
     assert waiting.ended() is None
 
 
-def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(join: Join, child: Child) -> None:
+def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(
+    join: Join, child: Child
+) -> None:
     process = child(KEEPER, "127.0.0.1:0", "2")
     address = said(process)
     clients = [join(address, f"worker:{index}", keeper="the leader ps:0") for index in range(2)]
@@ -432,7 +490,9 @@ def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(join: Jo
     for caller in waiting:
         error = caller.ended()
         assert isinstance(error, errors.UnavailableError)
-        assert f"the leader ps:0 at {address}, which keeps barriers and keys, has gone" in str(error)
+        assert f"the leader ps:0 at {address}, which keeps barriers and keys, has gone" in str(
+            error
+        )
     with pytest.raises(errors.UnavailableError, match="the leader ps:0"):
         clients[0].kv.try_get("k")
     assert said(child(KEEPER, address, "2")) == address
@@ -495,12 +555,16 @@ def test_DoNotAllowPollForErrorIfServiceHasStopped(keep: Keep) -> None:
     """UNAVAILABLE here, INTERNAL in TensorFlow: it is nobody's bug."""
     keeper = keep(1)
     keeper.service.stop("the keeper stops")
-    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
-        code, text = internal_client.start(client, "coordination.poll", ("worker", 0, 1), 0).get_error()
+    with ZmqClient(
+        keeper.address, security=Credentials().client(keeper.address, "worker")
+    ) as client:
+        code, text = internal_client.start(
+            client, "coordination.poll", ("worker", 0, 1), 0
+        ).get_error()
     assert (code, text) == (errors.UNAVAILABLE, "the service of barriers and keys has stopped here")
 
 
-# -- strangers and garbage ---------------------------------------------------------------------------------------------------
+# -- strangers and garbage -------------------------------------------------------------------------
 
 WHO = ("worker", 0, 1)
 GARBAGE = [
@@ -545,10 +609,14 @@ GARBAGE = [
 
 def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None:
     keeper = keep(2)
-    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+    with ZmqClient(
+        keeper.address, security=Credentials().client(keeper.address, "worker")
+    ) as client:
         for method, *args in GARBAGE:
             try:
-                code, text = internal_client.start(client, f"coordination.{method}", *args).get_error()
+                code, text = internal_client.start(
+                    client, f"coordination.{method}", *args
+                ).get_error()
             except errors.InvalidArgumentError as error:  # it does not even travel
                 code, text = error.error_code, error.message
             assert code == errors.INVALID_ARGUMENT, f"{method}{str(args)[:60]}: {code} {text}"
@@ -562,7 +630,9 @@ def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None
 )
 def test_a_wrong_key_is_shown_as_it_is(keep: Keep, key: object, shown: str) -> None:
     keeper = keep(1)
-    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+    with ZmqClient(
+        keeper.address, security=Credentials().client(keeper.address, "worker")
+    ) as client:
         code, text = internal_client.start(client, "coordination.kv_increment", key, 1).get_error()
     assert code == errors.INVALID_ARGUMENT
     assert text.endswith(f"a str of 1 to 1024 characters, not {shown}")
@@ -579,7 +649,7 @@ def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
             assert "role client may not call coordination." in text
 
 
-# -- other hosts -------------------------------------------------------------------------------------------------------------
+# -- other hosts -----------------------------------------------------------------------------------
 
 
 def test_a_dispatcher_keeps_barriers_and_keys_for_whoever_registers(join: Join) -> None:

@@ -1,4 +1,5 @@
-"""Tests that run once more on another cluster: those of a module that use a fixture, which the importing module gives them."""
+"""Tests that run once more on another cluster: those of a module that use a fixture, which the
+importing module gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clusters that the tests of a module share: one with threads, which is there at once, and one with processes."""
+"""Clusters that the tests of a module share: one with threads, which is there at once, and one with
+processes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def in_threads(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 
 @pytest.fixture
 def in_processes(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(processes, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
+    with ClusterCoordinator(
+        processes, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
+    ) as coordinator:
         yield coordinator
 
 
@@ -59,7 +62,9 @@ def three() -> Iterator[zd.local_cluster]:
 
 
 @pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
-def of_three(request: pytest.FixtureRequest, three: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+def of_three(
+    request: pytest.FixtureRequest, three: zd.local_cluster
+) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(three, queue_max=request.param, cancel_grace_s=0.3) as made:
         yield made
 

@@ -10,7 +10,8 @@ from sys import _current_frames
 
 
 def interrupt_when_it_waits() -> None:
-    """Send SIGINT to this process once its main thread has stood at one place of zmqdist for a while."""
+    """Send SIGINT to this process once its main thread has stood at one place of zmqdist for a
+    while."""
     threading.Thread(target=_watch, daemon=True).start()
 
 

@@ -23,7 +23,8 @@ def calls(folder: Path, name: str) -> int:
 
 
 def replace(cluster: zd.local_cluster, index: int = 0) -> None:
-    """Kill a worker and start another. What the dispatcher has not been told to be taken would run again by itself."""
+    """Kill a worker and start another. What the dispatcher has not been told to be taken would run
+    again by itself."""
 
     def is_settled() -> bool:
         rows = cluster.dispatcher.snapshot().coordinators

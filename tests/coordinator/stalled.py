@@ -1,4 +1,5 @@
-"""A coordinator whose loop is kept busy, so that what a test hands in meanwhile arrives there at once."""
+"""A coordinator whose loop is kept busy, so that what a test hands in meanwhile arrives there at
+once."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def sent_by_coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     send = DealerConnection.send
 
     def noting(self: DealerConnection, message: Message, *rest: Any) -> bool:
-        if threading.current_thread().name == "zmqdist-coordinator":  # workers that are threads have dealers, too
+        if threading.current_thread().name == "zmqdist-coordinator":
+            # workers that are threads have dealers, too
             sent.append(message)
         return send(self, message, *rest)
 
@@ -29,8 +31,11 @@ def sent_by_coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 
 @contextmanager
-def stalled(coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Message]]:
-    """While the body runs, the coordinator's loop stands in the middle of sending a function of its own; gives what it sends afterwards."""
+def stalled(
+    coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Message]]:
+    """While the body runs, the coordinator's loop stands in the middle of sending a function of its
+    own; gives what it sends afterwards."""
     assert coordinator.schedule(abs, (-1,)).get(20) == 1  # the dispatcher is there
     sent = sent_by_coordinators(monkeypatch)
     send = DealerConnection.send

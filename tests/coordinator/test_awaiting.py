@@ -1,4 +1,5 @@
-"""asyncio and concurrent.futures take RemoteValues, Futures of an Executor and RPC calls, or say what to pass instead."""
+"""asyncio and concurrent.futures take RemoteValues, Futures of an Executor and RPC calls, or say
+what to pass instead."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def test_asyncio_wait_says_what_it_takes(started: dict[str, Start], kind: str) -
     async def run() -> None:
         await asyncio.wait([started[kind](1)])
 
-    with pytest.raises(TypeError, match=r"asyncio.wait takes tasks .*: pass asyncio.ensure_future\(value\)"):
+    with pytest.raises(
+        TypeError, match=r"asyncio.wait takes tasks .*: pass asyncio.ensure_future\(value\)"
+    ):
         asyncio.run(run())
 
 
@@ -104,6 +107,10 @@ def test_asyncio_wait_says_what_it_takes_in_place_of_a_future(threads: zd.local_
 
 @pytest.mark.parametrize("wait", [futures.wait, lambda values: list(futures.as_completed(values))])
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
-def test_concurrent_futures_say_what_they_take(started: dict[str, Start], kind: str, wait: Any) -> None:
-    with pytest.raises(TypeError, match=f"waits for Futures, and a {kind} is none: pass Futures of an Executor"):
+def test_concurrent_futures_say_what_they_take(
+    started: dict[str, Start], kind: str, wait: Any
+) -> None:
+    with pytest.raises(
+        TypeError, match=f"waits for Futures, and a {kind} is none: pass Futures of an Executor"
+    ):
         wait([started[kind](1)])

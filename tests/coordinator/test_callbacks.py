@@ -1,5 +1,5 @@
-"""The thread of callbacks: nothing that a callback raises ends it, one that cannot be started is said where it is needed, and a callback
-may wait for what its coordinator or executor does."""
+"""The thread of callbacks: nothing that a callback raises ends it, one that cannot be started is
+said where it is needed, and a callback may wait for what its coordinator or executor does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_a_thread_that_cannot_be_started_is_the_error_of_who_registers_a_callbac
     until(lambda: called == [value])
 
 
-def test_a_callback_that_comes_after_the_end_is_called_and_leaves_no_thread(threads: zd.local_cluster) -> None:
+def test_a_callback_that_comes_after_the_end_is_called_and_leaves_no_thread(
+    threads: zd.local_cluster,
+) -> None:
     with ClusterCoordinator(threads) as coordinator:
         value = coordinator.schedule(int)
         value.get(20)
@@ -86,8 +88,11 @@ def passes_gate(number: int) -> int:
     return number
 
 
-def called_back(register: Callable[[Callable[[Any], None]], object], does: Callable[[], Any]) -> Any:
-    """What `does()` returns in a callback that was registered while the function was waiting at the gate."""
+def called_back(
+    register: Callable[[Callable[[Any], None]], object], does: Callable[[], Any]
+) -> Any:
+    """What `does()` returns in a callback that was registered while the function was waiting at the
+    gate."""
     ended = threading.Event()
     returned: list[Any] = []
 
@@ -117,25 +122,42 @@ WITH_EXECUTOR: dict[str, tuple[Callable[[zd.Executor, Any, Any], Any], Any]] = {
     "result of its own": (lambda executor, own, other: own.result(), 1),
     "result of another": (lambda executor, own, other: other.result(), 2),
     "exception of another": (lambda executor, own, other: other.exception(), None),
-    "result of new work": (lambda executor, own, other: executor.submit(operator.neg, 3).result(), -3),
+    "result of new work": (
+        lambda executor, own, other: executor.submit(operator.neg, 3).result(),
+        -3,
+    ),
     "cancel": (lambda executor, own, other: other.cancel(), False),
-    "map": (lambda executor, own, other: list(executor.map(operator.neg, [3, 4], buffersize=1)), [-3, -4]),
+    "map": (
+        lambda executor, own, other: list(executor.map(operator.neg, [3, 4], buffersize=1)),
+        [-3, -4],
+    ),
     "wait": (lambda executor, own, other: len(futures.wait([own, other]).done), 2),
     "as_completed": (lambda executor, own, other: len(list(futures.as_completed([own, other]))), 2),
-    "a callback": (lambda executor, own, other: other.add_done_callback(print) or other.result(), 2),
+    "a callback": (
+        lambda executor, own, other: other.add_done_callback(print) or other.result(),
+        2,
+    ),
     "asyncio.wrap_future": (lambda executor, own, other: asyncio.run(wrapped(other)), 2),
     "run_in_executor": (lambda executor, own, other: asyncio.run(run_in(executor)), -3),
     "shutdown": (lambda executor, own, other: executor.shutdown(wait=True) or other.result(0), 2),
-    "shutdown, cancel": (lambda executor, own, other: executor.shutdown(wait=True, cancel_futures=True), None),
+    "shutdown, cancel": (
+        lambda executor, own, other: executor.shutdown(wait=True, cancel_futures=True),
+        None,
+    ),
     "shutdown, no wait": (lambda executor, own, other: executor.shutdown(wait=False), None),
     "the end of a with": (lambda executor, own, other: executor.__exit__(None, None, None), False),
     "kill_workers": (lambda executor, own, other: executor.kill_workers(), None),
-    "terminate_workers": (lambda executor, own, other: executor.terminate_workers() or executor.shutdown(), None),
+    "terminate_workers": (
+        lambda executor, own, other: executor.terminate_workers() or executor.shutdown(),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WITH_EXECUTOR)
-def test_a_callback_of_a_future_may_wait_for_its_executor(threads: zd.local_cluster, case: str) -> None:
+def test_a_callback_of_a_future_may_wait_for_its_executor(
+    threads: zd.local_cluster, case: str
+) -> None:
     does, returns = WITH_EXECUTOR[case]
     Gate.opened.clear()
     with zd.Executor(threads) as executor:
@@ -167,16 +189,27 @@ WITH_COORDINATOR: dict[str, tuple[Callable[[ClusterCoordinator, Any, Any], Any],
     "get of its own": (lambda coordinator, own, other: own.get(), 1),
     "get of another": (lambda coordinator, own, other: other.get(), 2),
     "exception of another": (lambda coordinator, own, other: other.exception(), None),
-    "get of new work": (lambda coordinator, own, other: coordinator.schedule(operator.neg, (3,)).get(), -3),
+    "get of new work": (
+        lambda coordinator, own, other: coordinator.schedule(operator.neg, (3,)).get(),
+        -3,
+    ),
     "fetch": (lambda coordinator, own, other: coordinator.fetch([own, other]), [1, 2]),
-    "map": (lambda coordinator, own, other: coordinator.fetch(coordinator.map(operator.neg, [3, 4])), [-3, -4]),
+    "map": (
+        lambda coordinator, own, other: coordinator.fetch(coordinator.map(operator.neg, [3, 4])),
+        [-3, -4],
+    ),
     "join": (lambda coordinator, own, other: coordinator.join(), None),
     "done": (lambda coordinator, own, other: coordinator.done(20), True),
-    "as_completed": (lambda coordinator, own, other: len(list(coordinator.as_completed([own, other]))), 2),
+    "as_completed": (
+        lambda coordinator, own, other: len(list(coordinator.as_completed([own, other]))),
+        2,
+    ),
     "await": (lambda coordinator, own, other: asyncio.run(awaited(other)), 2),
     "as_completed of a resource": (lambda coordinator, own, other: resources(coordinator), 3),
     "await of a resource": (
-        lambda coordinator, own, other: asyncio.run(awaited(coordinator.create_per_worker_resource(int)[0])),
+        lambda coordinator, own, other: asyncio.run(
+            awaited(coordinator.create_per_worker_resource(int)[0])
+        ),
         0,
     ),
     "close": (lambda coordinator, own, other: coordinator.close(), None),
@@ -188,7 +221,9 @@ def resources(coordinator: ClusterCoordinator) -> int:
 
 
 @pytest.mark.parametrize("case", WITH_COORDINATOR)
-def test_a_callback_of_a_value_may_wait_for_its_coordinator(in_threads: ClusterCoordinator, case: str) -> None:
+def test_a_callback_of_a_value_may_wait_for_its_coordinator(
+    in_threads: ClusterCoordinator, case: str
+) -> None:
     does, returns = WITH_COORDINATOR[case]
     Gate.opened.clear()
     in_threads.workers()
@@ -196,11 +231,18 @@ def test_a_callback_of_a_value_may_wait_for_its_coordinator(in_threads: ClusterC
     assert called_back(own.add_done_callback, lambda: does(in_threads, own, other)) == returns
 
 
-@pytest.mark.parametrize("case", ["get of another", "join", "await", "as_completed of a resource", "close"])
-def test_a_callback_of_a_resource_may_wait_for_its_coordinator(in_threads: ClusterCoordinator, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["get of another", "join", "await", "as_completed of a resource", "close"]
+)
+def test_a_callback_of_a_resource_may_wait_for_its_coordinator(
+    in_threads: ClusterCoordinator, case: str
+) -> None:
     does, returns = WITH_COORDINATOR[case]
     Gate.opened.clear()
     in_threads.workers()
     resource = in_threads.create_per_worker_resource(passes_gate, (1,))[0]
     other = in_threads.schedule(passes_gate, (2,))
-    assert called_back(resource.add_done_callback, lambda: does(in_threads, resource, other)) == returns
+    assert (
+        called_back(resource.add_done_callback, lambda: does(in_threads, resource, other))
+        == returns
+    )

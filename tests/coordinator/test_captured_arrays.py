@@ -1,4 +1,5 @@
-"""Large arrays that functions capture travel once for each content, and are as they were at `schedule`."""
+"""Large arrays that functions capture travel once for each content, and are as they were at
+`schedule`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from zmqdist.transport import shm_pool
 from zmqdist.wire.trusted import pack_function
 
 SIZE = 2**18
-pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched
+# its workers keep connections to those from which they fetched
+pytestmark = pytest.mark.shares_cluster
 
 
 class Model:
@@ -43,7 +45,9 @@ def of_global(weights: Any) -> Callable[[int], float]:
 CAPTURES: dict[str, Callable[[Any], Callable[[int], float]]] = {
     "a cell": lambda weights: lambda number: float(weights.reshape(-1)[number]),
     "a global": of_global,
-    "a nested object": lambda weights: (lambda model: lambda number: model.first(number))(Model(weights)),
+    "a nested object": lambda weights: (lambda model: lambda number: model.first(number))(
+        Model(weights)
+    ),
     "a bound self": lambda weights: Model(weights).first,
     "a default": lambda weights: lambda number, w=weights: float(w.reshape(-1)[number]),
 }
@@ -99,7 +103,9 @@ def test_a_change_between_two_schedules_is_seen_by_the_second_only(
     assert either.fetch(values) == [1.0, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_a_change_through_an_older_view_of_a_read_only_array_is_seen(in_threads: ClusterCoordinator) -> None:
+def test_a_change_through_an_older_view_of_a_read_only_array_is_seen(
+    in_threads: ClusterCoordinator,
+) -> None:
     array = np.zeros(SIZE)
     view = array[:]
     array.flags.writeable = False
@@ -111,7 +117,9 @@ def test_a_change_through_an_older_view_of_a_read_only_array_is_seen(in_threads:
     assert in_threads.fetch(values) == [0.0, 1.0, 2.0]
 
 
-def test_another_array_in_the_place_of_the_captured_one_is_seen(in_threads: ClusterCoordinator) -> None:
+def test_another_array_in_the_place_of_the_captured_one_is_seen(
+    in_threads: ClusterCoordinator,
+) -> None:
     model = Model(np.zeros(SIZE))
     values = []
     for number in range(3):
@@ -120,7 +128,9 @@ def test_another_array_in_the_place_of_the_captured_one_is_seen(in_threads: Clus
     assert in_threads.fetch(values) == [0.0, 1.0, 2.0]
 
 
-def test_a_run_that_writes_to_a_large_captured_array_is_not_seen_by_the_next(either: ClusterCoordinator) -> None:
+def test_a_run_that_writes_to_a_large_captured_array_is_not_seen_by_the_next(
+    either: ClusterCoordinator,
+) -> None:
     array = np.zeros(SIZE)
 
     def adds(_: int) -> float:
@@ -132,7 +142,9 @@ def test_a_run_that_writes_to_a_large_captured_array_is_not_seen_by_the_next(eit
     assert array.sum() == 0
 
 
-def test_what_was_captured_read_only_may_be_written_to_where_it_arrives(either: ClusterCoordinator) -> None:
+def test_what_was_captured_read_only_may_be_written_to_where_it_arrives(
+    either: ClusterCoordinator,
+) -> None:
     array = np.zeros(SIZE)
     array.flags.writeable = False
 
@@ -144,7 +156,9 @@ def test_what_was_captured_read_only_may_be_written_to_where_it_arrives(either: 
     assert array.sum() == 0
 
 
-def test_a_captured_frozen_array_is_never_copied_and_arrives_read_only(either: ClusterCoordinator) -> None:
+def test_a_captured_frozen_array_is_never_copied_and_arrives_read_only(
+    either: ClusterCoordinator,
+) -> None:
     model = Model(zd.freeze(np.ones(SIZE)))
 
     def looks() -> tuple[float, bool]:
@@ -186,7 +200,9 @@ def test_map_takes_one_snapshot_of_its_function(either: ClusterCoordinator, size
 
 
 @pytest.mark.parametrize("size", [10, SIZE], ids=["in the pickle", "beside it"])
-def test_the_map_of_an_executor_takes_one_snapshot_of_its_function(threads: zd.local_cluster, size: int) -> None:
+def test_the_map_of_an_executor_takes_one_snapshot_of_its_function(
+    threads: zd.local_cluster, size: int
+) -> None:
     model = Model(np.zeros(size))
     with zd.Executor(threads) as executor:
         assert list(executor.map(model.first, changing(model.layers["first"][0]))) == [0.0] * 6
@@ -195,7 +211,9 @@ def test_the_map_of_an_executor_takes_one_snapshot_of_its_function(threads: zd.l
         executor.map(model.first, [1])
 
 
-def test_a_function_in_map_may_capture_values_that_have_not_ended(either: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_function_in_map_may_capture_values_that_have_not_ended(
+    either: ClusterCoordinator, tmp_path: Path
+) -> None:
     gate = either.schedule(waits, (tmp_path,))
     model = Model(np.ones(SIZE))
     values = either.map(lambda number: (gate, model.first(number)), range(4))
@@ -208,7 +226,10 @@ def test_captured_arrays_are_freed_when_their_work_has_ended(either: ClusterCoor
     array = np.ones(SIZE)
     values = [either.schedule(lambda: array.sum()) for _ in range(3)]
     values += either.map(lambda number: array[number], range(3))
-    values += [either.schedule(lambda: array.sum(), keep=True), either.schedule(lambda: array.sum(), retries=2)]
+    values += [
+        either.schedule(lambda: array.sum(), keep=True),
+        either.schedule(lambda: array.sum(), retries=2),
+    ]
     assert either.snapshot().held.parts > 0
     either.join(30)
     del values
@@ -233,7 +254,9 @@ def test_a_function_about_as_large_as_a_message_may_be_arrives_whole(
     assert [in_threads.schedule(of(count)).get(20) for _ in range(2)] == [count] * 2
 
 
-def test_what_is_freed_is_forgotten_with_the_next_large_function(in_threads: ClusterCoordinator) -> None:
+def test_what_is_freed_is_forgotten_with_the_next_large_function(
+    in_threads: ClusterCoordinator,
+) -> None:
     for number in range(10):
         array = np.full(SIZE, number)
         assert in_threads.schedule(lambda array=array: float(array[7])).get(20) == number

@@ -1,4 +1,5 @@
-"""What scheduling much work costs, as counts on real processes: messages, pickles, and what is left afterwards."""
+"""What scheduling much work costs, as counts on real processes: messages, pickles, and what is left
+afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
     assert counts == [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]
 
 
-def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(in_processes: ClusterCoordinator) -> None:
+def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
+    in_processes: ClusterCoordinator,
+) -> None:
     text = "".join(["it is ", "another one each time that it is unpickled"])
 
     def plain(_: int) -> int:
@@ -74,12 +77,22 @@ def test_nothing_is_left_in_any_table_when_the_results_are_taken(
     in_processes.join(20)
     assert in_processes.fetch(values) == list(range(WORKS))
     snapshot = in_processes.snapshot()
-    assert (snapshot.unfinished, snapshot.queued, snapshot.values, snapshot.called_back) == (0, 0, 0, 0)
+    assert (snapshot.unfinished, snapshot.queued, snapshot.values, snapshot.called_back) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert (snapshot.owners, snapshot.held.parts, snapshot.kept, snapshot.planned) == (0, 0, 0, 0)
 
     def is_empty() -> bool:
         snapshot = processes.dispatcher.snapshot()
         workers = sum(row.leases + row.running for row in snapshot.workers)
-        return snapshot.queued + workers + sum(row.out + row.held + row.queued for row in snapshot.coordinators) == 0
+        return (
+            snapshot.queued
+            + workers
+            + sum(row.out + row.held + row.queued for row in snapshot.coordinators)
+            == 0
+        )
 
     until(is_empty)

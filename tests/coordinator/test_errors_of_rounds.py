@@ -1,4 +1,5 @@
-"""How functions fail and what becomes of the others: three workers, and the same with a queue of two."""
+"""How functions fail and what becomes of the others: three workers, and the same with a queue of
+two."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def cluster() -> Iterator[zd.local_cluster]:
 
 
 @pytest.fixture(params=[None, 2], ids=["", "queue of 2"])
-def coordinator(request: pytest.FixtureRequest, cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+def coordinator(
+    request: pytest.FixtureRequest, cluster: zd.local_cluster
+) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(cluster, queue_max=request.param, cancel_grace_s=0.2) as made:
         yield made
 
@@ -70,7 +73,7 @@ def raises(error: type[BaseException], *args: Any) -> None:
     raise error(*args)
 
 
-# -- the round -----------------------------------------------------------------------------------------------------------
+# -- the round -------------------------------------------------------------------------------------
 
 
 def test_join_raise_error(coordinator: ClusterCoordinator) -> None:
@@ -117,7 +120,9 @@ def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
         value.get()
 
 
-def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(coordinator: ClusterCoordinator) -> None:
+def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(
+    coordinator: ClusterCoordinator,
+) -> None:
     failing = coordinator.schedule(bad)
     with pytest.raises(errors.InvalidArgumentError):
         failing.get(20)
@@ -127,14 +132,19 @@ def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(coordin
     coordinator.join(0)
 
 
-def test_schedule_raises_the_error_that_the_program_has_not_seen(coordinator: ClusterCoordinator) -> None:
+def test_schedule_raises_the_error_that_the_program_has_not_seen(
+    coordinator: ClusterCoordinator,
+) -> None:
     first = coordinator.schedule(bad, (1,))
     assert str(first.exception(20)) == "assertion 1 failed"
     second = coordinator.schedule(bad, (2,))
     until(second.done)
     with pytest.raises(errors.InvalidArgumentError, match="assertion 2 failed") as told:
         coordinator.schedule(good)
-    assert [str(each) for each in told.value.failures] == ["assertion 1 failed", "assertion 2 failed"]
+    assert [str(each) for each in told.value.failures] == [
+        "assertion 1 failed",
+        "assertion 2 failed",
+    ]
     assert coordinator.schedule(good).get(20) == 1
 
 
@@ -145,10 +155,10 @@ def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_c
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
     told = [record.message for record in caplog.records if "has not looked at" in record.message]
-    text = (
-        "the program has not looked at 1 error of scheduled functions: call join() before the end, or result() of each "
-    )
-    assert told == [f"{text}value. The first: {__name__}.bad: InvalidArgumentError: assertion 2 failed"]
+    text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or result() of each "
+    assert told == [
+        f"{text}value. The first: {__name__}.bad: InvalidArgumentError: assertion 2 failed"
+    ]
 
 
 def test_an_error_that_is_only_counted_is_logged_without_its_text(
@@ -159,7 +169,9 @@ def test_an_error_that_is_only_counted_is_logged_without_its_text(
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
     (told,) = [record.message for record in caplog.records if "has not looked at" in record.message]
-    assert told.endswith("1 error of scheduled functions: call join() before the end, or result() of each value.")
+    assert told.endswith(
+        "1 error of scheduled functions: call join() before the end, or result() of each value."
+    )
 
 
 def test_errors_that_join_has_raised_are_not_logged_at_the_end(
@@ -205,7 +217,9 @@ def test_cancellation(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
     coordinator.join(20)
 
 
-def test_resource_can_still_be_used_after_cancellation(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_resource_can_still_be_used_after_cancellation(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
     resource = coordinator.schedule(np.ones, (3,), keep=True)
     assert resource.exception(20) is None
     long = coordinator.schedule(waits, (tmp_path,))
@@ -217,7 +231,9 @@ def test_resource_can_still_be_used_after_cancellation(coordinator: ClusterCoord
     assert coordinator.schedule(np.sum, (resource,)).fetch(20) == 3
 
 
-def test_all_failures_of_a_round_are_on_the_error_that_is_raised(coordinator: ClusterCoordinator) -> None:
+def test_all_failures_of_a_round_are_on_the_error_that_is_raised(
+    coordinator: ClusterCoordinator,
+) -> None:
     until(coordinator.schedule(bad, (1,)).done)
     with pytest.raises(errors.InvalidArgumentError, match="assertion 1 failed") as told:
         coordinator.schedule(bad, (2,))
@@ -234,7 +250,8 @@ def test_failures_are_all_those_that_came_before_it_was_raised(
     cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
-        with stalled(coordinator, monkeypatch):  # what has failed already would be raised by the next `schedule`
+        with stalled(coordinator, monkeypatch):
+            # what has failed already would be raised by the next `schedule`
             values = [coordinator.schedule(bad, (number,)) for number in range(3)]
             values.append(coordinator.schedule(len, (values[0],)))
         for value in values:
@@ -242,7 +259,9 @@ def test_failures_are_all_those_that_came_before_it_was_raised(
         with pytest.raises(errors.InvalidArgumentError) as told:
             coordinator.join(20)
         failures = told.value.failures  # type: ignore[attr-defined]
-        own = sorted(str(error) for error in failures if not isinstance(error, errors.ClosureInputError))
+        own = sorted(
+            str(error) for error in failures if not isinstance(error, errors.ClosureInputError)
+        )
         assert own == [f"assertion {n} failed" for n in range(3)]
         assert len(failures) == 4
         assert str(failures[0]) == str(told.value)
@@ -272,7 +291,11 @@ def test_an_error_that_takes_no_attributes_is_raised_and_the_coordinator_has_the
     ids=["StopIteration", "unpicklable", "SystemExit"],
 )
 def test_what_cannot_be_raised_here_as_it_was_is_an_error_that_can(
-    coordinator: ClusterCoordinator, error: type[BaseException], args: Any, kind: type[Exception], told: str
+    coordinator: ClusterCoordinator,
+    error: type[BaseException],
+    args: Any,
+    kind: type[Exception],
+    told: str,
 ) -> None:
     value = coordinator.schedule(raises, (error, *args))
     with pytest.raises(kind, match=told) as raised:
@@ -293,7 +316,7 @@ def test_done_can_wait_for_a_while(coordinator: ClusterCoordinator, tmp_path: Pa
         coordinator.done(20)
 
 
-# -- values ----------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 class Tensor:
@@ -318,7 +341,9 @@ def test_fetch_turns_tensors_into_arrays_and_get_does_not(coordinator: ClusterCo
     assert coordinator.schedule(Tensor, (5,)).fetch(20).tolist() == [5]
 
 
-def test_a_status_is_ready_when_there_is_a_value_or_an_error(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_status_is_ready_when_there_is_a_value_or_an_error(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = coordinator.schedule(waits, (tmp_path,))
     assert value.status is RemoteValueStatus.NOT_READY
     go(tmp_path)
@@ -332,7 +357,7 @@ def test_a_status_is_ready_when_there_is_a_value_or_an_error(coordinator: Cluste
     ]
 
 
-# -- the end of a coordinator ------------------------------------------------------------------------------------------------
+# -- the end of a coordinator ----------------------------------------------------------------------
 
 COLLECTED = """
 import gc, os, sys, threading, time
@@ -382,7 +407,11 @@ def test_a_coordinator_that_nobody_has_any_more_ends_its_threads(cluster: zd.loc
 
 
 def _token(cluster: zd.local_cluster) -> dict[str, str]:
-    return {"ZMQDIST_TOKEN_FILE": str(cluster.credentials.token_file)} if cluster.credentials.token_file else {}
+    return (
+        {"ZMQDIST_TOKEN_FILE": str(cluster.credentials.token_file)}
+        if cluster.credentials.token_file
+        else {}
+    )
 
 
 def test_it_is_collected_without_a_cycle(cluster: zd.local_cluster) -> None:

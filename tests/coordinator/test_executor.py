@@ -37,7 +37,11 @@ def test_submit_gives_a_future_of_the_standard_library(processes: zd.local_clust
 
 def test_arguments_named_like_ours_are_the_functions(threads: zd.local_cluster) -> None:
     with zd.Executor(threads) as executor:
-        assert executor.submit(dict, fn=1, args=2, self=3).result(20) == {"fn": 1, "args": 2, "self": 3}
+        assert executor.submit(dict, fn=1, args=2, self=3).result(20) == {
+            "fn": 1,
+            "args": 2,
+            "self": 3,
+        }
 
 
 def test_map_with_a_buffersize_submits_as_results_are_taken(threads: zd.local_cluster) -> None:
@@ -59,7 +63,9 @@ def test_map_with_a_buffersize_submits_as_results_are_taken(threads: zd.local_cl
         assert list(executor.map(abs, [], buffersize=1)) == []
 
 
-@pytest.mark.parametrize(("buffersize", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError)])
+@pytest.mark.parametrize(
+    ("buffersize", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError)]
+)
 def test_a_buffersize_that_is_none_is_refused(
     threads: zd.local_cluster, buffersize: Any, error: type[Exception]
 ) -> None:
@@ -67,7 +73,9 @@ def test_a_buffersize_that_is_none_is_refused(
         executor.map(abs, [1], buffersize=buffersize)
 
 
-def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with zd.Executor(threads) as executor:
         assert list(executor.map(pow, [2, 3, 4], [3, 2, 1], timeout=20)) == [8, 9, 4]
         assert list(executor.map(str, range(50), chunksize=7)) == [str(i) for i in range(50)]
@@ -76,7 +84,9 @@ def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(threads: zd.l
         go(tmp_path)
 
 
-def test_as_completed_and_wait_of_the_standard_library_work(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_as_completed_and_wait_of_the_standard_library_work(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with zd.Executor(threads) as executor:
         slow = executor.submit(waits, tmp_path)
         quick = executor.submit(int)
@@ -116,7 +126,9 @@ def test_a_result_that_ends_the_thread_that_unpickles_it_is_an_error_of_its_futu
         assert other.result(20) == 0
 
 
-def test_a_futures_callback_that_exits_keeps_no_shutdown_waiting(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_a_futures_callback_that_exits_keeps_no_shutdown_waiting(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with zd.Executor(threads) as executor:
         future = executor.submit(waits, tmp_path)
         future.add_done_callback(lambda _: exits_here())
@@ -148,7 +160,9 @@ def test_what_cannot_be_called_is_told_at_once_and_what_cannot_be_pickled_by_its
             executor.submit(threading.Lock).result(20)
 
 
-def test_a_process_that_dies_with_a_function_is_an_error_of_its_future_alone(processes: zd.local_cluster) -> None:
+def test_a_process_that_dies_with_a_function_is_an_error_of_its_future_alone(
+    processes: zd.local_cluster,
+) -> None:
     with zd.Executor(processes) as executor:
         bad = executor.submit(exits)
         good = [executor.submit(int, str(i)) for i in range(20)]
@@ -159,7 +173,9 @@ def test_a_process_that_dies_with_a_function_is_an_error_of_its_future_alone(pro
 
 
 @pytest.mark.killed("executor")
-def test_a_function_whose_process_is_killed_runs_again(processes: zd.local_cluster, tmp_path: Path) -> None:
+def test_a_function_whose_process_is_killed_runs_again(
+    processes: zd.local_cluster, tmp_path: Path
+) -> None:
     with zd.Executor(processes) as executor:
         future = executor.submit(waits, tmp_path)
         (before,) = until(lambda: begun(tmp_path))
@@ -247,14 +263,18 @@ def test_ending_the_workers_cuts_off_what_runs_and_cancels_the_rest(
     until(lambda: not list(tmp_path.glob("begun-queued*")))
 
 
-def test_leaving_the_with_statement_waits_for_all(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_leaving_the_with_statement_waits_for_all(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with zd.Executor(threads) as executor:
         submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(5)]
         threading.Timer(0.05, go, (tmp_path,)).start()
     assert [future.result(0) for future in submitted] == ["0", "1", "2", "3", "4"]
 
 
-def test_shutdown_without_waiting_lets_the_work_go_on(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_shutdown_without_waiting_lets_the_work_go_on(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     executor = zd.Executor(threads)
     submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(5)]
     executor.shutdown(wait=False)
@@ -279,7 +299,10 @@ def test_shutdown_can_cancel_what_has_not_ended(threads: zd.local_cluster, tmp_p
 
 
 def test_futures_end_when_there_is_no_cluster_any_more() -> None:
-    with zd.local_cluster(workers=0) as cluster, zd.Executor(cluster, cluster_lost_limit_s=1.0) as executor:
+    with (
+        zd.local_cluster(workers=0) as cluster,
+        zd.Executor(cluster, cluster_lost_limit_s=1.0) as executor,
+    ):
         future = executor.submit(int)
         for cls in (errors.UnavailableError, BrokenProcessPool):
             with pytest.raises(cls, match=r"without (any worker|a dispatcher) for 1 s"):
@@ -317,7 +340,10 @@ def test_an_iterator_of_results_that_is_given_up_cancels_what_has_not_begun(
 
 @pytest.mark.parametrize("chunksize", [0, -1])
 def test_pieces_of_less_than_one_are_refused(threads: zd.local_cluster, chunksize: int) -> None:
-    with zd.Executor(threads) as executor, pytest.raises(ValueError, match="chunksize must be >= 1"):
+    with (
+        zd.Executor(threads) as executor,
+        pytest.raises(ValueError, match="chunksize must be >= 1"),
+    ):
         executor.map(int, "12", chunksize=chunksize)
 
 
@@ -348,7 +374,9 @@ def initialized() -> tuple[int, list[int]]:
     return os.getpid(), INITIALIZED
 
 
-def test_the_initializer_is_called_once_in_each_process_before_its_first_function(processes: zd.local_cluster) -> None:
+def test_the_initializer_is_called_once_in_each_process_before_its_first_function(
+    processes: zd.local_cluster,
+) -> None:
     with zd.Executor(processes, initializer=initializes, initargs=(7,)) as executor:
         seen = list(executor.map(lambda _: initialized(), range(50)))
         assert dict(seen) == {pid: [7] for pid, _ in seen}
@@ -364,7 +392,9 @@ def refuses() -> None:
 def test_an_initializer_that_fails_breaks_the_executor(threads: zd.local_cluster) -> None:
     executor = zd.Executor(threads, initializer=refuses)
     future = executor.submit(int)
-    with pytest.raises(BrokenProcessPool, match=r"the initializer .*refuses failed: ValueError: no licence"):
+    with pytest.raises(
+        BrokenProcessPool, match=r"the initializer .*refuses failed: ValueError: no licence"
+    ):
         future.result(20)
     with pytest.raises(BrokenProcessPool, match="no licence"):
         executor.submit(int)
@@ -377,7 +407,9 @@ def test_an_initializer_that_cannot_be_called_is_refused(threads: zd.local_clust
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_what_ends_a_program_is_the_futures_error_as_it_is(error: BaseException, threads: zd.local_cluster) -> None:
+def test_what_ends_a_program_is_the_futures_error_as_it_is(
+    error: BaseException, threads: zd.local_cluster
+) -> None:
     def raises() -> None:
         raise error
 
@@ -392,9 +424,14 @@ class FailsWhenUnpickled:
         return int, ("x",)
 
 
-def test_an_argument_that_cannot_be_unpickled_is_no_error_of_the_function(threads: zd.local_cluster) -> None:
+def test_an_argument_that_cannot_be_unpickled_is_no_error_of_the_function(
+    threads: zd.local_cluster,
+) -> None:
     with zd.Executor(threads) as executor:
-        with pytest.raises(BrokenProcessPool, match="cannot be unpickled by the worker: ValueError: invalid literal"):
+        with pytest.raises(
+            BrokenProcessPool,
+            match="cannot be unpickled by the worker: ValueError: invalid literal",
+        ):
             executor.submit(id, FailsWhenUnpickled()).result(20)
         assert isinstance(executor.submit(int, "x").exception(20), ValueError)
 
@@ -418,7 +455,9 @@ def test_a_local_cluster_that_is_closed_first_fails_the_futures(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["ExecutorWorkerLost", "ExecutorUnavailable", "ExecutorBroken"])
 def test_errors_of_an_executor_survive_a_pickle(name: str) -> None:
     cls = getattr(broken_pool, name)
-    data = ("f", (("worker:0", 0, -9, ""),)) if name == "ExecutorWorkerLost" else (None, None, "text")
+    data = (
+        ("f", (("worker:0", 0, -9, ""),)) if name == "ExecutorWorkerLost" else (None, None, "text")
+    )
     error = pickle.loads(pickle.dumps(cls(*data)))
     assert type(error) is cls
     assert isinstance(error, RuntimeError)

@@ -1,4 +1,5 @@
-"""`snapshot()` of a coordinator and of a worker: each figure while there is something to count, and nothing when all has ended."""
+"""`snapshot()` of a coordinator and of a worker: each figure while there is something to count, and
+nothing when all has ended."""
 
 from __future__ import annotations
 
@@ -57,13 +58,22 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     scheduling = threading.Thread(target=lambda: values.extend(coordinator.map(abs, range(9))))
     scheduling.start()
     until(lambda: worker.snapshot().running == 2)
-    until(lambda: (coordinator.snapshot().scheduled, coordinator.snapshot().waiting_for_room) == (6, 1))
+    until(
+        lambda: (
+            (coordinator.snapshot().scheduled, coordinator.snapshot().waiting_for_room) == (6, 1)
+        )
+    )
     full = coordinator.snapshot()
     assert full.queued == 4
     assert (full.connected, full.workers, full.busy, full.waiting_for_end) == (True, 1, True, 0)
     assert (full.scheduled, full.unfinished, full.values) == (6, 6, 6)
     snapshot = worker.snapshot()
-    assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_pinned) == (True, False, 1, 0)
+    assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_pinned) == (
+        True,
+        False,
+        1,
+        0,
+    )
     assert snapshot.slots == (("running", 1),)
     go(tmp_path)
     scheduling.join(20)
@@ -71,7 +81,12 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     assert coordinator.fetch(values) == list(range(9))
     ended = coordinator.snapshot()
     assert (ended.scheduled, ended.unfinished, ended.queued, ended.values) == (10, 0, 0, 0)
-    assert (ended.busy, ended.waiting_for_room, ended.functions, ended.functions_pickled) == (False, 0, 2, 2)
+    assert (ended.busy, ended.waiting_for_room, ended.functions, ended.functions_pickled) == (
+        False,
+        0,
+        2,
+        2,
+    )
     until(lambda: worker.snapshot().slots == (("idle", 0),))
     assert worker.snapshot().functions == 2
 
@@ -114,7 +129,12 @@ def test_plans_their_inputs_and_what_is_held_for_them(
     second = coordinator.schedule(lambda name, array: array.size, (first, zeros()), retries=1)
     until(lambda: coordinator.snapshot().waiting_for_inputs == 1)
     snapshot = coordinator.snapshot()
-    assert (snapshot.planned, snapshot.attempts, snapshot.held.parts, snapshot.held.copies) == (1, 0, 1, 1)
+    assert (snapshot.planned, snapshot.attempts, snapshot.held.parts, snapshot.held.copies) == (
+        1,
+        0,
+        1,
+        1,
+    )
     assert snapshot.held.bytes == LARGE
     go(tmp_path)
     assert second.get(20) == LARGE
@@ -122,7 +142,9 @@ def test_plans_their_inputs_and_what_is_held_for_them(
     assert coordinator.snapshot().held == (0, 0, 1)
 
 
-def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator: ClusterCoordinator) -> None:
+def test_values_that_stay_with_their_worker(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator
+) -> None:
     value = coordinator.schedule(zeros, keep=True)
     assert value.exception(20) is None
     assert (coordinator.snapshot().kept, coordinator.snapshot().memories) == (1, 0)
@@ -133,7 +155,12 @@ def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator
         assert coordinator.snapshot().memories == 1
     del value
     gc.collect()
-    until(lambda: (worker.snapshot().results, worker.snapshot().held.parts, coordinator.snapshot().kept) == (0, 0, 0))
+    until(
+        lambda: (
+            (worker.snapshot().results, worker.snapshot().held.parts, coordinator.snapshot().kept)
+            == (0, 0, 0)
+        )
+    )
 
 
 def test_per_worker_resources(worker: zd.WorkerServer, coordinator: ClusterCoordinator) -> None:
@@ -152,7 +179,12 @@ def test_a_closed_coordinator_still_has_figures_and_a_worker_that_does_not_run_s
     coordinator.schedule(int)
     coordinator.close()
     snapshot = coordinator.snapshot()
-    assert (snapshot.connected, snapshot.scheduled, snapshot.unfinished, snapshot.queued) == (False, 1, 0, 0)
+    assert (snapshot.connected, snapshot.scheduled, snapshot.unfinished, snapshot.queued) == (
+        False,
+        1,
+        0,
+        0,
+    )
     worker = zd.WorkerServer(WorkerConfig(dispatcher.address), start=False)
     with pytest.raises(errors.FailedPreconditionError, match="was not started"):
         worker.snapshot()

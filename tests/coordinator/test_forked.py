@@ -1,4 +1,5 @@
-"""A child that is forked from a program in the middle of its work: nothing of the parent is its own."""
+"""A child that is forked from a program in the middle of its work: nothing of the parent is its
+own."""
 
 from __future__ import annotations
 
@@ -69,7 +70,11 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         if child == 0:
             signal.alarm(30)
             told = 0
-            for ask in (lambda: coordinator.schedule(int), lambda: coordinator.join(30), coordinator.done):
+            for ask in (
+                lambda: coordinator.schedule(int),
+                lambda: coordinator.join(30),
+                coordinator.done,
+            ):
                 try:
                     ask()
                 except errors.FailedPreconditionError:
@@ -80,7 +85,9 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         joining.join()
 
 
-def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(tmp_path: Path) -> None:
+def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(
+    tmp_path: Path,
+) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
@@ -109,7 +116,10 @@ def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(t
 
 
 def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alone() -> None:
-    with zd.local_cluster(workers=1, ps=1) as cluster, zd.ParameterServerStrategy(cluster) as strategy:
+    with (
+        zd.local_cluster(workers=1, ps=1) as cluster,
+        zd.ParameterServerStrategy(cluster) as strategy,
+    ):
         with strategy.scope():
             variable = zd.Variable(1.0)
         child = os.fork()

@@ -72,12 +72,16 @@ def test_time_outs_end_while_the_clock_is_stopped(stopped: Callable[[], Any]) ->
             next(executor.map(int, "1", timeout=0.1))
         Gate.opened.set()
         assert value.get(20) == 1
-        dataset = zd.data.Dataset.range(3).apply(zd.data.service.distribute("parallel_epochs", cluster))
+        dataset = zd.data.Dataset.range(3).apply(
+            zd.data.service.distribute("parallel_epochs", cluster)
+        )
         assert len(list(dataset)) == 3
 
 
 @pytest.mark.parametrize("stopped", [replaced, frozen, travelled])
-def test_calls_end_while_the_clock_is_stopped(own_secrets: None, stopped: Callable[[], Any]) -> None:
+def test_calls_end_while_the_clock_is_stopped(
+    own_secrets: None, stopped: Callable[[], Any]
+) -> None:
     Gate.opened.clear()
     with stopped():
         server = ZmqServer("127.0.0.1:0")

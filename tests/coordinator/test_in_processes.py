@@ -1,4 +1,5 @@
-"""What only slots that are processes can show of rounds, inputs, options and kept values: they are cut off, killed, and share no object."""
+"""What only slots that are processes can show of rounds, inputs, options and kept values: they are
+cut off, killed, and share no object."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_when_it_raises_running_slots_have_been_cut_off_and_what_waited_never_be
     assert works_on(in_processes)
 
 
-def test_a_round_that_ends_cancels_who_waits_for_an_input(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_round_that_ends_cancels_who_waits_for_an_input(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     first = in_processes.schedule(waits, (tmp_path,))
     second = in_processes.schedule(len, (first,))
     until(lambda: begun(tmp_path))
@@ -58,7 +61,9 @@ def test_a_round_that_ends_cancels_who_waits_for_an_input(in_processes: ClusterC
     assert in_processes.schedule(len, ("x",)).fetch(20) == 1
 
 
-def test_deaths_of_workers_do_not_count_as_retries(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_deaths_of_workers_do_not_count_as_retries(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_processes.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=5)
     with pytest.raises(errors.WorkerLost, match=f"started {ATTEMPTS_MAX} times"):
         value.fetch(30)
@@ -66,9 +71,13 @@ def test_deaths_of_workers_do_not_count_as_retries(in_processes: ClusterCoordina
         in_processes.join(20)
 
 
-def test_a_running_function_is_cut_off_at_its_time(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_running_function_is_cut_off_at_its_time(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_processes.schedule(waits, (tmp_path,), timeout=0.5)
-    with pytest.raises(errors.DeadlineExceededError, match=r"waits has not ended 0\.5 s after it was scheduled"):
+    with pytest.raises(
+        errors.DeadlineExceededError, match=r"waits has not ended 0\.5 s after it was scheduled"
+    ):
         value.fetch(20)
     assert value.done()
     with pytest.raises(errors.DeadlineExceededError):
@@ -78,4 +87,7 @@ def test_a_running_function_is_cut_off_at_its_time(in_processes: ClusterCoordina
 
 def test_a_frozen_result_is_read_only_wherever_it_is_used(in_processes: ClusterCoordinator) -> None:
     value = kept(in_processes, lambda: zd.freeze(np.ones(SIZE, np.uint8)))
-    assert in_processes.schedule(lambda a: (a.flags.writeable, total(a)), (value,)).fetch(20) == (False, SIZE)
+    assert in_processes.schedule(lambda a: (a.flags.writeable, total(a)), (value,)).fetch(20) == (
+        False,
+        SIZE,
+    )

@@ -1,4 +1,5 @@
-"""Results as arguments of other functions: before they have ended, when they are here, when their worker keeps them."""
+"""Results as arguments of other functions: before they have ended, when they are here, when their
+worker keeps them."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ GIVEN: list[Any] = [
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["here", "kept"])
-@pytest.mark.parametrize("given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"])
+@pytest.mark.parametrize(
+    "given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"]
+)
 def test_a_result_can_be_given_at_any_depth_before_and_after_it_has_ended(
     coordinator: ClusterCoordinator, given: Any, keep: bool, tmp_path: Path
 ) -> None:
@@ -63,7 +66,9 @@ def test_a_result_can_be_given_at_any_depth_before_and_after_it_has_ended(
     assert coordinator.schedule(*given(value)).fetch(20) == 6
 
 
-def test_a_captured_result_is_another_one_in_another_function_of_the_same_code(coordinator: ClusterCoordinator) -> None:
+def test_a_captured_result_is_another_one_in_another_function_of_the_same_code(
+    coordinator: ClusterCoordinator,
+) -> None:
     def adds(value: Any) -> Any:
         return lambda: value + 1
 
@@ -79,13 +84,18 @@ def test_a_large_result_is_private_to_each_function_that_has_it(
     value = coordinator.schedule(large, keep=keep)
     if not pending:
         assert value.exception(20) is None
-    assert coordinator.fetch([coordinator.schedule(changes, (value,)) for _ in range(4)]) == [2 * MIB] * 4
+    assert (
+        coordinator.fetch([coordinator.schedule(changes, (value,)) for _ in range(4)])
+        == [2 * MIB] * 4
+    )
     mine = value.get(20)
     assert mine.sum(dtype=np.int64) == MIB
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
-def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(in_threads: ClusterCoordinator) -> None:
+def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(
+    in_threads: ClusterCoordinator,
+) -> None:
     value = in_threads.schedule(dict, (), {"a": 1})
     value.get(20)["b"] = 2
     given = in_threads.schedule(dict, (value,))
@@ -123,7 +133,9 @@ def test_an_input_lives_as_long_as_somebody_waits_for_it_and_no_longer(
     until(lambda: gone() is None)
 
 
-def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(threads, queue_max=2) as coordinator:
         first = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
@@ -131,27 +143,34 @@ def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(threads: zd.
             coordinator.schedule(len, (first,))
         scheduling = threading.Thread(target=coordinator.schedule, args=(len, (first,)))
         scheduling.start()
-        until(lambda: coordinator.snapshot().waiting_for_inputs == 2)  # its loop takes them one after the other
+        # its loop takes them one after the other
+        until(lambda: coordinator.snapshot().waiting_for_inputs == 2)
         until(lambda: coordinator.snapshot().waiting_for_room == 1)
         assert coordinator.snapshot().waiting_for_inputs == 2
         go(tmp_path)
         scheduling.join(20)
         coordinator.join(20)
-        assert coordinator.fetch([coordinator.schedule(len, (first,)) for _ in range(20)]) == [1] * 20
+        assert (
+            coordinator.fetch([coordinator.schedule(len, (first,)) for _ in range(20)]) == [1] * 20
+        )
 
 
-# -- inputs without a value ------------------------------------------------------------------------------------------------
+# -- inputs without a value ------------------------------------------------------------------------
 
 
 def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    first = coordinator.schedule(fails, (coordinator.schedule(lambda: waits(tmp_path, "no such row")),))
+    first = coordinator.schedule(
+        fails, (coordinator.schedule(lambda: waits(tmp_path, "no such row")),)
+    )
     second = coordinator.schedule(add, (first,))
     third = coordinator.schedule(add, (1, second))
     go(tmp_path)
     for value in (second, third):
-        with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*no such row") as told:
+        with pytest.raises(
+            errors.ClosureInputError, match=r"Input has an error.*no such row"
+        ) as told:
             value.fetch(20)
         assert isinstance(told.value.original_exception, KeyError)
         assert "in fails" in str(told.value.original_exception.__cause__)
@@ -160,7 +179,9 @@ def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(
     coordinator.join(0)
 
 
-def test_an_input_that_had_failed_before_is_an_error_of_the_next_round(in_threads: ClusterCoordinator) -> None:
+def test_an_input_that_had_failed_before_is_an_error_of_the_next_round(
+    in_threads: ClusterCoordinator,
+) -> None:
     first = in_threads.schedule(fails)
     with pytest.raises(KeyError):
         in_threads.join(20)
@@ -185,7 +206,9 @@ def test_who_needs_what_was_cancelled_is_told_so_and_others_go_on(
     assert third.fetch(20) == 1
 
 
-def test_who_waits_for_an_input_can_be_cancelled_alone(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_who_waits_for_an_input_can_be_cancelled_alone(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
     second = in_threads.schedule(len, (first,))
     assert second.cancel()
@@ -196,14 +219,21 @@ def test_who_waits_for_an_input_can_be_cancelled_alone(in_threads: ClusterCoordi
     in_threads.join(20)
 
 
-def test_a_value_of_another_coordinator_cannot_be_given(in_threads: ClusterCoordinator, threads: Any) -> None:
+def test_a_value_of_another_coordinator_cannot_be_given(
+    in_threads: ClusterCoordinator, threads: Any
+) -> None:
     value = in_threads.schedule(int)
-    with ClusterCoordinator(threads) as other, pytest.raises(ValueError, match="functions of its own coordinator"):
+    with (
+        ClusterCoordinator(threads) as other,
+        pytest.raises(ValueError, match="functions of its own coordinator"),
+    ):
         other.schedule(len, (value,))
     in_threads.join(20)
 
 
-def test_the_end_of_the_coordinator_ends_who_waits(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_the_end_of_the_coordinator_ends_who_waits(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(threads, cancel_grace_s=0.0) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path,))]
         values.append(coordinator.schedule(len, (values[0],)))

@@ -33,26 +33,36 @@ def held(cluster: zd.local_cluster) -> int:
     return sum(worker.snapshot().held.parts for worker in cluster.servers)
 
 
-# -- use -----------------------------------------------------------------------------------------------------------------
+# -- use -------------------------------------------------------------------------------------------
 
 
 def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_own(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = kept(coordinator, zeros)
-    used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]
+    used = [
+        coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)
+    ]
     assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
     assert coordinator.schedule(total, (value,)).fetch(20) == 0
     assert not value.get().any()
 
 
-def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_it_is_read_from_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
-    with zd.local_cluster(workers=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=2, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         value = kept(coordinator, zeros)
-        used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]
+        used = [
+            coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2))
+            for number in (1, 2)
+        ]
         assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
         assert coordinator.snapshot().held.parts == 0
         mine = value.get()
@@ -76,7 +86,9 @@ def test_it_is_fetched_once_and_goes_on_being_an_argument(coordinator: ClusterCo
     assert mine.flags.writeable
     assert value.get() is mine
     mine += 1
-    assert coordinator.schedule(total, (value,)).fetch(20) == 0, "what is fetched is a copy of one's own"
+    assert coordinator.schedule(total, (value,)).fetch(20) == 0, (
+        "what is fetched is a copy of one's own"
+    )
 
 
 USES: list[Any] = [
@@ -88,7 +100,9 @@ USES: list[Any] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["argument", "nested", "keyword", "captured"])
-def test_a_small_value_can_be_kept_and_given_at_any_depth(coordinator: ClusterCoordinator, use: Any) -> None:
+def test_a_small_value_can_be_kept_and_given_at_any_depth(
+    coordinator: ClusterCoordinator, use: Any
+) -> None:
     value = kept(coordinator, small)
     assert coordinator.schedule(*use(value)).fetch(20) == {"a": 1}
     assert value.fetch() == {"a": 1}
@@ -133,10 +147,12 @@ def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
     assert near.schedule(total, (value,)).fetch(20) == 0
 
 
-# -- the end of a value --------------------------------------------------------------------------------------------------
+# -- the end of a value ----------------------------------------------------------------------------
 
 
-def test_a_worker_holds_it_until_it_was_dropped_here(near: ClusterCoordinator, threads: zd.local_cluster) -> None:
+def test_a_worker_holds_it_until_it_was_dropped_here(
+    near: ClusterCoordinator, threads: zd.local_cluster
+) -> None:
     values = [kept(near, zeros) for _ in range(3)]
     assert held(threads) == 3
     values[0].fetch()

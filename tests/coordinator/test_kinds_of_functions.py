@@ -1,4 +1,5 @@
-"""Async functions run to their end, generator functions and Futures are refused by name, and libraries call `map`."""
+"""Async functions run to their end, generator functions and Futures are refused by name, and
+libraries call `map`."""
 
 from __future__ import annotations
 
@@ -37,11 +38,20 @@ async def fails(number: int) -> int:
     raise ValueError(f"not {number}")
 
 
-ASYNC = [adds, Adds(), Adds().method, functools.partial(adds, more=1), returns_coroutine, lambda number: adds(number)]
+ASYNC = [
+    adds,
+    Adds(),
+    Adds().method,
+    functools.partial(adds, more=1),
+    returns_coroutine,
+    lambda number: adds(number),
+]
 
 
 @pytest.mark.parametrize("fn", ASYNC)
-def test_async_functions_run_to_their_end(either: ClusterCoordinator, fn: Callable[..., Any]) -> None:
+def test_async_functions_run_to_their_end(
+    either: ClusterCoordinator, fn: Callable[..., Any]
+) -> None:
     assert either.schedule(fn, (1,)).get(20) == 2
     assert either.create_per_worker_resource(fn, (1,))[0].get(20) == 2
     with pytest.raises(ValueError, match="not 1"):
@@ -49,7 +59,9 @@ def test_async_functions_run_to_their_end(either: ClusterCoordinator, fn: Callab
 
 
 @pytest.mark.parametrize("fn", ASYNC)
-def test_an_executor_runs_async_functions(threads: zd.local_cluster, fn: Callable[..., Any]) -> None:
+def test_an_executor_runs_async_functions(
+    threads: zd.local_cluster, fn: Callable[..., Any]
+) -> None:
     with zd.Executor(threads) as executor:
         assert executor.submit(fn, 1).result(20) == 2
         assert list(executor.map(fn, [1, 2])) == [2, 3]
@@ -92,7 +104,9 @@ def test_a_generator_function_is_refused_when_it_is_scheduled(
                     schedule(fn, [1])
 
 
-def test_a_generator_that_a_function_returns_is_refused_by_the_worker(in_threads: ClusterCoordinator) -> None:
+def test_a_generator_that_a_function_returns_is_refused_by_the_worker(
+    in_threads: ClusterCoordinator,
+) -> None:
     with pytest.raises(TypeError, match=f"returns_generator {REFUSED}"):
         in_threads.schedule(returns_generator, (3,)).get(20)
 
@@ -102,9 +116,16 @@ def test_a_future_among_the_arguments_is_refused_by_its_name(
 ) -> None:
     with zd.Executor(threads) as executor:
         own = executor.submit(int)
-        kinds: list[tuple[futures.Future[Any], str]] = [(own, "_Future"), (futures.Future(), "Future")]
+        kinds: list[tuple[futures.Future[Any], str]] = [
+            (own, "_Future"),
+            (futures.Future(), "Future"),
+        ]
         for future, kind in kinds:
-            for argument, place in ((future, ""), ([future], r"\[0\]"), ({"a": (future,)}, r"\['a'\]\[0\]")):
+            for argument, place in (
+                (future, ""),
+                ([future], r"\[0\]"),
+                ({"a": (future,)}, r"\['a'\]\[0\]"),
+            ):
                 told = rf"args\[0\]{place}, a \S*\.{kind}, cannot be pickled: pass its result"
                 with pytest.raises(errors.InvalidArgumentError, match=told):
                     in_threads.schedule(id, (argument,))
@@ -115,10 +136,13 @@ def test_a_future_among_the_arguments_is_refused_by_its_name(
 READ_BY_DASK = "_max_workers"
 
 
-def test_libraries_call_map_for_numbers(threads: zd.local_cluster, in_threads: ClusterCoordinator) -> None:
+def test_libraries_call_map_for_numbers(
+    threads: zd.local_cluster, in_threads: ClusterCoordinator
+) -> None:
     with zd.Executor(threads, max_workers=2) as executor:
         for call in (executor.map, in_threads.map):
-            assert [float(value) for value in call(pow, [2.0, 3.0], [3, 2])] == [8.0, 9.0]  # as emcee
+            # as emcee
+            assert [float(value) for value in call(pow, [2.0, 3.0], [3, 2])] == [8.0, 9.0]
             energies = np.empty(2)
             energies[:] = np.array(list(call(abs, [-1.5, 2.5])))  # as scipy
             assert energies.tolist() == [1.5, 2.5]

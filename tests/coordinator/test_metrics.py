@@ -1,4 +1,6 @@
-"""Figures of what coordinators do: recorded when they are wanted, and summed up as TensorFlow does."""
+"""Figures of what coordinators do: recorded when they are wanted, and summed up as TensorFlow
+does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from zmqdist.observe import status
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.scheduling.coordinator import metrics
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(60), pytest.mark.shares_cluster]
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
     return in_processes
 
 
-# -- figures ------------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_a_histogram_tells_least_most_number_sum_and_buckets() -> None:
@@ -63,7 +66,9 @@ def test_the_histograms_have_their_names_and_bounds(name: str, bounds: list[floa
 def test_gauges_and_counters_are_numbers_and_another_name_is_an_error() -> None:
     for name in ("queued_closures", "inflight_closures", "worker_failures"):
         assert metrics.get_metric_summary(name) >= 0
-    with pytest.raises(ValueError, match="no metric 'tracing'; there are function_tracing, closure_execution"):
+    with pytest.raises(
+        ValueError, match="no metric 'tracing'; there are function_tracing, closure_execution"
+    ):
         metrics.get_metric_summary("tracing")
 
 
@@ -91,7 +96,7 @@ def test_with_a_tracker_a_block_is_recorded_only_if_something_has_changed(record
     assert metrics.get_metric_summary("function_tracing")["num"] == 1
 
 
-# -- of coordinators ------------------------------------------------------------------------------------------------------
+# -- of coordinators -------------------------------------------------------------------------------
 
 
 class Slow:
@@ -127,8 +132,12 @@ def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinato
     assert {metrics.get_metric_summary(name)["num"] for name in metrics.HISTOGRAMS} == {0}
 
 
-def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_cluster, tmp_path: Path) -> None:
-    """Nine functions at two slots: a part of them runs, a part waits, and one waits for its input."""
+def test_every_figure_of_known_work_is_what_is_the_case(
+    processes: zd.local_cluster, tmp_path: Path
+) -> None:
+    """Nine functions at two slots: a part of them runs, a part waits, and one waits for its
+    input.
+    """
     with ClusterCoordinator(processes) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path, str(number))) for number in range(8)]
         coordinator.schedule(work.same, (values[0],))
@@ -136,7 +145,9 @@ def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_clus
 
         def figures() -> tuple[status.Totals, Any, Any]:
             address = coordinator.target.removeprefix("zmq://")
-            with ZmqClient(address, "", True, security=coordinator.credentials.client(address, "submit")) as client:
+            with ZmqClient(
+                address, "", True, security=coordinator.credentials.client(address, "submit")
+            ) as client:
                 sums = status.totals(client.status_blocking())
             return sums, *map(metrics.get_metric_summary, ("inflight_closures", "queued_closures"))
 
@@ -145,7 +156,12 @@ def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_clus
             # How many functions wait at their workers depends on how fast the workers were before.
             size = (sums.running, sums.slots, sums.workers)
             at_workers, at_dispatcher = sums.running + sums.waiting, sums.queued
-            return (size, inflight, at_dispatcher, queued) == ((2, 2, 2), at_workers, 8 - inflight, 9 - inflight)
+            return (size, inflight, at_dispatcher, queued) == (
+                (2, 2, 2),
+                at_workers,
+                8 - inflight,
+                9 - inflight,
+            )
 
         until(are_right)
         go(tmp_path)
@@ -154,8 +170,13 @@ def test_every_figure_of_known_work_is_what_is_the_case(processes: zd.local_clus
         assert (sums.running, sums.waiting, sums.queued, inflight, queued) == (0, 0, 0, 0, 0)
 
 
-def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(tmp_path: Path) -> None:
-    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=60) as coordinator:
+def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(
+    tmp_path: Path,
+) -> None:
+    with (
+        zd.DispatchServer() as dispatcher,
+        ClusterCoordinator(dispatcher, cluster_lost_limit_s=60) as coordinator,
+    ):
         coordinator.schedule(work.same, (1,))
         dispatcher.stop()
         until(lambda: not coordinator.snapshot().connected)
@@ -170,7 +191,9 @@ def test_a_lost_worker_is_counted(recorded: None) -> None:
         until(lambda: metrics.get_metric_summary("worker_failures") == 1)
 
 
-def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(coordinator: ClusterCoordinator) -> None:
+def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(
+    coordinator: ClusterCoordinator,
+) -> None:
     counts = coordinator.metrics()["workers"]["worker:1"]["done"]
     for _ in range(3):
         coordinator.schedule(work.same, (1,), worker=1).fetch(20)

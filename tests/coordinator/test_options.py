@@ -27,7 +27,7 @@ def times(folder: Path, well_at: int, payload: Any = None) -> int:
     return calls
 
 
-# -- retries -------------------------------------------------------------------------------------------------------------
+# -- retries ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("payload", [b"", b"x" * 2**18], ids=["small", "large"])
@@ -39,7 +39,9 @@ def test_a_function_that_raises_is_run_again_so_often(
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
-def test_the_last_error_is_told_when_no_retry_is_left(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_the_last_error_is_told_when_no_retry_is_left(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = coordinator.schedule(times, (tmp_path, 9), retries=2)
     with pytest.raises(ValueError, match="call 3"):
         value.fetch(20)
@@ -47,7 +49,9 @@ def test_the_last_error_is_told_when_no_retry_is_left(coordinator: ClusterCoordi
         coordinator.join(20)
 
 
-def test_who_needs_what_is_run_again_waits_for_its_end(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_who_needs_what_is_run_again_waits_for_its_end(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     first = in_threads.schedule(times, (tmp_path, 3), retries=2)
     assert in_threads.schedule(int, (first,)).fetch(20) == 3
 
@@ -69,7 +73,9 @@ def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
     ],
     ids=str,
 )
-def test_options_out_of_range_are_told_at_once(in_threads: ClusterCoordinator, options: Any, told: str) -> None:
+def test_options_out_of_range_are_told_at_once(
+    in_threads: ClusterCoordinator, options: Any, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         in_threads.schedule(int, **options)
 
@@ -80,7 +86,7 @@ def test_retries_are_a_whole_number(in_threads: ClusterCoordinator, retries: Any
         in_threads.schedule(int, retries=retries)
 
 
-# -- time-outs -----------------------------------------------------------------------------------------------------------
+# -- time-outs -------------------------------------------------------------------------------------
 
 
 def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happens(
@@ -94,7 +100,9 @@ def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happen
     assert first.fetch(20) == "x"
 
 
-def test_one_that_waits_for_an_input_ends_at_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_one_that_waits_for_an_input_ends_at_its_time(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
     second = in_threads.schedule(len, (first,), timeout=3.0)  # time to schedule the third
     third = in_threads.schedule(abs, (second,))
@@ -108,14 +116,18 @@ def test_one_that_waits_for_an_input_ends_at_its_time(in_threads: ClusterCoordin
 
 
 def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         coordinator.schedule(waits, (tmp_path, "first"))
         until(lambda: begun(tmp_path))
         late = coordinator.schedule(waits, (tmp_path, "late"), timeout=0.05)
         with pytest.raises(errors.DeadlineExceededError):
             late.fetch(20)
         snapshot = cluster.dispatcher.snapshot
-        until(lambda: snapshot().queued + sum(row.leases for row in snapshot().workers) == 1)  # it is taken back
+        # it is taken back
+        until(lambda: snapshot().queued + sum(row.leases for row in snapshot().workers) == 1)
         go(tmp_path)
         with pytest.raises(errors.DeadlineExceededError):
             coordinator.join(20)
@@ -128,7 +140,7 @@ def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) 
     assert coordinator.snapshot().planned == 0
 
 
-# -- lineage -------------------------------------------------------------------------------------------------------------
+# -- lineage ---------------------------------------------------------------------------------------
 
 
 def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
@@ -147,7 +159,9 @@ def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
     assert calls(tmp_path, "value") == 2
 
 
-def test_what_a_value_was_made_of_goes_with_it(in_threads: ClusterCoordinator, threads: zd.local_cluster) -> None:
+def test_what_a_value_was_made_of_goes_with_it(
+    in_threads: ClusterCoordinator, threads: zd.local_cluster
+) -> None:
     def held() -> int:
         return sum(worker.snapshot().held.parts for worker in threads.servers)
 

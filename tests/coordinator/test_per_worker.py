@@ -1,4 +1,5 @@
-"""Values of which each worker has its own: where they are, who gets which, what happens when a worker is lost, when they go."""
+"""Values of which each worker has its own: where they are, who gets which, what happens when a
+worker is lost, when they go."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from zmqdist.coordinator import (
 from zmqdist.messages import Submit
 from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
 
 WORKERS = 3
 
@@ -37,7 +39,7 @@ def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
     return of_three
 
 
-# -- what they are -------------------------------------------------------------------------------------------------------
+# -- what they are ---------------------------------------------------------------------------------
 
 
 def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
@@ -57,7 +59,9 @@ def test_a_resource_is_made_with_arguments_that_are_as_they_were(one: ClusterCoo
     assert counters.fetch() == [100] * WORKERS
 
 
-def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(one: ClusterCoordinator) -> None:
+def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(
+    one: ClusterCoordinator,
+) -> None:
     values = one.create_per_worker_resource(lambda: get_current_worker_index())
     assert len(values) == WORKERS
     assert isinstance(values[1], RemoteValue)
@@ -72,7 +76,9 @@ def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) ->
     one.join()
 
 
-@pytest.mark.parametrize("nested", ["as a keyword", "in lists and dicts", "captured", "captured by a method"])
+@pytest.mark.parametrize(
+    "nested", ["as a keyword", "in lists and dicts", "captured", "captured by a method"]
+)
 def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
     coordinator: ClusterCoordinator, nested: str
 ) -> None:
@@ -106,7 +112,9 @@ def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
 
 def test_each_worker_gets_its_own(coordinator: ClusterCoordinator) -> None:
     counters = coordinator.create_per_worker_resource(work.counter)
-    pairs = [coordinator.schedule(work.of_worker, (counters,), worker=index) for index in range(WORKERS)]
+    pairs = [
+        coordinator.schedule(work.of_worker, (counters,), worker=index) for index in range(WORKERS)
+    ]
     assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
 
 
@@ -120,13 +128,17 @@ def test_a_resource_may_be_made_of_another(one: ClusterCoordinator) -> None:
 
 
 def test_values_of_scheduled_functions_can_be_per_worker_values(one: ClusterCoordinator) -> None:
-    values = PerWorkerValues([one.schedule(work.same, (10 * index,), keep=True) for index in range(WORKERS)])
+    values = PerWorkerValues(
+        [one.schedule(work.same, (10 * index,), keep=True) for index in range(WORKERS)]
+    )
     one.join()
     assert one.schedule(work.same, (values,), worker=2).fetch(20) == 20
     assert one.schedule(lambda: values, worker=0).fetch(20) == 0
 
 
-def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(one: ClusterCoordinator) -> None:
+def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
+    one: ClusterCoordinator,
+) -> None:
     array = np.arange(2**20)
     sums = one.create_per_worker_resource(lambda: array.sum())
     for _ in range(20):
@@ -139,7 +151,7 @@ def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(one: Cl
     until(lambda: one.snapshot().held.parts == 0)
 
 
-# -- what they are not -------------------------------------------------------------------------------------------------------
+# -- what they are not -----------------------------------------------------------------------------
 
 
 def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) -> None:
@@ -148,9 +160,14 @@ def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) ->
         one.schedule(work.add, (counters[0],))
 
 
-def test_resources_of_another_coordinator_are_no_arguments(one: ClusterCoordinator, three: zd.local_cluster) -> None:
+def test_resources_of_another_coordinator_are_no_arguments(
+    one: ClusterCoordinator, three: zd.local_cluster
+) -> None:
     counters = one.create_per_worker_resource(work.counter)
-    with ClusterCoordinator(three) as other, pytest.raises(ValueError, match="by its own coordinator"):
+    with (
+        ClusterCoordinator(three) as other,
+        pytest.raises(ValueError, match="by its own coordinator"),
+    ):
         other.schedule(work.add, (counters,))
 
 
@@ -162,14 +179,16 @@ def test_what_cannot_be_pickled_is_said_when_the_resource_is_made(one: ClusterCo
         one.create_per_worker_resource(3)  # type: ignore[arg-type]
 
 
-def test_a_resource_that_cannot_be_pickled_can_be_used_and_not_fetched(one: ClusterCoordinator) -> None:
+def test_a_resource_that_cannot_be_pickled_can_be_used_and_not_fetched(
+    one: ClusterCoordinator,
+) -> None:
     locks = one.create_per_worker_resource(threading.Lock)
     assert one.schedule(lambda lock: lock.locked(), (locks,)).fetch(20) is False
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
         locks[0].fetch(20)
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_input_error(coordinator: ClusterCoordinator) -> None:
@@ -195,7 +214,9 @@ def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
 
 
-def test_a_failed_build_is_not_tried_again_by_those_who_use_it(one: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_failed_build_is_not_tried_again_by_those_who_use_it(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
     def builds() -> None:
         work.logged_counter(tmp_path)
         raise ValueError("not to be had")
@@ -209,7 +230,9 @@ def test_a_failed_build_is_not_tried_again_by_those_who_use_it(one: ClusterCoord
     assert len(list(tmp_path.glob("built-0-*"))) == 1
 
 
-def test_resource_can_still_be_used_after_cancellation(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_resource_can_still_be_used_after_cancellation(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
     counters = coordinator.create_per_worker_resource(work.counter)
     running = coordinator.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
@@ -225,7 +248,9 @@ def test_resource_can_still_be_used_after_cancellation(coordinator: ClusterCoord
     go(tmp_path)
 
 
-def test_creating_resources_ends_no_round_and_is_not_waited_for(one: ClusterCoordinator, tmp_path: Path) -> None:
+def test_creating_resources_ends_no_round_and_is_not_waited_for(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
     def slow() -> str:
         return waits(tmp_path)
 
@@ -240,7 +265,7 @@ def test_creating_resources_ends_no_round_and_is_not_waited_for(one: ClusterCoor
     assert values.fetch(20) == ["x"] * WORKERS
 
 
-# -- waiting in other ways --------------------------------------------------------------------------------------------
+# -- waiting in other ways -------------------------------------------------------------------------
 
 
 def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
@@ -285,7 +310,7 @@ def test_after_the_end_nothing_is_made_and_nobody_waits(three: zd.local_cluster)
             late()
 
 
-# -- lost workers ------------------------------------------------------------------------------------------------------------
+# -- lost workers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.processes("per-worker values")
@@ -294,7 +319,9 @@ def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
     three: zd.local_cluster, one: ClusterCoordinator
 ) -> None:
     counters = one.create_per_worker_resource(work.counter)
-    assert [one.schedule(work.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)] == [1] * WORKERS
+    assert [
+        one.schedule(work.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)
+    ] == [1] * WORKERS
     until(lambda: work.statuses(counters) == ["READY"] * WORKERS)
     three.kill_worker(0)
     until(lambda: work.statuses(counters) == ["ABORTED", "READY", "READY"])
@@ -321,7 +348,10 @@ def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begin
 
 def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoordinator) -> None:
     kept = [one.create_per_worker_resource(int)]
-    runtime, arrive = one._runtime, one._resources._members  # reach: a creation comes between two steps of an arrival
+    runtime, arrive = (
+        one._runtime,
+        one._resources._members,
+    )  # reach: a creation comes between two steps of an arrival
     lock = runtime.lock
 
     class MakesOne:
@@ -342,7 +372,7 @@ def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoor
     assert [len(values) for values in kept] == [WORKERS + 1] * 2
 
 
-# -- when they go ----------------------------------------------------------------------------------------------------------
+# -- when they go ----------------------------------------------------------------------------------
 
 
 def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
@@ -364,7 +394,9 @@ def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captur
     assert one.snapshot().resources == 0
 
 
-def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(one: ClusterCoordinator, tmp_path: Path) -> None:
+def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
     counters = one.create_per_worker_resource(work.logged_counter, (tmp_path,))
     assert counters.fetch(20) == [0] * WORKERS
     one.schedule(waits, (tmp_path,), worker=0)
@@ -390,21 +422,29 @@ def test_a_closed_coordinators_resources_are_gone_from_all_workers(
     until(lambda: at_workers(one) == before)
 
 
-# -- where a function is ------------------------------------------------------------------------------------------------------
+# -- where a function is ---------------------------------------------------------------------------
 
 
-def test_a_function_knows_its_worker_and_how_many_there_are(coordinator: ClusterCoordinator) -> None:
-    told = coordinator.fetch([coordinator.schedule(work.where, worker=index) for index in range(WORKERS)])
+def test_a_function_knows_its_worker_and_how_many_there_are(
+    coordinator: ClusterCoordinator,
+) -> None:
+    told = coordinator.fetch(
+        [coordinator.schedule(work.where, worker=index) for index in range(WORKERS)]
+    )
     assert told == [(index, WORKERS) for index in range(WORKERS)]
 
 
-def test_one_function_gives_different_numbers_on_different_workers(coordinator: ClusterCoordinator) -> None:
+def test_one_function_gives_different_numbers_on_different_workers(
+    coordinator: ClusterCoordinator,
+) -> None:
     asks = get_current_worker_index
     assert {coordinator.schedule(asks, worker=index).fetch(20) for index in (0, 2)} == {0, 2}
 
 
 @pytest.mark.parametrize("asks", [get_current_worker_index, get_num_workers])
-def test_outside_a_scheduled_function_there_is_no_worker(one: ClusterCoordinator, asks: Any) -> None:
+def test_outside_a_scheduled_function_there_is_no_worker(
+    one: ClusterCoordinator, asks: Any
+) -> None:
     with pytest.raises(RuntimeError, match="functions that run on a worker"):
         asks()
 

@@ -1,4 +1,5 @@
-"""Datasets of which each worker has its own: what can be one, its iterators, their ends, and how workers share one."""
+"""Datasets of which each worker has its own: what can be one, its iterators, their ends, and how
+workers share one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 from zmqdist.specs import TensorSpec
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
 
 WORKERS = 3
 KINDS = ["function", "dataset"]
@@ -36,7 +38,7 @@ def given(kind: str, fn: Any) -> Any:
     return fn if kind == "function" else fn()
 
 
-# -- what can be one -----------------------------------------------------------------------------------------------------
+# -- what can be one -------------------------------------------------------------------------------
 
 
 def test_worker_index_dataset_fn(coordinator: ClusterCoordinator) -> None:
@@ -62,14 +64,18 @@ def test_input_function_with_map(coordinator: ClusterCoordinator, kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: str) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(given(kind, work.shuffled)))
-    orders = coordinator.fetch([coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 1)])
+    orders = coordinator.fetch(
+        [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 1)]
+    )
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
     assert orders[0] != orders[1]
 
 
 def test_pass_dataset_to_create_per_worker_dataset(coordinator: ClusterCoordinator) -> None:
     dataset = coordinator.create_per_worker_dataset(data.Dataset.range(1, 11).batch(4))
-    np.testing.assert_array_equal(coordinator.schedule(work.first, (iter(dataset),)).fetch(20), [1, 2, 3, 4])
+    np.testing.assert_array_equal(
+        coordinator.schedule(work.first, (iter(dataset),)).fetch(20), [1, 2, 3, 4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +105,9 @@ def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> 
     assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 6
 
 
-@pytest.mark.parametrize("source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__)
+@pytest.mark.parametrize(
+    "source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__
+)
 def test_anything_else_is_refused(one: ClusterCoordinator, source: Any) -> None:
     with pytest.raises(ValueError, match="Unexpected dataset type"):
         one.create_per_worker_dataset(source)
@@ -111,7 +119,9 @@ def test_a_function_that_needs_parameters_is_refused_at_the_call(one: ClusterCoo
     assert one.create_per_worker_dataset(lambda count=3: data.Dataset.range(count)) is not None
 
 
-def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(one: ClusterCoordinator) -> None:
+def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(
+    one: ClusterCoordinator,
+) -> None:
     iterator = iter(one.create_per_worker_dataset(work.not_a_dataset))
     one.join()
     result = one.schedule(work.first, (iterator,))
@@ -127,12 +137,14 @@ def test_a_dataset_that_captures_much_is_taken_with_a_warning(
     monkeypatch.setattr(limits, "DEFINITION_BYTES_WARNED", 2**20)
     captured = np.arange(2**20)
     with caplog.at_level(logging.WARNING, "zmqdist.coordinator"):
-        dataset = one.create_per_worker_dataset(lambda: data.Dataset.from_tensor_slices(captured).take(2))
+        dataset = one.create_per_worker_dataset(
+            lambda: data.Dataset.from_tensor_slices(captured).take(2)
+        )
     assert "each worker gets a copy" in caplog.text
     assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 1
 
 
-# -- iterators ---------------------------------------------------------------------------------------------------------------
+# -- iterators -------------------------------------------------------------------------------------
 
 
 def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
@@ -147,7 +159,9 @@ def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
 def test_iterators_are_independent_and_begin_anew(one: ClusterCoordinator) -> None:
     dataset = one.create_per_worker_dataset(data.Dataset.range(10))
     early, late = iter(dataset), iter(dataset)
-    asked = [one.schedule(work.first, (iterator,), worker=0) for iterator in (early, early, late, early)]
+    asked = [
+        one.schedule(work.first, (iterator,), worker=0) for iterator in (early, early, late, early)
+    ]
     assert one.fetch(asked) == [0, 1, 0, 2]
 
 
@@ -159,12 +173,20 @@ def test_an_iterator_goes_on_where_the_function_before_has_stopped(
     coordinator.join()
     found = [int(value.fetch()) for value in asked]
     assert all(found.count(number) <= WORKERS for number in found)
-    rest = coordinator.fetch([coordinator.schedule(work.elements, (iterator,), worker=at) for at in range(WORKERS)])
+    rest = coordinator.fetch(
+        [coordinator.schedule(work.elements, (iterator,), worker=at) for at in range(WORKERS)]
+    )
     snapshot = three.dispatcher.snapshot()
-    assert sorted([*found, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (found, rest, snapshot.losses)
+    assert sorted([*found, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
+        found,
+        rest,
+        snapshot.losses,
+    )
 
 
-def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(one: ClusterCoordinator) -> None:
+def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(
+    one: ClusterCoordinator,
+) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
     assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == [0, 1]
     assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == []
@@ -215,7 +237,10 @@ def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
     gc.collect()
     until(lambda: coordinator.snapshot().resources == 0)
     until(
-        lambda: [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)] == before,
+        lambda: (
+            [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+            == before
+        ),
         "iterators at the workers",
     )
 
@@ -231,12 +256,14 @@ def test_a_dataset_function_is_called_once_for_each_worker_and_iterator(
     for _ in range(50):
         one.schedule(work.first, (iterator,))
     one.join()
-    until(lambda: not any(iterator[at].status is RemoteValueStatus.NOT_READY for at in range(WORKERS)))
+    until(
+        lambda: not any(iterator[at].status is RemoteValueStatus.NOT_READY for at in range(WORKERS))
+    )
     assert len(list(tmp_path.glob("built-*"))) == WORKERS
     assert not list(tmp_path.glob("built-*-1"))
 
 
-# -- build and specs -----------------------------------------------------------------------------------------------------------
+# -- build and specs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -259,15 +286,19 @@ def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> 
             _ = one.create_per_worker_dataset(source).element_spec
 
 
-# -- shared by the workers --------------------------------------------------------------------------------------------------
+# -- shared by the workers -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "source", [data.Dataset.range(23), list(range(23)), work.generated], ids=["dataset", "list", "generator"]
+    "source",
+    [data.Dataset.range(23), list(range(23)), work.generated],
+    ids=["dataset", "list", "generator"],
 )
 def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, source: Any) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source, shard=True))
-    shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)]
+    shares = [
+        coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)
+    ]
     whole = range(3) if source is work.generated else range(23)
     assert sorted(chain(*coordinator.fetch(shares))) == list(whole)
 
@@ -276,18 +307,25 @@ def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, sou
     "source",
     [
         data.Dataset.range(100).shuffle(100),
-        lambda: data.Dataset.range(10).flat_map(lambda x: data.Dataset.range(10 * x, 10 * x + 10).shuffle(10)),
+        lambda: data.Dataset.range(10).flat_map(
+            lambda x: data.Dataset.range(10 * x, 10 * x + 10).shuffle(10)
+        ),
         data.Dataset.range(100).map(lambda x: x, num_parallel_calls=4, deterministic=False),
         work.one_object,
     ],
     ids=["shuffle", "shuffle in a function", "map in any order", "the same object each time"],
 )
-def test_with_shard_the_workers_count_one_order(coordinator: ClusterCoordinator, source: Any) -> None:
+def test_with_shard_the_workers_count_one_order(
+    coordinator: ClusterCoordinator, source: Any
+) -> None:
     dataset = coordinator.create_per_worker_dataset(source, shard=True)
     for _ in range(2):
         iterator = iter(dataset)
-        shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)]
+        shares = [
+            coordinator.schedule(work.elements, (iterator,), worker=index)
+            for index in range(WORKERS)
+        ]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(100))
 
 
-# -- lost workers ------------------------------------------------------------------------------------------------------------
+# -- lost workers ----------------------------------------------------------------------------------

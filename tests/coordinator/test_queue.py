@@ -1,7 +1,9 @@
-"""The queue that closures wait in, after TensorFlow's CoordinatedClosureQueueTest: its cases, one by one, on a real coordinator.
+"""The queue that closures wait in, after TensorFlow's CoordinatedClosureQueueTest: its cases, one
+by one, on a real coordinator.
 
-There a worker takes closures out of the queue, and puts back what it could not run. Here a dispatcher hands work out: to put back is to
-end the slot process in which it runs. All with a queue of two, but for those that need a longer one.
+There a worker takes closures out of the queue, and puts back what it could not run. Here a
+dispatcher hands work out: to put back is to end the slot process in which it runs. All with a queue
+of two, but for those that need a longer one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def cluster() -> Iterator[zd.local_cluster]:
 
 @pytest.fixture
 def queue(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
+    with ClusterCoordinator(
+        cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
+    ) as made:
         yield made
 
 
@@ -100,8 +104,11 @@ def test_basic(queue: ClusterCoordinator, tmp_path: Path) -> None:
 
 
 def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> None:
-    """Each worker puts back what it takes first; each label is processed; waiting four times is fine."""
-    values = [queue.schedule(dies_or_counts, (tmp_path, str(i), 1 if i < 2 else 0)) for i in range(5)]
+    """Each worker puts back what it takes first; each label is processed; waiting four times is
+    fine."""
+    values = [
+        queue.schedule(dies_or_counts, (tmp_path, str(i), 1 if i < 2 else 0)) for i in range(5)
+    ]
     for _ in range(4):
         queue.join(20)
     assert queue.fetch(values) == ["0", "1", "2", "3", "4"]
@@ -115,7 +122,9 @@ def test_notify_before_wait(queue: ClusterCoordinator) -> None:
     assert queue.done()
 
 
-def test_wait_raises_the_error_after_mark_failure(queue: ClusterCoordinator, tmp_path: Path) -> None:
+def test_wait_raises_the_error_after_mark_failure(
+    queue: ClusterCoordinator, tmp_path: Path
+) -> None:
     queue.schedule(fails_when_told, (tmp_path,))
     until(lambda: begun(tmp_path))
     thread, raised = in_thread(queue.join)
@@ -153,7 +162,8 @@ def test_put_wait_and_done_raise_the_error_and_cancel_what_was_not_taken(
 def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
     queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
-    """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error is not the one that is raised."""
+    """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error
+    is not the one that is raised."""
     other = queue.schedule(fails_when_cancelled, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path, "other"))
     untaken = queue.schedule(counts, (tmp_path, "untaken"), worker=0)
@@ -180,14 +190,17 @@ def test_state_is_restored_after_join_is_called(queue: ClusterCoordinator) -> No
 
 
 def test_thread_safety(queue: ClusterCoordinator, tmp_path: Path) -> None:
-    """Ten threads put a hundred into a queue of two while some are put back; the wait returns, and it is done."""
+    """Ten threads put a hundred into a queue of two while some are put back; the wait returns, and
+    it is done."""
 
     values: dict[str, RemoteValue] = {}
 
     def put(number: int) -> None:
         for i in range(10):
             name = f"{number}-{i}"
-            values[name] = queue.schedule(dies_or_counts, (tmp_path, name, int(name in ("5-5", "7-7"))))
+            values[name] = queue.schedule(
+                dies_or_counts, (tmp_path, name, int(name in ("5-5", "7-7")))
+            )
 
     threads = [in_thread(lambda number=number: put(number)) for number in range(10)]  # type: ignore[misc]
     for thread, raised in threads:
@@ -200,7 +213,8 @@ def test_thread_safety(queue: ClusterCoordinator, tmp_path: Path) -> None:
 
 
 def test_put_and_get_with_tag(queue: ClusterCoordinator, tmp_path: Path) -> None:
-    """What is for one worker goes there alone, and what is apart does not count: done although it is pending."""
+    """What is for one worker goes there alone, and what is apart does not count: done although it
+    is pending."""
     here = queue.create_per_worker_resource(os.getppid).fetch(20)
     assert len(set(here)) == 2
     pids = {queue.schedule(os.getppid, worker=1).get(20) for _ in range(3)}
@@ -261,7 +275,9 @@ def test_q2_a_full_queue_behind_a_stuck_worker_does_not_hide_an_error(
     check_usable(queue)
 
 
-def test_q7_what_is_put_back_never_waits_for_room(queue: ClusterCoordinator, tmp_path: Path) -> None:
+def test_q7_what_is_put_back_never_waits_for_room(
+    queue: ClusterCoordinator, tmp_path: Path
+) -> None:
     """The queue is full, and the one worker that could make room has to put back what it runs."""
     first = queue.schedule(dies_when_told, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path))
@@ -283,8 +299,11 @@ def dies_when_told(folder: Path) -> str:
     return dies_first(folder, "x", 1, exits)
 
 
-def test_q9_what_a_cancelled_round_returns_late_is_nobodys(queue: ClusterCoordinator, tmp_path: Path) -> None:
-    """The same function, scheduled again in the next round, gives the next round's result, and the first one ran to no end."""
+def test_q9_what_a_cancelled_round_returns_late_is_nobodys(
+    queue: ClusterCoordinator, tmp_path: Path
+) -> None:
+    """The same function, scheduled again in the next round, gives the next round's result, and the
+    first one ran to no end."""
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
     late = queue.schedule(waits, (tmp_path / "1", "late"), worker=0)

@@ -1,4 +1,5 @@
-"""A coordinator that schedules faster than its cluster works is bounded in bytes: `schedule` blocks, and goes on when work has ended."""
+"""A coordinator that schedules faster than its cluster works is bounded in bytes: `schedule`
+blocks, and goes on when work has ended."""
 
 from __future__ import annotations
 
@@ -23,13 +24,17 @@ BOUND = 3 * MIB
 
 @pytest.fixture
 def bounded(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(threads, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
+    with ClusterCoordinator(
+        threads, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
+    ) as made:
         yield made
 
 
 @pytest.fixture
 def in_processes_bounded(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(processes, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
+    with ClusterCoordinator(
+        processes, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
+    ) as made:
         yield made
 
 
@@ -73,7 +78,9 @@ def small_ones(number: int) -> bytes:
     return bytes([number]) * 60_000
 
 
-@pytest.mark.parametrize(("make", "size"), [(array_of, MIB), (small_ones, 60_000)], ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("make", "size"), [(array_of, MIB), (small_ones, 60_000)], ids=["large", "small"]
+)
 def test_schedule_blocks_at_the_bound_and_goes_on_when_work_has_ended(
     bounded: ClusterCoordinator, tmp_path: Path, make: Callable[[int], Any], size: int
 ) -> None:
@@ -97,7 +104,9 @@ def test_schedule_blocks_at_the_bound_and_goes_on_when_work_has_ended(
     assert bounded.snapshot().queue_bytes == 0
 
 
-def test_a_coordinator_of_processes_is_never_above_its_bound(in_processes_bounded: ClusterCoordinator) -> None:
+def test_a_coordinator_of_processes_is_never_above_its_bound(
+    in_processes_bounded: ClusterCoordinator,
+) -> None:
     seen = []
 
     def schedule(number: int) -> RemoteValue:
@@ -108,10 +117,14 @@ def test_a_coordinator_of_processes_is_never_above_its_bound(in_processes_bounde
     values = [schedule(number) for number in range(40)]
     assert [value.get(20) for value in values] == [MIB] * 40
     assert max(each.queue_bytes for each in seen) <= BOUND
-    assert max(each.held.bytes for each in seen) <= BOUND + 2 * MIB, "one more is copied before it is known to fit"
+    assert max(each.held.bytes for each in seen) <= BOUND + 2 * MIB, (
+        "one more is copied before it is known to fit"
+    )
 
 
-def test_what_is_larger_than_the_whole_bound_goes_alone(bounded: ClusterCoordinator, tmp_path: Path) -> None:
+def test_what_is_larger_than_the_whole_bound_goes_alone(
+    bounded: ClusterCoordinator, tmp_path: Path
+) -> None:
     first = bounded.schedule(waits_with, (array_of(0), tmp_path))
     thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * BOUND),)))
     until(lambda: is_full(bounded))
@@ -123,7 +136,9 @@ def test_what_is_larger_than_the_whole_bound_goes_alone(bounded: ClusterCoordina
 
 
 @pytest.mark.parametrize("how", ["argument", "captured", "map"])
-def test_what_pieces_of_work_share_counts_once(bounded: ClusterCoordinator, tmp_path: Path, how: str) -> None:
+def test_what_pieces_of_work_share_counts_once(
+    bounded: ClusterCoordinator, tmp_path: Path, how: str
+) -> None:
     shared = array_of(0, 2 * MIB)
     if how == "map":
         values = bounded.map(lambda number: waits_with(shared, tmp_path), range(20))
@@ -136,7 +151,9 @@ def test_what_pieces_of_work_share_counts_once(bounded: ClusterCoordinator, tmp_
     assert bounded.fetch(values) == ["0"] * 20
 
 
-@pytest.mark.parametrize("options", [{"retries": 1}, {"timeout": 60}, {"keep": True}, {"lineage": True}, {"worker": 0}])
+@pytest.mark.parametrize(
+    "options", [{"retries": 1}, {"timeout": 60}, {"keep": True}, {"lineage": True}, {"worker": 0}]
+)
 def test_work_with_options_counts_until_it_has_ended(
     bounded: ClusterCoordinator, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -152,7 +169,9 @@ def test_work_with_options_counts_until_it_has_ended(
 
 
 def test_what_a_lineage_remembers_does_not_block(bounded: ClusterCoordinator) -> None:
-    made = [bounded.schedule(length, (array_of(number, 2 * MIB),), lineage=True) for number in range(6)]
+    made = [
+        bounded.schedule(length, (array_of(number, 2 * MIB),), lineage=True) for number in range(6)
+    ]
     assert [value.get(20) for value in made] == [2 * MIB] * 6
     assert bounded.snapshot().held.bytes >= 12 * MIB
 
@@ -161,7 +180,9 @@ def test_work_that_waits_for_its_inputs_counts(bounded: ClusterCoordinator, tmp_
     first = bounded.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
     second = bounded.schedule(lambda name, given: name, (first, array_of(0, 2 * MIB)))
-    thread, came = in_thread(lambda: bounded.schedule(lambda name, given: name, (first, array_of(1, 2 * MIB))))
+    thread, came = in_thread(
+        lambda: bounded.schedule(lambda name, given: name, (first, array_of(1, 2 * MIB)))
+    )
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
@@ -183,7 +204,9 @@ def test_an_error_is_raised_instead_of_waiting(bounded: ClusterCoordinator, tmp_
     assert bounded.snapshot().queue_bytes == 0
 
 
-def test_a_coordinator_that_is_closed_ends_who_waits(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_closed_ends_who_waits(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=BOUND, cancel_grace_s=0.2) as coordinator:
         coordinator.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
         until(lambda: begun(tmp_path))
@@ -200,11 +223,17 @@ def test_it_is_told_once_that_workers_are_idle_because_of_the_bound(
     assert len(bounded.workers()) == 3
     bounded.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
     until(lambda: begun(tmp_path))
-    thread, _ = in_thread(lambda: [bounded.schedule(length, (array_of(n, 2 * MIB),)).get(20) for n in range(3)])
+    thread, _ = in_thread(
+        lambda: [bounded.schedule(length, (array_of(n, 2 * MIB),)).get(20) for n in range(3)]
+    )
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
-    told = [record.getMessage() for record in caplog.records if "workers are idle" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "workers are idle" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "queue_bytes_max is 3145728" in told[0]
 
@@ -214,20 +243,30 @@ def test_without_a_bound_schedule_never_waits_and_this_is_warned_of(
 ) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=0, cancel_grace_s=0.2) as coordinator:
         assert "queue_bytes_max is 0" in caplog.text
-        values = [coordinator.schedule(waits_with, (array_of(number), tmp_path)) for number in range(8)]
+        values = [
+            coordinator.schedule(waits_with, (array_of(number), tmp_path)) for number in range(8)
+        ]
         go(tmp_path)
         assert coordinator.fetch(values) == [str(number) for number in range(8)]
 
 
 def test_a_bound_below_0_is_refused(threads: zd.local_cluster) -> None:
-    with pytest.raises(ValueError, match="queue_bytes_max is -1, wants 1 or more bytes, or 0 for no bound"):
+    with pytest.raises(
+        ValueError, match="queue_bytes_max is -1, wants 1 or more bytes, or 0 for no bound"
+    ):
         ClusterCoordinator(threads, queue_bytes_max=-1)
 
 
-def test_without_a_word_the_bound_is_a_quarter_of_the_memory(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
-    """A program that is not told of it does not notice: a hundred megabytes ahead of the workers are nothing."""
+def test_without_a_word_the_bound_is_a_quarter_of_the_memory(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    """A program that is not told of it does not notice: a hundred megabytes ahead of the workers
+    are nothing."""
     assert usable_bytes() // 4 > 128 * MIB
-    values = [in_threads.schedule(waits_with, (array_of(number, 4 * MIB), tmp_path)) for number in range(25)]
+    values = [
+        in_threads.schedule(waits_with, (array_of(number, 4 * MIB), tmp_path))
+        for number in range(25)
+    ]
     assert in_threads.snapshot().queue_bytes > 100 * MIB
     go(tmp_path)
     assert in_threads.fetch(values) == [str(number) for number in range(25)]
@@ -243,7 +282,8 @@ def test_an_executor_is_bounded_too(threads: zd.local_cluster, tmp_path: Path) -
 
         thread, came = in_thread(submit_all)
         until(
-            lambda: len(begun(tmp_path)) == len(submitted) == 2, "the third does not fit beside what travels with each"
+            lambda: len(begun(tmp_path)) == len(submitted) == 2,
+            "the third does not fit beside what travels with each",
         )
         go(tmp_path)
         thread.join(20)
@@ -251,7 +291,7 @@ def test_an_executor_is_bounded_too(threads: zd.local_cluster, tmp_path: Path) -
         assert [future.result(20) for future in submitted] == [str(number) for number in range(6)]
 
 
-# -- the count alone ----------------------------------------------------------------------------------------------------
+# -- the count alone -------------------------------------------------------------------------------
 
 
 SIZES = {1: 100, 2: 50}

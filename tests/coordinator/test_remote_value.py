@@ -55,14 +55,20 @@ def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_the_result_is_what_the_function_returned_type_for_type(in_processes: ClusterCoordinator, value: Any) -> None:
+def test_the_result_is_what_the_function_returned_type_for_type(
+    in_processes: ClusterCoordinator, value: Any
+) -> None:
     got = in_processes.schedule(lambda: value).fetch(20)
     assert type(got) is type(value)
     assert got == value
 
 
-@pytest.mark.parametrize("array", [np.array(7), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.array(["ab", "c"])])
-def test_arrays_keep_dtype_and_shape_and_are_writable(in_processes: ClusterCoordinator, array: Any) -> None:
+@pytest.mark.parametrize(
+    "array", [np.array(7), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.array(["ab", "c"])]
+)
+def test_arrays_keep_dtype_and_shape_and_are_writable(
+    in_processes: ClusterCoordinator, array: Any
+) -> None:
     got = in_processes.schedule(lambda: array).fetch(20)
     assert (type(got), got.dtype, got.shape) == (np.ndarray, array.dtype, array.shape)
     assert np.array_equal(got, array)
@@ -124,7 +130,9 @@ HOLDERS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("number", range(len(HOLDERS)))
-def test_fetch_replaces_remote_values_wherever_they_are(in_threads: ClusterCoordinator, number: int) -> None:
+def test_fetch_replaces_remote_values_wherever_they_are(
+    in_threads: ClusterCoordinator, number: int
+) -> None:
     holder, expected = HOLDERS[number]
     fetched = in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
     assert (fetched.tolist() if isinstance(fetched, np.ndarray) else fetched) == expected
@@ -145,7 +153,8 @@ def test_fetch_refuses_an_object_in_which_it_would_leave_a_remote_value(
     in_threads: ClusterCoordinator, holder: Any, place: str
 ) -> None:
     with pytest.raises(
-        TypeError, match=rf"does not replace the RemoteValue in {place}: call its result\(\), or put it"
+        TypeError,
+        match=rf"does not replace the RemoteValue in {place}: call its result\(\), or put it",
     ):
         in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
 
@@ -170,7 +179,7 @@ def test_four_threads_can_fetch_one_value(in_processes: ClusterCoordinator, tmp_
     assert all(item is got[0] for item in got)
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 class Broke(ValueError):
@@ -191,7 +200,9 @@ def clear(coordinator: ClusterCoordinator, kind: type[BaseException]) -> None:
         coordinator.join(20)
 
 
-def test_an_error_keeps_its_class_on_every_call_with_the_remote_traceback(in_processes: ClusterCoordinator) -> None:
+def test_an_error_keeps_its_class_on_every_call_with_the_remote_traceback(
+    in_processes: ClusterCoordinator,
+) -> None:
     value = in_processes.schedule(breaks)
     for ask in (value.get, value.fetch, value.get, value.fetch):
         with pytest.raises(Broke, match="it broke") as caught:
@@ -204,7 +215,9 @@ def test_an_error_keeps_its_class_on_every_call_with_the_remote_traceback(in_pro
         value.get()
 
 
-def test_each_error_is_a_fresh_copy_whose_traceback_does_not_grow(in_threads: ClusterCoordinator) -> None:
+def test_each_error_is_a_fresh_copy_whose_traceback_does_not_grow(
+    in_threads: ClusterCoordinator,
+) -> None:
     value = in_threads.schedule(breaks)
     caught = []
     for _ in range(3):
@@ -244,7 +257,11 @@ ENDS: list[tuple[Any, type[BaseException], str]] = [
     (leaks_stop, errors.OutOfRangeError, "StopIteration"),
     (leaves, errors.UnknownError, r"SystemExit\(3\)"),
     (interrupts, errors.UnknownError, "KeyboardInterrupt"),
-    (returns_a_lock, errors.InvalidArgumentError, r"value\['bad'\]\[0\], a _thread.lock, cannot be pickled"),
+    (
+        returns_a_lock,
+        errors.InvalidArgumentError,
+        r"value\['bad'\]\[0\], a _thread.lock, cannot be pickled",
+    ),
 ]
 
 
@@ -262,7 +279,9 @@ def test_an_error_that_cannot_be_raised_here_as_it_was_says_what_it_was(
     assert coordinator.schedule(int).get(20) == 0
 
 
-def test_a_result_that_cannot_be_unpickled_here_is_an_error_of_get(in_processes: ClusterCoordinator) -> None:
+def test_a_result_that_cannot_be_unpickled_here_is_an_error_of_get(
+    in_processes: ClusterCoordinator,
+) -> None:
     value = in_processes.schedule(lambda: Hostile())
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="not here"):
@@ -278,13 +297,17 @@ def refuses() -> None:
     raise ZeroDivisionError("not here")
 
 
-# -- waiting --------------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
-def test_a_time_out_leaves_the_value_usable(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_time_out_leaves_the_value_usable(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_processes.schedule(waits, (tmp_path,))
     for ask in (value.get, value.fetch, value.exception):
-        with pytest.raises(errors.DeadlineExceededError, match=r"work.waits has not ended after 0\.01 s") as caught:
+        with pytest.raises(
+            errors.DeadlineExceededError, match=r"work.waits has not ended after 0\.01 s"
+        ) as caught:
             ask(0.01)
         assert isinstance(caught.value, TimeoutError)
     with pytest.raises(TimeoutError):
@@ -296,7 +319,9 @@ def test_a_time_out_leaves_the_value_usable(in_processes: ClusterCoordinator, tm
     assert value.exception() is None
 
 
-def test_repr_tells_the_function_and_how_it_stands(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_repr_tells_the_function_and_how_it_stands(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_threads.schedule(waits, (tmp_path,))
     assert repr(value) == "<RemoteValue of tests.scheduling.work.waits: pending>"
     go(tmp_path)
@@ -326,7 +351,9 @@ def test_awaiting_raises_what_the_function_raised(in_threads: ClusterCoordinator
     clear(in_threads, Broke)
 
 
-def test_a_large_result_that_nobody_can_read_is_not_fetched(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_large_result_that_nobody_can_read_is_not_fetched(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     def large() -> Any:
         waits(tmp_path)
         return np.zeros(4_000_000)
@@ -342,10 +369,12 @@ def test_a_large_result_that_nobody_can_read_is_not_fetched(in_processes: Cluste
     assert len(kept.get()) == 4_000_000
 
 
-# -- cancel ---------------------------------------------------------------------------------------------------------
+# -- cancel ----------------------------------------------------------------------------------------
 
 
-def test_a_queued_function_that_is_cancelled_never_starts(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_queued_function_that_is_cancelled_never_starts(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     running = [in_processes.schedule(waits, (tmp_path, f"running{i}")) for i in range(2)]
     until(lambda: len(begun(tmp_path)) == 2)
     queued = [in_processes.schedule(waits, (tmp_path, f"queued{i}")) for i in range(5)]
@@ -361,7 +390,9 @@ def test_a_queued_function_that_is_cancelled_never_starts(in_processes: ClusterC
     assert not running[0].cancel()
 
 
-def test_a_running_function_is_cut_off_after_the_grace(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_running_function_is_cut_off_after_the_grace(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_processes.schedule(writes, (tmp_path,))
     until(lambda: begun(tmp_path))
     assert value.cancel()
@@ -386,7 +417,7 @@ def test_a_running_function_can_see_that_it_was_cancelled_and_what_it_returns_is
     assert not zd.cancelled()
 
 
-# -- callbacks ------------------------------------------------------------------------------------------------------
+# -- callbacks -------------------------------------------------------------------------------------
 
 
 def test_callbacks_run_in_order_and_one_that_fails_is_logged(
@@ -403,32 +434,47 @@ def test_callbacks_run_in_order_and_one_that_fails_is_logged(
         go(tmp_path)
         until(lambda: len(called) == 2)
     assert called == [(1, "x"), (2, "x")]
-    assert "a done callback of <RemoteValue of tests.scheduling.work.waits: ready> failed" in caplog.text
+    assert (
+        "a done callback of <RemoteValue of tests.scheduling.work.waits: ready> failed"
+        in caplog.text
+    )
     assert "ZeroDivisionError" in caplog.text
     value.add_done_callback(lambda value: called.append((3, value.get())))
     until(lambda: called[-1] == (3, "x"))
 
 
-def test_a_callback_is_called_although_its_value_was_dropped(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_callback_is_called_although_its_value_was_dropped(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     called: list[Any] = []
-    in_threads.schedule(waits, (tmp_path,)).add_done_callback(lambda value: called.append(value.get()))
+    in_threads.schedule(waits, (tmp_path,)).add_done_callback(
+        lambda value: called.append(value.get())
+    )
     gc.collect()
     go(tmp_path)
     until(lambda: called == ["x"])
 
 
-def test_callbacks_learn_of_errors_and_of_the_coordinators_end(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_callbacks_learn_of_errors_and_of_the_coordinators_end(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     called: list[Any] = []
     with ClusterCoordinator(threads) as coordinator:
-        coordinator.schedule(breaks).add_done_callback(lambda value: called.append(type(value.exception())))
+        coordinator.schedule(breaks).add_done_callback(
+            lambda value: called.append(type(value.exception()))
+        )
         until(lambda: called)
         clear(coordinator, Broke)
-        coordinator.schedule(waits, (tmp_path,)).add_done_callback(lambda value: called.append(type(value.exception())))
+        coordinator.schedule(waits, (tmp_path,)).add_done_callback(
+            lambda value: called.append(type(value.exception()))
+        )
     until(lambda: called == [Broke, errors.CancelledError])
     go(tmp_path)
 
 
 @pytest.mark.parametrize("values", [[1], 1, "x", None, [[]]])
 def test_as_completed_takes_remote_values(in_threads: ClusterCoordinator, values: Any) -> None:
-    with pytest.raises(TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"):
+    with pytest.raises(
+        TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"
+    ):
         in_threads.as_completed(values)

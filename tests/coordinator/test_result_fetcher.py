@@ -1,4 +1,5 @@
-"""Large results that cannot be fetched at once: what is waited for, how long, and who goes on meanwhile."""
+"""Large results that cannot be fetched at once: what is waited for, how long, and who goes on
+meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class FetcherWithHolders:
       fetched, failed: what it has told.
     """
 
-    def __init__(self, holders: Callable[[Reference], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, holders: Callable[[Reference], list[Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(Fetcher, "fetch", lambda _, reference, wanted: holders(reference))
         self.wanted: set[int] | None = None
         self.fetched: list[int] = []
@@ -66,7 +69,8 @@ def freed(_: Reference) -> list[Any]:
 
 
 def test_results_whose_holders_have_let_go_do_not_hold_up_others(make: Make) -> None:
-    """As after the coordinator was stopped for longer than a lease: what it had begun to fetch was freed everywhere."""
+    """As after the coordinator was stopped for longer than a lease: what it had begun to fetch was
+    freed everywhere."""
     asked = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
     for work in range(1, 31):
         asked.ask(work)
@@ -85,7 +89,9 @@ def test_a_result_that_nothing_waits_for_any_more_is_not_asked_for(make: Make) -
     assert not asked.failed
 
 
-def test_a_fetch_is_tried_again_until_its_patience_is_used_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_is_tried_again_until_its_patience_is_used_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(result_fetcher, "AGAIN_S", 0.01)
     monkeypatch.setattr(result_fetcher, "PATIENCE_S", 0.05)
     tries: list[int] = []
@@ -149,6 +155,8 @@ def test_without_any_thread_a_result_is_unreachable_and_the_next_one_tries_again
     with monkeypatch.context() as full:
         refuse_threads(full, "zmqdist-fetch")
         asked.ask(1)
-    assert asked.failed == [(1, "its result is held at 127.0.0.1:1: RuntimeError: can't start new thread")]
+    assert asked.failed == [
+        (1, "its result is held at 127.0.0.1:1: RuntimeError: can't start new thread")
+    ]
     asked.ask(2)
     until(lambda: asked.fetched == [2])

@@ -1,4 +1,5 @@
-"""schedule, join and done when a function fails: the first error wins and is raised once, and then nothing runs any more."""
+"""schedule, join and done when a function fails: the first error wins and is raised once, and then
+nothing runs any more."""
 
 from __future__ import annotations
 
@@ -36,12 +37,18 @@ def schedules(coordinator: ClusterCoordinator) -> RemoteValue:
     return coordinator.schedule(int)
 
 
-ASK: list[Callable[[ClusterCoordinator], Any]] = [ClusterCoordinator.join, ClusterCoordinator.done, schedules]
+ASK: list[Callable[[ClusterCoordinator], Any]] = [
+    ClusterCoordinator.join,
+    ClusterCoordinator.done,
+    schedules,
+]
 ask_each_way = pytest.mark.parametrize("ask", ASK, ids=["join", "done", "schedule"])
 
 
 @pytest.fixture(params=[None, 2], ids=["any queue", "queue of 2"])
-def coordinator(request: pytest.FixtureRequest, threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+def coordinator(
+    request: pytest.FixtureRequest, threads: zd.local_cluster
+) -> Iterator[ClusterCoordinator]:
     """On three workers."""
     options = {} if request.param is None else {"queue_max": request.param}
     with ClusterCoordinator(threads, cluster_lost_limit_s=5.0, **options) as made:
@@ -76,7 +83,9 @@ def test_join_with_nothing_scheduled_returns_at_once(coordinator: ClusterCoordin
     assert coordinator.done()
 
 
-def test_join_waits_for_all_and_may_be_repeated(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_join_waits_for_all_and_may_be_repeated(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
     for _ in range(2):
         for name in range(5):
             coordinator.schedule(counts, (tmp_path, str(name), 0.01))
@@ -116,7 +125,9 @@ def test_going_on_to_schedule_raises_in_the_end(coordinator: ClusterCoordinator)
     assert works_on(coordinator)
 
 
-def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(coordinator: ClusterCoordinator) -> None:
+def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(
+    coordinator: ClusterCoordinator,
+) -> None:
     assert isinstance(raised(lambda: coordinator.schedule(fails)), First)
     coordinator.join(20)
     assert works_on(coordinator)
@@ -151,7 +162,9 @@ def test_a_failure_alone_stops_nothing(in_threads: ClusterCoordinator, tmp_path:
         in_threads.join()
 
 
-def test_where_slots_are_threads_join_waits_for_what_runs(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_where_slots_are_threads_join_waits_for_what_runs(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     """And tells it that it may end: `waits` asks `zmqdist.cancelled()`."""
     long = in_threads.schedule(waits, (tmp_path, "long"))
     until(lambda: begun(tmp_path, "long"))
@@ -164,7 +177,9 @@ def test_where_slots_are_threads_join_waits_for_what_runs(in_threads: ClusterCoo
     assert works_on(in_threads)
 
 
-def test_schedule_that_raises_has_scheduled_nothing(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_schedule_that_raises_has_scheduled_nothing(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     until(in_threads.schedule(fails).done)
     with pytest.raises(First):
         in_threads.schedule(counts, (tmp_path, "never"))
@@ -201,7 +216,12 @@ def test_only_one_of_several_threads_gets_the_error(in_threads: ClusterCoordinat
         joiner.start()
     for joiner in joiners:
         joiner.join()
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["First", "NoneType", "NoneType", "NoneType"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "First",
+        "NoneType",
+        "NoneType",
+        "NoneType",
+    ]
 
 
 def test_schedule_waits_while_another_thread_joins_and_done_does_not(
@@ -212,10 +232,14 @@ def test_schedule_waits_while_another_thread_joins_and_done_does_not(
     joining.start()
     until(lambda: in_threads.snapshot().waiting_for_end)
     order: list[str] = []
-    scheduling = threading.Thread(target=lambda: order.append(in_threads.schedule(str, ("later",)).get(20)))
+    scheduling = threading.Thread(
+        target=lambda: order.append(in_threads.schedule(str, ("later",)).get(20))
+    )
     scheduling.start()
     assert in_threads.done() is False
-    with pytest.raises(TimeoutError, match=r"waited 0\.01 s for the join\(\) or schedule\(\) of another thread"):
+    with pytest.raises(
+        TimeoutError, match=r"waited 0\.01 s for the join\(\) or schedule\(\) of another thread"
+    ):
         in_threads.join(0.01)
     assert not order
     go(tmp_path)
@@ -248,11 +272,19 @@ def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -
     ):
         values: list[RemoteValue] = []
         scheduling = threading.Thread(
-            target=lambda: values.extend(coordinator.map(lambda i: waits(tmp_path, str(i)), range(8)))
+            target=lambda: values.extend(
+                coordinator.map(lambda i: waits(tmp_path, str(i)), range(8))
+            )
         )
         scheduling.start()
-        until(lambda: (coordinator.snapshot().scheduled, coordinator.snapshot().waiting_for_room) == (4, 1))
-        until(lambda: bool(begun(tmp_path)))  # one runs, its worker holds the next one, two wait, the fifth is kept out
+        until(
+            lambda: (
+                (coordinator.snapshot().scheduled, coordinator.snapshot().waiting_for_room)
+                == (4, 1)
+            )
+        )
+        # one runs, its worker holds the next one, two wait, the fifth is kept out
+        until(lambda: bool(begun(tmp_path)))
         assert coordinator.snapshot().scheduled == 4
         go(tmp_path)
         scheduling.join(20)
@@ -260,7 +292,8 @@ def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -
 
 
 def test_an_error_reaches_a_schedule_that_waits_for_room(tmp_path: Path) -> None:
-    """Two functions occupy two workers for ever; the third fails while `schedule` waits for room behind them."""
+    """Two functions occupy two workers for ever; the third fails while `schedule` waits for room
+    behind them."""
     for name in ("busy", "failing"):
         (tmp_path / name).mkdir()
     with (
@@ -317,7 +350,8 @@ def test_a_round_whose_end_is_asked_for_again_while_it_ends_takes_no_other_round
         with pytest.raises(errors.DeadlineExceededError):
             in_threads.join(0.01)
         held.set()
-        threading.Event().wait(turn / 50_000)  # so that `join` asks before, at and after the end of the round
+        # so that `join` asks before, at and after the end of the round
+        threading.Event().wait(turn / 50_000)
         with pytest.raises(First, match="it failed"):
             in_threads.join(20)
         assert in_threads.schedule(int).fetch(20) == 0

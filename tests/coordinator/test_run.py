@@ -26,13 +26,21 @@ def fails_on(index: int, *others: int) -> int:
     return here
 
 
-def test_each_worker_calls_the_function_once(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_each_worker_calls_the_function_once(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     def mark(folder: Path, *, fn: str, worker: str) -> int:
         (folder / f"{fn}-{get_current_worker_index()}-{os.urandom(4).hex()}").touch()
         return get_current_worker_index()
 
-    assert in_threads.run(mark, tmp_path, fn="called", worker="x") == dict(zip(WORKERS, range(3), strict=True))
-    assert sorted(path.name[:8] for path in tmp_path.iterdir()) == ["called-0", "called-1", "called-2"]
+    assert in_threads.run(mark, tmp_path, fn="called", worker="x") == dict(
+        zip(WORKERS, range(3), strict=True)
+    )
+    assert sorted(path.name[:8] for path in tmp_path.iterdir()) == [
+        "called-0",
+        "called-1",
+        "called-2",
+    ]
 
 
 def test_errors_come_by_worker_once_all_have_ended(in_threads: ClusterCoordinator) -> None:
@@ -49,7 +57,10 @@ def test_errors_come_by_worker_once_all_have_ended(in_threads: ClusterCoordinato
 
 
 def test_it_waits_for_no_other_work_of_the_program(tmp_path: Path) -> None:
-    with zd.local_cluster(1, slots=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(1, slots=2, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         other = coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
         assert coordinator.run(abs, -1) == {"worker:0": 1}
@@ -61,14 +72,20 @@ def test_kept_values_may_be_arguments_and_others_not(in_threads: ClusterCoordina
     kept = in_threads.options(keep=True).submit(list, "abc")
     kept.exception(20)
     assert in_threads.run(len, kept) == dict.fromkeys(WORKERS, 3)
-    with pytest.raises(ValueError, match=r"only a RemoteValue of keep=True that has ended can be given to all"):
+    with pytest.raises(
+        ValueError, match=r"only a RemoteValue of keep=True that has ended can be given to all"
+    ):
         in_threads.run(len, in_threads.submit(list, "abc"))
     assert in_threads.submit(len, in_threads.submit(list, "ab")).result(20) == 2
 
 
-def test_a_call_that_is_late_is_cancelled_and_told_by_name(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_call_that_is_late_is_cancelled_and_told_by_name(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     hasty = in_threads.options(timeout=0.3, name="probe")
-    with pytest.raises(errors.DeadlineExceededError, match=r"probe at worker:0 has not ended after 0\.3 s") as told:
+    with pytest.raises(
+        errors.DeadlineExceededError, match=r"probe at worker:0 has not ended after 0\.3 s"
+    ) as told:
         hasty.run(waits, tmp_path)
     assert list(told.value.failures) == WORKERS  # type: ignore[attr-defined]
     until(lambda: (tmp_path / "cancelled-x").exists())
@@ -84,11 +101,15 @@ def test_without_workers_it_says_so() -> None:
 @pytest.mark.parametrize("option", ["worker", "retries", "keep", "lineage"])
 def test_options_without_use_are_refused(in_threads: ClusterCoordinator, option: str) -> None:
     chosen: Any = {option: {"worker": 0, "retries": 1}.get(option, True)}
-    with pytest.raises(ValueError, match=rf"run\(\) calls .* it has no use for the option {option}"):
+    with pytest.raises(
+        ValueError, match=rf"run\(\) calls .* it has no use for the option {option}"
+    ):
         in_threads.options(**chosen).run(abs, -1)
 
 
-def test_what_is_no_function_or_cannot_be_pickled_is_refused(in_threads: ClusterCoordinator) -> None:
+def test_what_is_no_function_or_cannot_be_pickled_is_refused(
+    in_threads: ClusterCoordinator,
+) -> None:
     with pytest.raises(TypeError, match="take a callable, not int"):
         in_threads.run(5)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgumentError, match="cannot be pickled"):
@@ -98,7 +119,9 @@ def test_what_is_no_function_or_cannot_be_pickled_is_refused(in_threads: Cluster
 
 def test_each_gets_its_own_copy_of_the_arguments(in_threads: ClusterCoordinator) -> None:
     given = [1]
-    assert in_threads.run(lambda got: got.append(2) or got, given) == {worker: [1, 2] for worker in WORKERS}
+    assert in_threads.run(lambda got: got.append(2) or got, given) == {
+        worker: [1, 2] for worker in WORKERS
+    }
     assert given == [1]
 
 
@@ -107,7 +130,9 @@ def test_a_full_queue_does_not_hold_it_up(threads: zd.local_cluster, tmp_path: P
         coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
         found: list[Any] = []
-        runner = threading.Thread(target=lambda: found.append(coordinator.options(timeout=30.0).run(abs, -1)))
+        runner = threading.Thread(
+            target=lambda: found.append(coordinator.options(timeout=30.0).run(abs, -1))
+        )
         runner.start()
         go(tmp_path)
         runner.join(30)
@@ -135,7 +160,10 @@ def test_it_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_p
 
 
 def test_workers_that_have_just_registered_are_called_as_well() -> None:
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         for count in (2, 3, 4):
             cluster.scale(count)
             assert len(coordinator.run(int)) == count

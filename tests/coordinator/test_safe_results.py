@@ -1,4 +1,5 @@
-"""`results: safe`: a program takes from its workers what the closed set of types has, and unpickles nothing of theirs."""
+"""`results: safe`: a program takes from its workers what the closed set of types has, and unpickles
+nothing of theirs."""
 
 from __future__ import annotations
 
@@ -31,14 +32,20 @@ def test_values_large_arrays_kept_values_and_inputs_pass(coordinator: ClusterCoo
     large = coordinator.schedule(np.ones, args=(300_000,))
     assert large.fetch().sum() == 300_000
     kept = coordinator.schedule(np.ones, args=(300_000,), keep=True)
-    assert coordinator.schedule(lambda a, b: float((a + b).sum()), args=(kept, large)).fetch() == 600_000
+    assert (
+        coordinator.schedule(lambda a, b: float((a + b).sum()), args=(kept, large)).fetch()
+        == 600_000
+    )
     assert kept.fetch().sum() == 300_000
     coordinator.join()
 
 
-def test_a_function_that_returns_another_type_fails_and_says_which(coordinator: ClusterCoordinator) -> None:
+def test_a_function_that_returns_another_type_fails_and_says_which(
+    coordinator: ClusterCoordinator,
+) -> None:
     with pytest.raises(
-        errors.InvalidArgumentError, match=r"value is a builtins.set: only None, bool, .* leave out `results: safe`"
+        errors.InvalidArgumentError,
+        match=r"value is a builtins.set: only None, bool, .* leave out `results: safe`",
     ):
         coordinator.schedule(lambda: {1}).get()
     with pytest.raises(errors.InvalidArgumentError):
@@ -70,9 +77,13 @@ def _mark() -> int:
     return 0
 
 
-def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(results, "pack", lambda value: trusted.pack(Evil()))
-    monkeypatch.setattr(results, "pack_error", lambda error, unpickling=False: trusted.pack_error(error))
+    monkeypatch.setattr(
+        results, "pack_error", lambda error, unpickling=False: trusted.pack_error(error)
+    )
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster, results="safe") as coordinator,
@@ -88,5 +99,7 @@ def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(monkeypa
 
 
 def test_a_value_that_is_none_of_the_two_is_refused(cluster: zd.local_cluster) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="results is 'yes', wants 'any' or 'safe'"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="results is 'yes', wants 'any' or 'safe'"
+    ):
         ClusterCoordinator(cluster, results="yes")

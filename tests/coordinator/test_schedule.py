@@ -47,7 +47,9 @@ CALLABLES: list[tuple[Any, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("fn", "args", "kwargs", "result"), CALLABLES, ids=[repr(row[0]).split(" at 0x")[0][:40] for row in CALLABLES]
+    ("fn", "args", "kwargs", "result"),
+    CALLABLES,
+    ids=[repr(row[0]).split(" at 0x")[0][:40] for row in CALLABLES],
 )
 def test_any_callable_can_be_scheduled(
     in_processes: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, result: Any
@@ -74,7 +76,9 @@ def test_fetch_replaces_values_anywhere_in_a_structure(in_threads: ClusterCoordi
     assert in_threads.fetch("hello") == "hello"
 
 
-def test_as_completed_gives_each_value_once_as_it_ends(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_as_completed_gives_each_value_once_as_it_ends(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     slow = in_threads.schedule(waits, (tmp_path, "slow"))
     quick = in_threads.schedule(int)
     order = in_threads.as_completed([slow, quick, slow], timeout=20)
@@ -84,7 +88,9 @@ def test_as_completed_gives_each_value_once_as_it_ends(in_threads: ClusterCoordi
     assert list(in_threads.as_completed([])) == []
 
 
-def test_as_completed_says_how_many_are_missing_after_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_as_completed_says_how_many_are_missing_after_its_time(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     values = [in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(int)]
     until(values[1].done)
     order = in_threads.as_completed(values, timeout=0.2)
@@ -104,13 +110,16 @@ def note(number: int) -> None:
 def test_functions_begin_in_the_order_in_which_they_were_scheduled() -> None:
     """One thread of this process, so that it sees our list."""
     _order.clear()
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         coordinator.map(note, range(50))
         coordinator.join(20)
         assert _order == list(range(50))
 
 
-# -- what cannot be -------------------------------------------------------------------------------------------------
+# -- what cannot be --------------------------------------------------------------------------------
 
 LOCK = threading.Lock()
 
@@ -133,19 +142,60 @@ BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
     (int, 5, None, TypeError, r"args is 5, wants a tuple or a list: args=\(5,\)"),
     (int, "5", None, TypeError, r"args is '5', wants a tuple or a list"),
     (int, None, 5, TypeError, "not iterable"),
-    (int, (LOCK,), None, errors.InvalidArgumentError, r"args\[0\], a _thread\.lock, cannot be pickled"),
-    (int, ([{"a": LOCK}],), None, errors.InvalidArgumentError, r"args\[0\]\[0\]\['a'\], a _thread\.lock"),
+    (
+        int,
+        (LOCK,),
+        None,
+        errors.InvalidArgumentError,
+        r"args\[0\], a _thread\.lock, cannot be pickled",
+    ),
+    (
+        int,
+        ([{"a": LOCK}],),
+        None,
+        errors.InvalidArgumentError,
+        r"args\[0\]\[0\]\['a'\], a _thread\.lock",
+    ),
     (int, None, {"x": LOCK}, errors.InvalidArgumentError, r"kwargs\['x'\], a _thread\.lock"),
-    (captures_a_lock(), None, None, errors.InvalidArgumentError, r"<lambda>, which captures 'lock', a _thread\.lock"),
-    (functools.partial(int, LOCK), None, None, errors.InvalidArgumentError, r"int\.args\[0\], a _thread\.lock"),
-    (Holder().method, None, None, errors.InvalidArgumentError, r"method\.__self__\.socket, a _thread\.lock"),
-    (int, (np.array([1, LOCK], dtype=object),), None, errors.InvalidArgumentError, r"args\[0\]\[1\], a _thread\.lock"),
+    (
+        captures_a_lock(),
+        None,
+        None,
+        errors.InvalidArgumentError,
+        r"<lambda>, which captures 'lock', a _thread\.lock",
+    ),
+    (
+        functools.partial(int, LOCK),
+        None,
+        None,
+        errors.InvalidArgumentError,
+        r"int\.args\[0\], a _thread\.lock",
+    ),
+    (
+        Holder().method,
+        None,
+        None,
+        errors.InvalidArgumentError,
+        r"method\.__self__\.socket, a _thread\.lock",
+    ),
+    (
+        int,
+        (np.array([1, LOCK], dtype=object),),
+        None,
+        errors.InvalidArgumentError,
+        r"args\[0\]\[1\], a _thread\.lock",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs", "kind", "told"), BAD, ids=[row[4] for row in BAD])
 def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
-    in_threads: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, kind: type[Exception], told: str
+    in_threads: ClusterCoordinator,
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    kind: type[Exception],
+    told: str,
 ) -> None:
     with pytest.raises(kind, match=told):
         in_threads.schedule(fn, args, kwargs)
@@ -155,11 +205,15 @@ def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
 
 
 def test_a_coordinator_cannot_be_captured(in_threads: ClusterCoordinator) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="a ClusterCoordinator stays in its process"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="a ClusterCoordinator stays in its process"
+    ):
         in_threads.schedule(lambda: in_threads.schedule(int))
 
 
-def test_a_module_that_the_workers_do_not_have_is_named(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_module_that_the_workers_do_not_have_is_named(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     (tmp_path / "only_with_us.py").write_text("def fn(): return 1\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
@@ -173,10 +227,12 @@ def test_a_module_that_the_workers_do_not_have_is_named(in_processes: ClusterCoo
         in_processes.join()
 
 
-# -- close and fork -------------------------------------------------------------------------------------------------
+# -- close and fork --------------------------------------------------------------------------------
 
 
-def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(processes: zd.local_cluster, tmp_path: Path) -> None:
+def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(
+    processes: zd.local_cluster, tmp_path: Path
+) -> None:
     coordinator = ClusterCoordinator(processes)
     finished = coordinator.schedule(int)
     coordinator.join(20)
@@ -192,7 +248,8 @@ def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(processes: zd.l
         assert other.fetch(other.map(int, range(4))) == [0, 1, 2, 3]
         pids = begun(tmp_path)
         assert len(pids) == 2
-        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # each worker cuts off its own
+        # each worker cuts off its own
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
         before = written(tmp_path)
         other.fetch(other.map(counts_once(tmp_path), range(4)))
         assert written(tmp_path) == before
@@ -215,7 +272,9 @@ def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -
         else:
             ended.append(None)
 
-    waiters = [threading.Thread(target=wait, args=(what,)) for what in (value.get, coordinator.join)]
+    waiters = [
+        threading.Thread(target=wait, args=(what,)) for what in (value.get, coordinator.join)
+    ]
     for waiter in waiters:
         waiter.start()
     until(lambda: begun(tmp_path) and coordinator.snapshot().waiting_for_end)
@@ -230,7 +289,9 @@ def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
         value = coordinator.schedule(int)
         coordinator.join(20)
     for use in (lambda: coordinator.schedule(int), coordinator.join, coordinator.done):
-        with pytest.raises(errors.FailedPreconditionError, match="this ClusterCoordinator has been closed"):
+        with pytest.raises(
+            errors.FailedPreconditionError, match="this ClusterCoordinator has been closed"
+        ):
             use()
     assert value.get() == 0
     assert coordinator.fetch([value, "x"]) == [0, "x"]
@@ -258,13 +319,24 @@ def test_a_forked_child_is_told_to_make_its_own(threads: zd.local_cluster) -> No
         assert ours.poll(20)
         told = ours.recv()
         os.waitpid(pid, 0)
-        assert told == ["this ClusterCoordinator was made before a fork: make a new one in the child process"] * 3
+        assert (
+            told
+            == [
+                (
+                    "this ClusterCoordinator was made before a fork: make a new one in the child "
+                    "process"
+                )
+            ]
+            * 3
+        )
         assert coordinator.schedule(int).get(20) == 0
         ours.close()
         theirs.close()
 
 
-def test_a_dropped_value_does_not_stop_its_function(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_dropped_value_does_not_stop_its_function(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     for name in "abc":
         in_threads.schedule(counts, (tmp_path, name))
     in_threads.join(20)
@@ -272,7 +344,9 @@ def test_a_dropped_value_does_not_stop_its_function(in_threads: ClusterCoordinat
     assert isinstance(in_threads.schedule(int), RemoteValue)
 
 
-def test_a_queue_without_a_bound_is_warned_of(threads: zd.local_cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_queue_without_a_bound_is_warned_of(
+    threads: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     with ClusterCoordinator(threads, queue_max=0) as coordinator:
         assert "queue_max is 0" in caplog.text
         assert sum(coordinator.fetch(coordinator.map(int, ["1"] * 3000))) == 3000
@@ -305,9 +379,21 @@ class Refuses:
             "",
         ),
         (lambda c: c.schedule(int, None, {"x": Refuses()}), "kwargs['x'], a ", "in __reduce__"),
-        (lambda c: c.schedule(lambda: LOCK), "which captures 'LOCK', a _thread.lock, cannot be pickled", ""),
-        (lambda c: c.map(lambda _: LOCK, [1]), "which captures 'LOCK', a _thread.lock, cannot be pickled", ""),
-        (lambda c: c.schedule(threading.Lock).get(20), "value, a _thread.lock, cannot be pickled", ""),
+        (
+            lambda c: c.schedule(lambda: LOCK),
+            "which captures 'LOCK', a _thread.lock, cannot be pickled",
+            "",
+        ),
+        (
+            lambda c: c.map(lambda _: LOCK, [1]),
+            "which captures 'LOCK', a _thread.lock, cannot be pickled",
+            "",
+        ),
+        (
+            lambda c: c.schedule(threading.Lock).get(20),
+            "value, a _thread.lock, cannot be pickled",
+            "",
+        ),
         (lambda c: c.schedule(Refuses).get(20), "value, a ", ""),
     ],
 )
@@ -325,7 +411,9 @@ def test_an_error_of_pickling_shows_the_program_and_no_pickler(
         in_threads.join()
 
 
-def test_an_array_of_values_has_their_numbers_or_is_refused(coordinator: ClusterCoordinator) -> None:
+def test_an_array_of_values_has_their_numbers_or_is_refused(
+    coordinator: ClusterCoordinator,
+) -> None:
     for numbers in ([1, 2**60], [0.5, 2.0], [1j, 2.0 + 0j]):
         values: Any = coordinator.map(lambda number: number, numbers)
         assert np.array(values).tolist() == numbers

@@ -1,4 +1,5 @@
-"""Arguments and captured things are as they were at `schedule`; results are private; what is stable is pickled and shipped once."""
+"""Arguments and captured things are as they were at `schedule`; results are private; what is stable
+is pickled and shipped once."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ from zmqdist.messages import Define, Message
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 MIB = 2**20
-pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched
-SIZES = pytest.mark.parametrize("size", [10, 100_000, MIB], ids=["in the message", "in a frame", "8 MiB"])
+# its workers keep connections to those from which they fetched
+pytestmark = pytest.mark.shares_cluster
+SIZES = pytest.mark.parametrize(
+    "size", [10, 100_000, MIB], ids=["in the message", "in a frame", "8 MiB"]
+)
 
 
 @pytest.fixture
@@ -36,7 +40,9 @@ def slow_sum(folder: Path, array: Any) -> float:
 
 
 @SIZES
-def test_an_argument_is_as_it_was_at_schedule(coordinator: ClusterCoordinator, tmp_path: Path, size: int) -> None:
+def test_an_argument_is_as_it_was_at_schedule(
+    coordinator: ClusterCoordinator, tmp_path: Path, size: int
+) -> None:
     array = np.ones(size)
     values = []
     for number in range(3):
@@ -77,15 +83,21 @@ def test_a_captured_name_that_was_rebound_is_seen(coordinator: ClusterCoordinato
     assert coordinator.fetch(values) == [20, 30, 20]
 
 
-def test_an_argument_of_one_function_is_not_seen_by_the_next(coordinator: ClusterCoordinator) -> None:
-    """What a function does to its arguments, and to what it captured, stays with it: each has its own copy."""
+def test_an_argument_of_one_function_is_not_seen_by_the_next(
+    coordinator: ClusterCoordinator,
+) -> None:
+    """What a function does to its arguments, and to what it captured, stays with it: each has its
+    own copy."""
     array = np.zeros(3)
 
     def adds(given: Any) -> tuple[float, float]:
         given += 1
         return float(given[0]), float(array[0])
 
-    assert coordinator.fetch([coordinator.schedule(adds, (array,)) for _ in range(3)]) == [(1.0, 0.0)] * 3
+    assert (
+        coordinator.fetch([coordinator.schedule(adds, (array,)) for _ in range(3)])
+        == [(1.0, 0.0)] * 3
+    )
     assert array[0] == 0
 
 
@@ -112,7 +124,9 @@ def keeps_its_result() -> Any:
     return _kept[-1]
 
 
-def test_what_a_function_keeps_of_its_result_may_change_later(in_threads: ClusterCoordinator) -> None:
+def test_what_a_function_keeps_of_its_result_may_change_later(
+    in_threads: ClusterCoordinator,
+) -> None:
     """In a thread of this process nothing but a copy keeps the two apart."""
     value = in_threads.schedule(keeps_its_result)
     value.exception(20)
@@ -190,7 +204,10 @@ def shipped(sent: list[Message]) -> list[int]:
 
 
 def test_a_reload_of_a_functions_module_is_told_once(
-    in_threads: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    in_threads: ClusterCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "often_edited.py").write_text("def one():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -205,9 +222,14 @@ def test_a_reload_of_a_functions_module_is_told_once(
     assert "module often_edited was reloaded in this program" in told[0]
 
 
-def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_large_arguments_are_freed_when_their_work_has_ended(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     big = np.ones(MIB)
-    values = [in_processes.schedule(lambda array: slow_sum(tmp_path, array) + big.sum(), (big,)) for _ in range(4)]
+    values = [
+        in_processes.schedule(lambda array: slow_sum(tmp_path, array) + big.sum(), (big,))
+        for _ in range(4)
+    ]
     assert in_processes.snapshot().held.parts > 0
     go(tmp_path)
     in_processes.join(30)

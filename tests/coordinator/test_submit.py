@@ -1,4 +1,5 @@
-"""`submit`, `options`, `result` and `gather`: the coordinator in the words of the standard library, of Dask and of Ray."""
+"""`submit`, `options`, `result` and `gather`: the coordinator in the words of the standard library,
+of Dask and of Ray."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def test_submit_waits_for_room_beside_an_error(threads: zd.local_cluster, tmp_pa
 
 @pytest.mark.parametrize("call", ["submit", "map"])
 @pytest.mark.parametrize("through", ["coordinator", "options"])
-def test_what_is_no_function_is_refused(in_threads: ClusterCoordinator, call: str, through: str) -> None:
+def test_what_is_no_function_is_refused(
+    in_threads: ClusterCoordinator, call: str, through: str
+) -> None:
     submitter: Any = in_threads if through == "coordinator" else in_threads.options(priority=1)
     with pytest.raises(TypeError, match="callable, not int"):
         getattr(submitter, call)(5, [1])
@@ -117,7 +120,10 @@ def test_a_closed_coordinator_refuses(threads: zd.local_cluster) -> None:
 
 def test_options_are_those_of_schedule(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
     assert coordinator.options(retries=2).submit(times, tmp_path, 3).result(20) == 3
-    assert coordinator.options(worker=1).submit(zd.coordinator.get_current_worker_index).result(20) == 1
+    assert (
+        coordinator.options(worker=1).submit(zd.coordinator.get_current_worker_index).result(20)
+        == 1
+    )
     kept = coordinator.options(keep=True).submit(list, "ab")
     assert coordinator.submit(len, kept).result(20) == 2
     assert "kept by its worker" in repr(kept)
@@ -129,7 +135,9 @@ def test_a_timeout_begins_with_each_submit(in_threads: ClusterCoordinator, tmp_p
     hasty = in_threads.options(timeout=0.2, name="hasty")
     for _ in range(2):
         late = hasty.submit(waits, tmp_path)
-        with pytest.raises(errors.DeadlineExceededError, match=r"hasty has not ended 0\.2 s after it was scheduled"):
+        with pytest.raises(
+            errors.DeadlineExceededError, match=r"hasty has not ended 0\.2 s after it was scheduled"
+        ):
             late.result(20)
     go(tmp_path)
     with pytest.raises(errors.DeadlineExceededError):
@@ -137,7 +145,10 @@ def test_a_timeout_begins_with_each_submit(in_threads: ClusterCoordinator, tmp_p
 
 
 def test_urgent_work_begins_first(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         order: list[int] = []
         coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
@@ -152,7 +163,9 @@ def test_urgent_work_begins_first(tmp_path: Path) -> None:
         assert order == [1, -1]
 
 
-def test_options_of_options_are_added_and_the_first_stay_as_they_are(in_threads: ClusterCoordinator) -> None:
+def test_options_of_options_are_added_and_the_first_stay_as_they_are(
+    in_threads: ClusterCoordinator,
+) -> None:
     first = in_threads.options(name="first", worker=0)
     second = first.options(worker=2, priority=1)
     here = zd.coordinator.get_current_worker_index
@@ -169,7 +182,11 @@ def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -
     shared = in_threads.options(name="shared")
     found: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: found.append(in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60)))
+        threading.Thread(
+            target=lambda: found.append(
+                in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60)
+            )
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -184,7 +201,11 @@ def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -
     [
         ({"retry": 1}, TypeError, r"options\(\) has no option retry: did you mean retries\?"),
         ({"time_out": 1}, TypeError, r"options\(\) has no option time_out: did you mean timeout\?"),
-        ({"gpus": 1}, TypeError, "has no option gpus: there are: name, worker, priority, retries, timeout, keep, lin"),
+        (
+            {"gpus": 1},
+            TypeError,
+            "has no option gpus: there are: name, worker, priority, retries, timeout, keep, lin",
+        ),
         ({"name": 5}, TypeError, "name is 5, wants a text of 1 to 200 characters"),
         ({"name": ""}, ValueError, "name is '', wants a text of 1 to 200 characters"),
         ({"name": "x" * 201}, ValueError, "name is 'xxx.*, wants a text of 1 to 200 characters"),
@@ -236,15 +257,25 @@ def test_a_name_stands_in_the_traceback_of_the_worker_and_in_the_log(
         seen = coordinator.options(name="fold 3").submit(int, "x")
         with pytest.raises(ValueError, match="invalid literal") as told:
             seen.result(20)
-        assert str(told.value.__cause__).splitlines()[2:4] == ["fold 3:", "Traceback (most recent call last):"]
+        assert str(told.value.__cause__).splitlines()[2:4] == [
+            "fold 3:",
+            "Traceback (most recent call last):",
+        ]
         unseen = coordinator.options(name="fold 4").submit(int, "y")
         until(unseen.done)
-    (logged,) = [record.message for record in caplog.records if "has not looked at" in record.message]
-    assert logged.endswith("The first: fold 4: ValueError: invalid literal for int() with base 10: 'y'")
+    (logged,) = [
+        record.message for record in caplog.records if "has not looked at" in record.message
+    ]
+    assert logged.endswith(
+        "The first: fold 4: ValueError: invalid literal for int() with base 10: 'y'"
+    )
 
 
 def test_a_name_stands_in_the_report_of_a_drain(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         names = ["lr=0.1", "a.b", "in. short", "é"]
         kept = [coordinator.options(name=name, keep=True).submit(int) for name in names]
         kept.append(coordinator.options(keep=True).submit(zd.coordinator.get_current_worker_index))
@@ -259,7 +290,9 @@ def test_a_name_stands_in_the_report_of_a_drain(tmp_path: Path) -> None:
         "é",
         "get_current_worker_index",
     ]  # a dotted name is cut as those of functions are
-    assert sorted(told.value.values) == sorted(f"{name}-{work}" for name, work in zip(shown, numbers, strict=True))
+    assert sorted(told.value.values) == sorted(
+        f"{name}-{work}" for name, work in zip(shown, numbers, strict=True)
+    )
 
 
 # -- gather ---------------------------------------------------------------------------------------
@@ -290,7 +323,9 @@ def test_gather_leaves_tensors_and_fetch_does_not(in_threads: ClusterCoordinator
     assert in_threads.fetch([value]) == ["array"]
 
 
-def test_gather_raises_the_first_error_in_order(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_gather_raises_the_first_error_in_order(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     gate = in_threads.submit(waits, tmp_path)
     values = [in_threads.submit(fn, gate) for fn in (str, int, abs)]
     go(tmp_path)
@@ -313,7 +348,9 @@ def test_gather_has_one_time_limit_for_all(in_threads: ClusterCoordinator, tmp_p
     assert in_threads.gather(values, timeout=20) == ["x", "x"]
 
 
-def test_the_error_of_a_function_whose_own_time_is_over_is_told_as_it_is(in_threads: ClusterCoordinator) -> None:
+def test_the_error_of_a_function_whose_own_time_is_over_is_told_as_it_is(
+    in_threads: ClusterCoordinator,
+) -> None:
     def late() -> None:
         raise errors.DeadlineExceededError("the printer is slow")
 
@@ -337,7 +374,9 @@ def test_map_ends_with_the_shortest_iterable(in_threads: ClusterCoordinator) -> 
 def test_map_refuses_what_it_cannot_iterate_over_before_it_schedules(
     in_threads: ClusterCoordinator, iterables: Any
 ) -> None:
-    with pytest.raises(TypeError, match=r"at least one iterable|not iterable|must support iteration"):
+    with pytest.raises(
+        TypeError, match=r"at least one iterable|not iterable|must support iteration"
+    ):
         in_threads.map(abs, *iterables)
     assert in_threads.snapshot().scheduled == 0
 
@@ -357,11 +396,16 @@ def test_an_error_of_an_iterable_leaves_what_was_scheduled(in_threads: ClusterCo
 
 
 def test_the_repr_of_a_coordinator_says_address_and_state(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=2, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         coordinator.workers()
         value = coordinator.submit(waits, tmp_path)
         address = re.escape(coordinator.target)
-        assert re.fullmatch(rf"<ClusterCoordinator of {address}: 1 unfinished, 2 workers>", repr(coordinator))
+        assert re.fullmatch(
+            rf"<ClusterCoordinator of {address}: 1 unfinished, 2 workers>", repr(coordinator)
+        )
         go(tmp_path)
         assert value.result(20) == "x"
         coordinator.close()
@@ -370,20 +414,56 @@ def test_the_repr_of_a_coordinator_says_address_and_state(tmp_path: Path) -> Non
 
 def test_a_coordinator_without_a_dispatcher_says_so() -> None:
     with ClusterCoordinator("127.0.0.1:9") as coordinator:
-        assert repr(coordinator) == "<ClusterCoordinator of zmq://127.0.0.1:9: 0 unfinished, no dispatcher>"
+        assert (
+            repr(coordinator)
+            == "<ClusterCoordinator of zmq://127.0.0.1:9: 0 unfinished, no dispatcher>"
+        )
 
 
 def test_completion_shows_what_users_call() -> None:
     assert [name for name in dir(RemoteValue) if name[0] != "_"] == [
-        *("add_done_callback", "cancel", "cancelled", "done", "exception", "fetch", "get", "name", "result", "status"),
+        *(
+            "add_done_callback",
+            "cancel",
+            "cancelled",
+            "done",
+            "exception",
+            "fetch",
+            "get",
+            "name",
+            "result",
+            "status",
+        ),
         "work",
     ]
     assert [name for name in dir(ClusterCoordinator) if name[0] != "_"] == [
-        *("as_completed", "cancel_all", "close", "create_per_worker_dataset", "create_per_worker_resource"),
-        *("credentials", "done", "failures", "fetch", "gather", "join", "map", "metrics", "options", "remove_worker"),
+        *(
+            "as_completed",
+            "cancel_all",
+            "close",
+            "create_per_worker_dataset",
+            "create_per_worker_resource",
+        ),
+        *(
+            "credentials",
+            "done",
+            "failures",
+            "fetch",
+            "gather",
+            "join",
+            "map",
+            "metrics",
+            "options",
+            "remove_worker",
+        ),
         *("run", "scale_workers", "schedule", "snapshot", "submit", "target", "wait", "workers"),
     ]
-    assert [name for name in dir(Submitter) if name[0] != "_"] == ["map", "options", "run", "submit"]
+    assert [name for name in dir(Submitter) if name[0] != "_"] == [
+        "map",
+        "options",
+        "run",
+        "submit",
+    ]
 
 
 def test_a_value_says_the_type_of_its_result(in_threads: ClusterCoordinator) -> None:

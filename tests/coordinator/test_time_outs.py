@@ -1,4 +1,5 @@
-"""Every wait of coordinators, executors and servers of the scheduling takes the same time-outs, and refuses the same ones."""
+"""Every wait of coordinators, executors and servers of the scheduling takes the same time-outs, and
+refuses the same ones."""
 
 from __future__ import annotations
 
@@ -60,15 +61,21 @@ def pending(threads: zd.local_cluster) -> Iterator[Pending]:
 WAITS: dict[str, Callable[[Pending, Any], Any]] = {
     "get": lambda pending, timeout: pending.value.get(timeout),
     "fetch": lambda pending, timeout: pending.value.fetch(timeout),
-    "gather": lambda pending, timeout: pending.coordinator.gather({"a": [pending.value]}, timeout=timeout),
-    "gather of a resource": lambda pending, timeout: pending.coordinator.gather(pending.resource, timeout=timeout),
+    "gather": lambda pending, timeout: pending.coordinator.gather(
+        {"a": [pending.value]}, timeout=timeout
+    ),
+    "gather of a resource": lambda pending, timeout: pending.coordinator.gather(
+        pending.resource, timeout=timeout
+    ),
     "exception": lambda pending, timeout: pending.value.exception(timeout),
     "get of a resource": lambda pending, timeout: pending.resource[0].get(timeout),
     "fetch of a resource": lambda pending, timeout: pending.resource[0].fetch(timeout),
     "exception of a resource": lambda pending, timeout: pending.resource[0].exception(timeout),
     "fetch of all": lambda pending, timeout: pending.resource.fetch(timeout),
     "join": lambda pending, timeout: pending.coordinator.join(timeout),
-    "as_completed": lambda pending, timeout: list(pending.coordinator.as_completed([pending.value], timeout)),
+    "as_completed": lambda pending, timeout: list(
+        pending.coordinator.as_completed([pending.value], timeout)
+    ),
     "result": lambda pending, timeout: pending.future.result(timeout),
     "exception of a Future": lambda pending, timeout: pending.future.exception(timeout),
     "map": lambda pending, timeout: list(pending.executor.map(passes_gate, [1], timeout=timeout)),
@@ -140,5 +147,7 @@ def test_a_server_is_joined_alike(timeout: Any) -> None:
 def test_a_duration_is_a_number_of_seconds(threads: zd.local_cluster, wrong: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"grace_s is .*, wants 0 s or more"):
         duration("grace_s", wrong)
-    with pytest.raises(errors.InvalidArgumentError, match=r"cluster_lost_limit_s is .*, wants 0 s or more"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=r"cluster_lost_limit_s is .*, wants 0 s or more"
+    ):
         ClusterCoordinator(threads, cluster_lost_limit_s=wrong)

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.timeout(90)
 # -- wait -----------------------------------------------------------------------------------------
 
 
-def test_wait_returns_both_lists_in_the_order_of_the_values(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_wait_returns_both_lists_in_the_order_of_the_values(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
     assert in_threads.wait([slow, quick, slow], count=1, timeout=20) == ([quick], [slow])
     assert in_threads.wait({slow: "its number"}, timeout=0.01) == ([], [slow])
@@ -51,7 +53,9 @@ def test_a_count_of_zero_only_looks(in_threads: ClusterCoordinator, tmp_path: Pa
     go(tmp_path)
 
 
-def test_a_thousand_waits_leave_nothing_behind(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_thousand_waits_leave_nothing_behind(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     slow = in_threads.map(waits, [tmp_path] * 20)
     gc.collect()
     before = sum(type(waiter) is threading.Semaphore for waiter in gc.get_objects())
@@ -63,7 +67,9 @@ def test_a_thousand_waits_leave_nothing_behind(in_threads: ClusterCoordinator, t
     go(tmp_path)
 
 
-def test_wait_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_wait_ends_when_the_coordinator_is_closed(
+    threads: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(threads) as coordinator:
         slow = coordinator.submit(waits, tmp_path)
         found: list[Any] = []
@@ -82,12 +88,28 @@ def test_wait_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp
 @pytest.mark.parametrize(
     ("arguments", "kind", "told"),
     [
-        ({"values": [5]}, TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
-        ({"values": 5}, TypeError, "wait wants RemoteValues, which submit and schedule return, not 5"),
+        (
+            {"values": [5]},
+            TypeError,
+            "wait wants RemoteValues, which submit and schedule return, not 5",
+        ),
+        (
+            {"values": 5},
+            TypeError,
+            "wait wants RemoteValues, which submit and schedule return, not 5",
+        ),
         ({"values": [], "count": "1"}, TypeError, "count is '1', wants a whole number"),
         ({"values": [], "count": 1.0}, TypeError, r"count is 1\.0, wants a whole number"),
-        ({"values": [], "count": -1}, ValueError, "count is -1, wants 0 or more, or None for all values"),
-        ({"values": [], "timeout": "soon"}, ValueError, "a time-out is a number of seconds, or None, not 'soon'"),
+        (
+            {"values": [], "count": -1},
+            ValueError,
+            "count is -1, wants 0 or more, or None for all values",
+        ),
+        (
+            {"values": [], "timeout": "soon"},
+            ValueError,
+            "a time-out is a number of seconds, or None, not 'soon'",
+        ),
     ],
     ids=str,
 )
@@ -114,7 +136,9 @@ def test_a_loop_may_add_what_its_results_suggest(in_threads: ClusterCoordinator)
 
 def test_a_search_over_a_thousand_ends_early(in_threads: ClusterCoordinator) -> None:
     candidates = iter(range(10**6))
-    search = in_threads.as_completed(in_threads.map(abs, [next(candidates) for _ in range(8)]), timeout=60)
+    search = in_threads.as_completed(
+        in_threads.map(abs, [next(candidates) for _ in range(8)]), timeout=60
+    )
     best = 0
     for value in search:
         best = max(best, value.result())
@@ -152,14 +176,20 @@ def test_another_thread_may_add(in_threads: ClusterCoordinator, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("values", [[5], 5, None, "ab"], ids=str)
-def test_what_is_no_value_is_refused_and_nothing_is_added(in_threads: ClusterCoordinator, values: Any) -> None:
+def test_what_is_no_value_is_refused_and_nothing_is_added(
+    in_threads: ClusterCoordinator, values: Any
+) -> None:
     order = in_threads.as_completed([])
-    with pytest.raises(TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"):
+    with pytest.raises(
+        TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"
+    ):
         order.add_all([in_threads.submit(int), values])
     assert len(order) == 0
 
 
-def test_a_time_limit_leaves_the_iterator_usable(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_a_time_limit_leaves_the_iterator_usable(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     slow = in_threads.submit(waits, tmp_path)
     order = in_threads.as_completed([slow], timeout=0.05)
     for _ in range(2):
@@ -173,7 +203,9 @@ def test_a_time_limit_leaves_the_iterator_usable(in_threads: ClusterCoordinator,
 # -- cancel_all -----------------------------------------------------------------------------------
 
 
-def test_cancel_all_ends_what_runs_and_what_waits(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_cancel_all_ends_what_runs_and_what_waits(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     running = in_processes.map(writes, [tmp_path] * 2, ["a", "b"])
     until(lambda: len(begun(tmp_path)) == 2)
     waiting = in_processes.map(waits, [tmp_path] * 1000)
@@ -194,7 +226,9 @@ def test_cancel_all_leaves_resources_alone(in_threads: ClusterCoordinator) -> No
     assert resource.fetch(20) == [[], [], []]
 
 
-def test_cancel_all_counts_values_that_the_program_has_dropped(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_cancel_all_counts_values_that_the_program_has_dropped(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     in_threads.submit(waits, tmp_path)
     until(lambda: begun(tmp_path))
     assert in_threads.cancel_all() == 1
@@ -210,13 +244,17 @@ def test_cancel_all_counts_values_that_the_program_has_dropped(in_threads: Clust
         ("as_completed", "as_completed wants a list of RemoteValues, not one"),
     ],
 )
-def test_a_second_value_is_no_time_limit(in_threads: ClusterCoordinator, call: str, told: str) -> None:
+def test_a_second_value_is_no_time_limit(
+    in_threads: ClusterCoordinator, call: str, told: str
+) -> None:
     one, other = in_threads.map(abs, [-1, -2])
     with pytest.raises(TypeError, match=told):
         getattr(in_threads, call)(one, other)
 
 
-def test_several_threads_take_each_value_once(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_several_threads_take_each_value_once(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     values = [*in_threads.map(abs, range(20)), in_threads.submit(waits, tmp_path)]
     search = in_threads.as_completed(values, timeout=60)
     taken: list[Any] = []

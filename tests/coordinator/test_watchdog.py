@@ -61,7 +61,9 @@ def test_a_watchdog_that_hears_nothing_triggers_again_and_again_until_it_is_stop
     assert told.count("end of the stacks") == stopped_at
 
 
-def test_a_watchdog_writes_the_stacks_also_where_there_is_no_file_of_the_system(triggers: Triggers) -> None:
+def test_a_watchdog_writes_the_stacks_also_where_there_is_no_file_of_the_system(
+    triggers: Triggers,
+) -> None:
     file = io.StringIO()
     dog = watchdog(traceback_file=file, on_triggered=triggers)
     triggers.wait()
@@ -87,7 +89,9 @@ def test_whole_seconds_of_the_environment_win_over_the_programs(
     assert dog.timeout == timeout
 
 
-def test_a_watchdog_with_progress_says_nothing_while_nothing_is_in_flight_or_something_ends(triggers: Triggers) -> None:
+def test_a_watchdog_with_progress_says_nothing_while_nothing_is_in_flight_or_something_ends(
+    triggers: Triggers,
+) -> None:
     looks: queue.SimpleQueue[None] = queue.SimpleQueue()
     state = {"ended": 0, "in flight": 0}
 
@@ -104,14 +108,16 @@ def test_a_watchdog_with_progress_says_nothing_while_nothing_is_in_flight_or_som
     dog.stop()
 
 
-def test_a_coordinator_has_a_watchdog_where_the_environment_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_has_a_watchdog_where_the_environment_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(TIMEOUT_ENV, "60")
     with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster):
         assert any(thread.name == "WatchDog" for thread in threading.enumerate())
     assert not any(thread.name == "WatchDog" for thread in threading.enumerate())
 
 
-# -- the timer ----------------------------------------------------------------------------------------------------------
+# -- the timer -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -134,7 +140,9 @@ def test_a_repeated_timer_calls_with_its_arguments_until_it_is_stopped_and_tells
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_a_repeated_timer_goes_on_after_an_error(
-    timer_calls: queue.SimpleQueue[tuple[Any, ...]], caplog: pytest.LogCaptureFixture, error: type[BaseException]
+    timer_calls: queue.SimpleQueue[tuple[Any, ...]],
+    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException],
 ) -> None:
     def call() -> None:
         timer_calls.put(())

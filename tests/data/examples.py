@@ -86,7 +86,9 @@ def rows_of_sparse() -> Dataset:
 
 def lengths() -> Dataset:
     """Arrays of different lengths."""
-    return Dataset.range(1, 7).map(lambda n: np.arange(n), output_signature=TensorSpec((None,), np.int64))
+    return Dataset.range(1, 7).map(
+        lambda n: np.arange(n), output_signature=TensorSpec((None,), np.int64)
+    )
 
 
 def kept(folder: Path) -> str:
@@ -114,7 +116,12 @@ def masked_crc32c(data: bytes) -> int:
 
 def record(data: bytes) -> bytes:
     head = struct.pack("<Q", len(data))
-    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
+    return (
+        head
+        + struct.pack("<I", masked_crc32c(head))
+        + data
+        + struct.pack("<I", masked_crc32c(data))
+    )
 
 
 def tables(folder: Path) -> list[str]:
@@ -123,13 +130,22 @@ def tables(folder: Path) -> list[str]:
     folder.mkdir(exist_ok=True)
     names = [str(folder / f"table-{number}") for number in range(2)]
     for name, count in zip(names, (5, 2), strict=True):
-        columns = {"n": np.arange(count), "x": np.arange(count) / 2, "t": [str(n) for n in range(count)]}
-        columns |= {"v": [[n, n + 1] for n in range(count)], "b": [bytes([n, 1]) for n in range(count)]}
+        columns = {
+            "n": np.arange(count),
+            "x": np.arange(count) / 2,
+            "t": [str(n) for n in range(count)],
+        }
+        columns |= {
+            "v": [[n, n + 1] for n in range(count)],
+            "b": [bytes([n, 1]) for n in range(count)],
+        }
         parquet.write_table(pyarrow.table(columns), name, row_group_size=3)
     return names
 
 
-def saved(folder: Path, dataset: Dataset, compression: str | None = None, shard_func: Any = None) -> Dataset:
+def saved(
+    folder: Path, dataset: Dataset, compression: str | None = None, shard_func: Any = None
+) -> Dataset:
     if not folder.exists() or not any(folder.iterdir()):
         dataset.save(str(folder), compression, shard_func)
     return Dataset.load(str(folder))
@@ -160,7 +176,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7))),
         Example(lambda _: Dataset.from_tensors({"x": np.ones(3), "y": (np.zeros(2),)})),
     ],
-    "from_tensor_slices": [Example(lambda _: slices()), Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"]))],
+    "from_tensor_slices": [
+        Example(lambda _: slices()),
+        Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"])),
+    ],
     "elements": [
         Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc"))),
         Example(lambda _: gathered({"x": np.ones(2)}, {"x": np.zeros(2)})),
@@ -170,29 +189,42 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.from_source({1, 2, 3})),
         Example(lambda _: Dataset.from_source(Kept(np.ones(2), np.zeros(2)))),
     ],
-    "random": [Example(lambda _: Dataset.random(seed=1)), Example(lambda _: Dataset.random(1, True), repeats=False)],
+    "random": [
+        Example(lambda _: Dataset.random(seed=1)),
+        Example(lambda _: Dataset.random(1, True), repeats=False),
+    ],
     "map": [
         Example(lambda _: Dataset.range(5).map(lambda x: (x, x * 0.5))),
         Example(lambda _: slices().map(lambda row: row["x"].sum())),
         Example(lambda _: Dataset.range(9).map(lambda x: 12 // int(x - 4), num_parallel_calls=3)),
     ],
     "scan": [
-        Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2))),
+        Example(
+            lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2))
+        ),
         Example(lambda _: arrays().scan(np.ones(2), lambda state, x: (state + x,) * 2)),
         Example(lambda _: arrays().scan({"n": np.ones(2)}, lambda state, x: (state, state))),
     ],
     "enumerate": [Example(lambda _: slices().enumerate(start=7))],
     "options": [Example(lambda _: Dataset.range(3).with_options(told(Options())))],
     "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
-    "take": [Example(lambda _: Dataset.counter().take(4)), Example(lambda _: Dataset.range(4).take(-1))],
-    "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
+    "take": [
+        Example(lambda _: Dataset.counter().take(4)),
+        Example(lambda _: Dataset.range(4).take(-1)),
+    ],
+    "skip": [
+        Example(lambda _: Dataset.range(6).skip(4)),
+        Example(lambda _: Dataset.range(6).skip(-1)),
+    ],
     "shard": [
         Example(lambda _: Dataset.range(10).shard(4, 1)),
         Example(lambda _: make(ShardOp(4, 1, full=True), [Dataset.range(10)])),
     ],
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
-    "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
+    "ignore_errors": [
+        Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())
+    ],
     "batch": [
         Example(lambda _: slices().batch(2)),
         Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True)),
@@ -218,12 +250,18 @@ EXAMPLES: dict[str, list[Example]] = {
     "zip": [
         Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
         Example(lambda _: Dataset.zip({"a": slices()})),
-        Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
+        Example(
+            lambda _: Dataset.zip(
+                {"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))}
+            )
+        ),
     ],
     "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],
     "interleave": [
         Example(lambda _: Dataset.range(4).flat_map(lambda x: Dataset.range(x))),
-        Example(lambda _: Dataset.range(2, 6).interleave(lambda x: Dataset.range(x * 10, x * 11), 2, 3)),
+        Example(
+            lambda _: Dataset.range(2, 6).interleave(lambda x: Dataset.range(x * 10, x * 11), 2, 3)
+        ),
         Example(
             lambda _: Dataset.range(2, 6).interleave(
                 lambda x: Dataset.range(x * 10, x * 11), 2, num_parallel_calls=AUTOTUNE
@@ -232,11 +270,21 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.range(2).flat_map(lambda _: Dataset.range(5).shuffle(5, seed=3))),
     ],
     "choose_from_datasets": [
-        Example(lambda _: Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(9)], choices(0, 1, 1, 0, 1))),
         Example(
-            lambda _: Dataset.choose_from_datasets([Dataset.range(1), Dataset.range(9)], choices(0, 1, 0, 1), False)
+            lambda _: Dataset.choose_from_datasets(
+                [Dataset.range(3), Dataset.range(9)], choices(0, 1, 1, 0, 1)
+            )
         ),
-        Example(lambda _: Dataset.sample_from_datasets([Dataset.range(5), Dataset.range(10, 13)], [0.7, 0.3], seed=1)),
+        Example(
+            lambda _: Dataset.choose_from_datasets(
+                [Dataset.range(1), Dataset.range(9)], choices(0, 1, 0, 1), False
+            )
+        ),
+        Example(
+            lambda _: Dataset.sample_from_datasets(
+                [Dataset.range(5), Dataset.range(10, 13)], [0.7, 0.3], seed=1
+            )
+        ),
         Example(
             lambda _: Dataset.sample_from_datasets(
                 [Dataset.range(5), Dataset.range(10, 15)], seed=1, rerandomize_each_iteration=True
@@ -244,7 +292,13 @@ EXAMPLES: dict[str, list[Example]] = {
             repeats=False,
         ),
     ],
-    "selector": [Example(lambda _: Dataset.sample_from_datasets([Dataset.range(9)] * 3, [0.2, 0.3, 0.5], 7).inputs[0])],
+    "selector": [
+        Example(
+            lambda _: Dataset.sample_from_datasets(
+                [Dataset.range(9)] * 3, [0.2, 0.3, 0.5], 7
+            ).inputs[0]
+        )
+    ],
     "prefetch": [
         Example(lambda _: Dataset.range(7).prefetch(2)),
         Example(lambda _: Dataset.range(-2, 2).map(lambda x: 12 // int(x)).prefetch(AUTOTUNE)),
@@ -258,14 +312,27 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: arrays().window(2, 1)),
     ],
     "group_by_window": [
-        Example(lambda _: Dataset.range(11).group_by_window(lambda x: x % 3, lambda key, rows: rows.batch(2), 3)),
-        Example(lambda _: lengths().bucket_by_sequence_length(len, [3, 5], [2, 3, 1], padding_values=-1)),
+        Example(
+            lambda _: Dataset.range(11).group_by_window(
+                lambda x: x % 3, lambda key, rows: rows.batch(2), 3
+            )
+        ),
+        Example(
+            lambda _: lengths().bucket_by_sequence_length(len, [3, 5], [2, 3, 1], padding_values=-1)
+        ),
     ],
     "padded_batch": [
         Example(lambda _: lengths().padded_batch(2)),
-        Example(lambda _: lengths().map(lambda x: {"x": x, "n": len(x)}).padded_batch(2, {"x": [7], "n": []})),
+        Example(
+            lambda _: (
+                lengths().map(lambda x: {"x": x, "n": len(x)}).padded_batch(2, {"x": [7], "n": []})
+            )
+        ),
     ],
-    "ragged_batch": [Example(lambda _: lengths().ragged_batch(2)), Example(lambda _: lengths().ragged_batch(4, True))],
+    "ragged_batch": [
+        Example(lambda _: lengths().ragged_batch(2)),
+        Example(lambda _: lengths().ragged_batch(4, True)),
+    ],
     "cache": [
         Example(lambda _: Dataset.range(5).cache()),
         Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
@@ -277,15 +344,25 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda folder: arrays().cache(kept(folder))),
     ],
     "text_lines": [
-        Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
+        Example(
+            lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))
+        ),
         Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
     ],
     "fixed_length_records": [
-        Example(lambda folder: FixedLengthRecordDataset(files(folder, b"aabb", b"cc"), 2, num_parallel_reads=2)),
+        Example(
+            lambda folder: FixedLengthRecordDataset(
+                files(folder, b"aabb", b"cc"), 2, num_parallel_reads=2
+            )
+        ),
         Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1)),
     ],
     "tf_records": [
-        Example(lambda folder: TFRecordDataset(files(folder, record(b"one") + record(b""), record(b"two"))))
+        Example(
+            lambda folder: TFRecordDataset(
+                files(folder, record(b"one") + record(b""), record(b"two"))
+            )
+        )
     ],
     "parquet": [
         Example(lambda folder: ParquetDataset(tables(folder), ["n", "t"])),
@@ -302,14 +379,22 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "rejection_resample": [
         Example(
-            lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1), repeats=False
+            lambda _: Dataset.range(20).rejection_resample(
+                lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1
+            ),
+            repeats=False,
         ),
-        Example(lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=1), repeats=False),
+        Example(
+            lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=1),
+            repeats=False,
+        ),
     ],
     "chunk_files": [Example(lambda _: make(ChunkFiles(chunked())))],
     "chunks": [
         Example(
-            lambda _, cycle=cycle: make(Chunks("SNAPPY", slices().element_spec, cycle), [make(ChunkFiles(chunked()))])
+            lambda _, cycle=cycle: make(
+                Chunks("SNAPPY", slices().element_spec, cycle), [make(ChunkFiles(chunked()))]
+            )
         )
         for cycle in (1, 3)
     ],

@@ -1,4 +1,5 @@
-"""Elements from elsewhere: iterables, sources with positions, libraries; structures beside tuples and dicts."""
+"""Elements from elsewhere: iterables, sources with positions, libraries; structures beside tuples
+and dicts."""
 
 from __future__ import annotations
 
@@ -69,10 +70,12 @@ class Stateful:
         return Place()
 
 
-# -- iterables and sources ------------------------------------------------------------------------------------------
+# -- iterables and sources -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", [[1, 2], (1, 2), range(1, 3), {1, 2}, {1: "a", 2: "b"}.keys(), np.array([1, 2])])
+@pytest.mark.parametrize(
+    "source", [[1, 2], (1, 2), range(1, 3), {1, 2}, {1: "a", 2: "b"}.keys(), np.array([1, 2])]
+)
 def test_whatever_can_be_read_again_is_a_source(source: Any) -> None:
     dataset = Dataset.from_source(source)
     assert numbers(dataset) == numbers(dataset) == [1, 2]
@@ -80,7 +83,12 @@ def test_whatever_can_be_read_again_is_a_source(source: Any) -> None:
 
 @pytest.mark.parametrize(
     ("source", "told"),
-    [(iter([1]), "only once"), ((x for x in [1]), "only once"), ({"x": [1]}, "from_tensor_slices"), (7, "neither")],
+    [
+        (iter([1]), "only once"),
+        ((x for x in [1]), "only once"),
+        ({"x": [1]}, "from_tensor_slices"),
+        (7, "neither"),
+    ],
 )
 def test_what_is_no_source_is_told_with_what_to_do(source: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
@@ -95,13 +103,18 @@ def test_a_source_with_positions_is_dealt_out_and_an_item_that_fails_costs_itsel
     (provider,) = split_providers(dataset)
     assert provider.cardinality() == 5
     positions = iter([4, 1])
-    assert [int(square) for square, _ in open_split(dataset, lambda *_: next(positions, None))] == [16, 1]
+    assert [int(square) for square, _ in open_split(dataset, lambda *_: next(positions, None))] == [
+        16,
+        1,
+    ]
     with pytest.raises(UnimplementedError, match="from_generator"):
         split_providers(Dataset.from_source({1, 2}))
 
 
 @pytest.mark.parametrize("names", [("get_state", "set_state"), ("state_dict", "load_state_dict")])
-def test_an_iterator_that_can_tell_its_place_is_not_read_again_up_to_there(names: tuple[str, str]) -> None:
+def test_an_iterator_that_can_tell_its_place_is_not_read_again_up_to_there(
+    names: tuple[str, str],
+) -> None:
     source = Stateful(6, names)
     dataset = Dataset.from_source(source)
     with iter(dataset) as iterator:
@@ -138,10 +151,16 @@ def test_datasets_of_torch_are_sources() -> None:
 
 def test_datasets_of_hugging_face_are_sources() -> None:
     datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"x": [1, 2, 3], "t": ["a", "b", "c"], "v": [[0.5, 1.0]] * 3})
+    table = datasets.Dataset.from_dict(
+        {"x": [1, 2, 3], "t": ["a", "b", "c"], "v": [[0.5, 1.0]] * 3}
+    )
     dataset = Dataset.from_source(table)
     assert len(dataset) == 3
-    assert [(int(row["x"]), row["t"], row["v"].tolist()) for row in dataset][1] == (2, "b", [0.5, 1.0])
+    assert [(int(row["x"]), row["t"], row["v"].tolist()) for row in dataset][1] == (
+        2,
+        "b",
+        [0.5, 1.0],
+    )
     stream = Dataset.from_source(table.to_iterable_dataset().with_format("numpy"))
     assert numbers(stream.map(lambda row: row["x"])) == [1, 2, 3]
 
@@ -160,7 +179,7 @@ def test_datasets_of_grain_are_sources() -> None:
         assert found + numbers(other) == [0, 2, 6, 8, 10]
 
 
-# -- Parquet --------------------------------------------------------------------------------------------------------
+# -- Parquet ---------------------------------------------------------------------------------------
 
 
 def test_rows_of_parquet_files_are_dicts_with_the_types_of_the_columns(tmp_path: Path) -> None:
@@ -191,13 +210,18 @@ def test_parquet_files_are_dealt_out_by_row_groups(tmp_path: Path) -> None:
     (provider,) = split_providers(dataset)
     assert provider.cardinality() == 3
     positions = iter([1])
-    assert [int(row["n"]) for row in open_split(dataset, lambda *_: next(positions, None))] == [3, 4]
+    assert [int(row["n"]) for row in open_split(dataset, lambda *_: next(positions, None))] == [
+        3,
+        4,
+    ]
 
 
 def test_what_is_wrong_with_parquet_files_is_told(tmp_path: Path) -> None:
     names = tables(tmp_path)
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    with pytest.raises(InvalidArgumentError, match="has no column 'y': it has 'n', 'x', 't', 'v', 'b'"):
+    with pytest.raises(
+        InvalidArgumentError, match="has no column 'y': it has 'n', 'x', 't', 'v', 'b'"
+    ):
         ParquetDataset(names, ["n", "y"])
     with pytest.raises(InvalidArgumentError, match="batch_size must be > 0"):
         ParquetDataset(names, batch_size=0)
@@ -212,12 +236,18 @@ def test_what_is_wrong_with_parquet_files_is_told(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_extra_is_named() -> None:
-    program = "import sys; sys.modules['pyarrow'] = None; import zmqdist.data as d; d.ParquetDataset('x')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
-    assert done.stderr.strip().endswith("ImportError: ParquetDataset needs pyarrow: pip install zmqdist[parquet]")
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; import zmqdist.data as d; d.ParquetDataset('x')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stderr.strip().endswith(
+        "ImportError: ParquetDataset needs pyarrow: pip install zmqdist[parquet]"
+    )
 
 
-# -- structures -----------------------------------------------------------------------------------------------------
+# -- structures ------------------------------------------------------------------------------------
 
 
 @attrs.define
@@ -267,7 +297,11 @@ def test_sparse_elements_are_batched_taken_apart_and_kept() -> None:
     assert type(back) is Sparse
     assert back.to_dense().tolist() == dense.tolist()
     spec = dataset.element_spec[0]
-    assert (spec.indices.shape, spec.values.shape, spec.dense_shape.shape) == ((None, 3), (None,), (3,))
+    assert (spec.indices.shape, spec.values.shape, spec.dense_shape.shape) == (
+        (None, 3),
+        (None,),
+        (3,),
+    )
     assert dataset.map(lambda batch, _: batch).unbatch().element_spec.indices.shape == (None, 2)
     with pytest.raises(InvalidArgumentError, match="differ in shape"):
         list(Dataset.from_source([1, 2]).map(lambda n: Sparse.of(np.ones(n))).batch(2))

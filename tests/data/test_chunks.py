@@ -18,9 +18,21 @@ from hypothesis.extra import numpy as numpys
 
 from tests.data.reading import plain
 from zmqdist.data import Dataset, storage
-from zmqdist.data.chunks import ROWS_MAX, BlockWriter, ElementsFile, read_elements, spec_from_json, spec_to_json
+from zmqdist.data.chunks import (
+    ROWS_MAX,
+    BlockWriter,
+    ElementsFile,
+    read_elements,
+    spec_from_json,
+    spec_to_json,
+)
 from zmqdist.data.structure import spec_of
-from zmqdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, UnimplementedError
+from zmqdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
 from zmqdist.specs import TensorSpec
 
 Point = collections.namedtuple("Point", "x y")
@@ -35,9 +47,13 @@ DTYPES = st.one_of(
     numpys.byte_string_dtypes(),
     st.just(np.dtype([("a", "<i4"), ("b", ">f8")])),
 )
-ARRAYS = DTYPES.flatmap(lambda dtype: numpys.arrays(dtype, numpys.array_shapes(min_dims=0, max_dims=3, min_side=0)))
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: numpys.arrays(dtype, numpys.array_shapes(min_dims=0, max_dims=3, min_side=0))
+)
 SCALARS = st.one_of(
-    st.integers(-(2**63), 2**63 - 1).map(np.int64), st.floats(width=32).map(np.float32), st.booleans().map(np.bool_)
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=32).map(np.float32),
+    st.booleans().map(np.bool_),
 )
 LEAVES = st.one_of(ARRAYS, SCALARS, st.text(), st.binary())
 ELEMENTS = st.recursive(
@@ -117,7 +133,9 @@ def test_a_file_can_be_read_with_numpy_alone() -> None:
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB", "SNAPPY"])
-def test_compressed_files_are_those_of_the_standard_library(tmp_path: Path, compression: str) -> None:
+def test_compressed_files_are_those_of_the_standard_library(
+    tmp_path: Path, compression: str
+) -> None:
     elements = [np.arange(5), np.arange(5)]
     file = ElementsFile(str(tmp_path / "file"), compression)
     for element in elements:
@@ -193,7 +211,7 @@ def test_unknown_lengths_and_bad_specs() -> None:
             spec_from_json(text)
 
 
-# -- files and folders ------------------------------------------------------------------------------------------------
+# -- files and folders -----------------------------------------------------------------------------
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

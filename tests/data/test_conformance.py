@@ -74,7 +74,9 @@ def it_can_be_read_again(name: str, example: Example, folder: Path) -> None:
 
 
 @rule
-def a_reader_that_writes_into_what_it_gets_does_not_meet_it_again(name: str, example: Example, folder: Path) -> None:
+def a_reader_that_writes_into_what_it_gets_does_not_meet_it_again(
+    name: str, example: Example, folder: Path
+) -> None:
     dataset = example.build(folder)
     wanted = read(iter(example.build(folder / "untouched").ignore_errors()))
     for one in (dataset, deserialize(dataset.serialize())):
@@ -127,7 +129,9 @@ def the_cardinality_is_what_is_read(name: str, example: Example, folder: Path) -
     dataset = example.build(folder)
     found = len(read(iter(dataset), 100))
     count = dataset.cardinality()
-    assert count == (INFINITE_CARDINALITY if found == 100 else found) or count == UNKNOWN_CARDINALITY
+    assert (
+        count == (INFINITE_CARDINALITY if found == 100 else found) or count == UNKNOWN_CARDINALITY
+    )
 
 
 @rule
@@ -160,7 +164,8 @@ def no_thread_outlives_its_iterator(name: str, example: Example, folder: Path) -
     closed.close()
     closed.close()
     assert next(closed, None) is None
-    until(lambda: set(threading.enumerate()) <= before)  # the dropped one is closed in the background
+    # the dropped one is closed in the background
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -172,7 +177,9 @@ def test_each_example_of_an_operator_keeps_every_rule(name: str, tmp_path: Path)
             try:
                 rule(name, example, folder)
             except Exception as error:
-                raise AssertionError(f"{name}, example {number}: {rule.__name__} does not hold: {error}") from error
+                raise AssertionError(
+                    f"{name}, example {number}: {rule.__name__} does not hold: {error}"
+                ) from error
 
 
 def test_elements_in_a_state_keep_their_types() -> None:

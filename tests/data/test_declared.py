@@ -1,4 +1,5 @@
-"""What a pipeline says before it runs: shapes as exact as the operators declare them; and structures without leaves."""
+"""What a pipeline says before it runs: shapes as exact as the operators declare them; and
+structures without leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ def growing(x: Any) -> Any:
         (ROWS.batch(3).padded_batch(2), (None, None, 2)),
         (ROWS.padded_batch(4, [-1]), (None, None)),
         (Dataset.range(4).map(growing).padded_batch(2), (None, None)),
-        (Dataset.range(4).map(growing, output_signature=TensorSpec((None,), np.int64)).padded_batch(2), (None, None)),
+        (
+            Dataset.range(4)
+            .map(growing, output_signature=TensorSpec((None,), np.int64))
+            .padded_batch(2),
+            (None, None),
+        ),
         (ROWS.batch(4, drop_remainder=True).rebatch(2), (2, 2)),
         (ROWS.batch(4, drop_remainder=True).rebatch([2, 2]), (2, 2)),
         (ROWS.batch(4, drop_remainder=True).rebatch(3), (None, 2)),
@@ -37,7 +43,9 @@ def growing(x: Any) -> Any:
         (ROWS.rebatch(2), (2,)),
     ],
 )
-def test_a_spec_has_the_sizes_that_are_declared(dataset: Dataset, shape: tuple[int | None, ...]) -> None:
+def test_a_spec_has_the_sizes_that_are_declared(
+    dataset: Dataset, shape: tuple[int | None, ...]
+) -> None:
     assert dataset.element_spec == TensorSpec(shape, np.int64)
     for batch in dataset:
         assert dataset.element_spec.problem(batch) is None
@@ -67,7 +75,9 @@ def test_the_shape_of_a_first_element_declares_nothing_about_others() -> None:
         ([0, 0, 7], [[], [], [0, 1, 2, 3, 4, 5, 6], [], []]),
     ],
 )
-def test_rebatch_yields_batches_of_size_0_in_their_turn(sizes: list[int], batches: list[list[int]]) -> None:
+def test_rebatch_yields_batches_of_size_0_in_their_turn(
+    sizes: list[int], batches: list[list[int]]
+) -> None:
     rebatched = Dataset.range(7).batch(4).rebatch(sizes)
     assert [x.tolist() for x in rebatched] == batches
     assert {(x.dtype, x.ndim) for x in rebatched} == {(np.dtype(np.int64), 1)}
@@ -90,7 +100,9 @@ EMPTY = Dataset.from_tensor_slices({"x": (np.arange(4), ()), "y": {}})
         lambda below, folder: below.batch(4).rebatch(3).unbatch(),
         lambda below, folder: below.padded_batch(3).unbatch(),
         lambda below, folder: below.batch(2, num_parallel_calls=2).unbatch().shuffle(1).cache(),
-        lambda below, folder: Dataset.zip({"x": below.map(lambda row: row["x"]), "y": below.map(lambda row: {})}),
+        lambda below, folder: Dataset.zip(
+            {"x": below.map(lambda row: row["x"]), "y": below.map(lambda row: {})}
+        ),
         lambda below, folder: below.save(folder) or Dataset.load(folder),
         lambda below, folder: below.concatenate(below).take(4).cache(folder + "/cache"),
     ],

@@ -47,9 +47,12 @@ TWO_WRITERS = ("cache_file", "both of a zip")
 
 
 @pytest.mark.parametrize(
-    ("keeping", "reading"), [pair for pair in itertools.product(KEEPING, READING) if pair != TWO_WRITERS]
+    ("keeping", "reading"),
+    [pair for pair in itertools.product(KEEPING, READING) if pair != TWO_WRITERS],
 )
-def test_who_reads_all_elements_completes_what_is_kept(keeping: str, reading: str, tmp_path: Path) -> None:
+def test_who_reads_all_elements_completes_what_is_kept(
+    keeping: str, reading: str, tmp_path: Path
+) -> None:
     counted = Counted()
     dataset = READING[reading](KEEPING[keeping](counted.dataset(), tmp_path))
     list(dataset)
@@ -123,7 +126,9 @@ def test_the_form_of_groups_is_known_where_one_element_makes_none() -> None:
 
 def test_a_range_up_to_the_largest_number_gives_each() -> None:
     assert [int(x) for x in Dataset.range(2**63 - 3, 2**63)] == [2**63 - 3, 2**63 - 2, 2**63 - 1]
-    assert [int(x) for x in Dataset.range(-(2**63), 2**63, 2**62)] == list(range(-(2**63), 2**63, 2**62))
+    assert [int(x) for x in Dataset.range(-(2**63), 2**63, 2**62)] == list(
+        range(-(2**63), 2**63, 2**62)
+    )
     unsigned = Dataset.range(2**64 - 2, 2**64, output_type=np.uint64)
     assert [int(x) for x in unsigned] == [2**64 - 2, 2**64 - 1]
     assert Dataset.range(2**63).cardinality() == 2**63
@@ -158,9 +163,15 @@ STOPPING: list[tuple[Callable[[], Any], str]] = [
     (lambda: FOUR.take_while(lambda x: stopping(x) >= 0), "take_while"),
     (lambda: FOUR.scan(0, lambda state, x: (state, stopping(x))), "scan"),
     (lambda: FOUR.interleave(lambda x: Dataset.range(stopping(x)), 2), "interleave"),
-    (lambda: FOUR.interleave(lambda x: Dataset.range(stopping(x)), 2, num_parallel_calls=2), "interleave"),
+    (
+        lambda: FOUR.interleave(lambda x: Dataset.range(stopping(x)), 2, num_parallel_calls=2),
+        "interleave",
+    ),
     (lambda: FOUR.group_by_window(stopping, lambda key, rows: rows, 2), "group_by_window"),
-    (lambda: FOUR.group_by_window(lambda x: x, lambda key, rows: stopping(2), 2), "group_by_window"),
+    (
+        lambda: FOUR.group_by_window(lambda x: x, lambda key, rows: stopping(2), 2),
+        "group_by_window",
+    ),
     (lambda: Dataset.from_generator(stopping, args=(2,)), "from_generator"),
     (lambda: Dataset.zip(FOUR, FOUR.map(stopping)), "map"),
 ]
@@ -181,6 +192,8 @@ def test_stop_iteration_of_a_function_is_an_error_that_names_the_operator(
         (lambda folder: FOUR.save(folder, shard_func=stopping), "save"),
     ],
 )
-def test_stop_iteration_does_not_leave_a_method_that_reads_all(run: Any, method: str, tmp_path: Path) -> None:
+def test_stop_iteration_does_not_leave_a_method_that_reads_all(
+    run: Any, method: str, tmp_path: Path
+) -> None:
     with pytest.raises(RuntimeError, match=f"a function of {method} raised StopIteration"):
         run(str(tmp_path / "saved"))

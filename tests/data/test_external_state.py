@@ -82,7 +82,8 @@ def test_an_error_where_they_are_not_allowed(policy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "dataset"), [("IGNORE", Dataset.random()), (Policy.IGNORE, Dataset.random()), ("FAIL", ONE), (None, ONE)]
+    ("policy", "dataset"),
+    [("IGNORE", Dataset.random()), (Policy.IGNORE, Dataset.random()), ("FAIL", ONE), (None, ONE)],
 )
 def test_silence_where_they_do_not_matter_or_are_not_there(policy: Any, dataset: Dataset) -> None:
     with warnings.catch_warnings():

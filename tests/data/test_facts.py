@@ -15,11 +15,23 @@ import zmqdist as zd
 from tests.data.reading import plain
 from tests.scheduling.work import until
 from zmqdist import TensorSpec
-from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options, Ragged
+from zmqdist.data import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Dataset,
+    Options,
+    Ragged,
+)
 from zmqdist.data.constants import SHARD_HINT
 from zmqdist.data.constructors import DatasetConstructors
 from zmqdist.data.structure import DatasetSpec
-from zmqdist.errors import AlreadyExistsError, DataLossError, FailedPreconditionError, InvalidArgumentError
+from zmqdist.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 
 INF, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
@@ -35,7 +47,7 @@ def failing(x: Any) -> Any:
     return x
 
 
-# -- general rules --------------------------------------------------------------------------------------------------
+# -- general rules ---------------------------------------------------------------------------------
 
 
 def test_a_dataset_does_nothing_until_it_is_read() -> None:
@@ -67,8 +79,14 @@ def test_an_error_below_a_batch_leaves_the_others_in_it() -> None:
 
 
 def test_an_error_of_one_input_of_a_zip_costs_the_row() -> None:
-    rows = Dataset.zip(Dataset.range(4), Dataset.range(4).map(lambda x: 6 // int(x - 1)), Dataset.range(4))
-    assert [tuple(map(int, row)) for row in rows.ignore_errors()] == [(0, -6, 0), (2, 6, 2), (3, 3, 3)]
+    rows = Dataset.zip(
+        Dataset.range(4), Dataset.range(4).map(lambda x: 6 // int(x - 1)), Dataset.range(4)
+    )
+    assert [tuple(map(int, row)) for row in rows.ignore_errors()] == [
+        (0, -6, 0),
+        (2, 6, 2),
+        (3, 3, 3),
+    ]
 
 
 def test_len_is_an_error_where_nobody_knows_it() -> None:
@@ -95,7 +113,9 @@ def test_a_list_is_data_and_becomes_an_array() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [None, object(), [1, "a", None], 2**70, np.array([None])], ids=lambda value: repr(value).split(" at 0x")[0]
+    "bad",
+    [None, object(), [1, "a", None], 2**70, np.array([None])],
+    ids=lambda value: repr(value).split(" at 0x")[0],
 )
 def test_what_is_no_element_is_an_error_where_it_is_read(bad: Any) -> None:
     with pytest.raises(InvalidArgumentError):
@@ -116,7 +136,9 @@ def test_apply_takes_a_function_that_gives_a_dataset() -> None:
 
 def test_every_operator_takes_a_name() -> None:
     methods = [value for name, value in vars(Dataset).items() if not name.startswith("_")]
-    methods += [value for name, value in vars(DatasetConstructors).items() if not name.startswith("_")]
+    methods += [
+        value for name, value in vars(DatasetConstructors).items() if not name.startswith("_")
+    ]
     assert len(methods) > 35
     for method in methods:
         assert "name" in inspect.signature(getattr(method, "__func__", method)).parameters
@@ -135,7 +157,7 @@ def test_options_of_later_operators_win() -> None:
         options.determinstic = True
 
 
-# -- at the call, at the read ---------------------------------------------------------------------------------------
+# -- at the call, at the read ----------------------------------------------------------------------
 
 TEN = Dataset.range(10)
 BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
@@ -178,12 +200,18 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: TEN.batch(2).rebatch([[2, 1]]), InvalidArgumentError, "a number or a list of numbers"),
     (lambda: TEN.rebatch(2), ValueError, "scalar"),
     (lambda: TEN.padded_batch(2, [2]), ValueError, "does not fit elements of the shape"),
-    (lambda: TEN.batch(3, drop_remainder=True).padded_batch(2, [2]), ValueError, "does not fit elements of the shape"),
+    (
+        lambda: TEN.batch(3, drop_remainder=True).padded_batch(2, [2]),
+        ValueError,
+        "does not fit elements of the shape",
+    ),
     (lambda: TEN.batch(3).padded_batch(2, [-2]), ValueError, "None or -1 for the largest, not -2"),
     (lambda: TEN.padded_batch(2, padding_values=[1, 2]), ValueError, "a padding value is a scalar"),
     (lambda: Dataset.range([1, 2]), TypeError, "expected a number"),
     (
-        lambda: Dataset.from_generator(lambda: [1], np.int64, output_signature=TensorSpec((), np.int64)),
+        lambda: Dataset.from_generator(
+            lambda: [1], np.int64, output_signature=TensorSpec((), np.int64)
+        ),
         TypeError,
         "output_signature or output_types, not both",
     ),
@@ -205,7 +233,11 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: TEN.interleave(abs, block_length=0), InvalidArgumentError, "block_length"),
     (lambda: Dataset.zip([TEN, TEN]), TypeError, "tuples"),
     (lambda: Dataset.zip(3), TypeError, "Datasets"),
-    (lambda: TEN.concatenate(Dataset.range(3.0, output_type=np.float32)), TypeError, "different types"),
+    (
+        lambda: TEN.concatenate(Dataset.range(3.0, output_type=np.float32)),
+        TypeError,
+        "different types",
+    ),
     (lambda: TEN.concatenate(Dataset.zip(TEN, TEN)), TypeError, "different structures"),
     (lambda: TEN.group_by_window(abs, abs), ValueError, "exactly one"),
     (lambda: TEN.group_by_window(abs, abs, 3, abs), ValueError, "exactly one"),
@@ -224,13 +256,19 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS)
-def test_a_bad_argument_is_an_error_at_the_call(call: Any, error: type[Exception], text: str) -> None:
+def test_a_bad_argument_is_an_error_at_the_call(
+    call: Any, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         call()
 
 
 BAD_READS: list[tuple[Any, type[Exception], str]] = [
-    (lambda: Dataset.range(1, 3).map(np.arange).batch(2), InvalidArgumentError, "cannot batch shapes"),
+    (
+        lambda: Dataset.range(1, 3).map(np.arange).batch(2),
+        InvalidArgumentError,
+        "cannot batch shapes",
+    ),
     (lambda: TEN.map(lambda x: x if x else 0.5).batch(2), InvalidArgumentError, "cannot batch"),
     (lambda: Dataset.range(1).map(lambda x: b"a\0").batch(1), InvalidArgumentError, "NUL"),
     (
@@ -256,17 +294,29 @@ BAD_READS: list[tuple[Any, type[Exception], str]] = [
     (lambda: TEN.shard(SHARD_HINT, SHARD_HINT), FailedPreconditionError, "ShardingPolicy.HINT"),
     (lambda: TEN.map(lambda x: np.arange(3)).padded_batch(2, [2]), DataLossError, "smaller size"),
     (lambda: TEN.group_by_window(lambda x: 0.5, lambda key, rows: rows, 2), ValueError, "int64"),
-    (lambda: Dataset.choose_from_datasets([TEN], TEN.skip(7)), InvalidArgumentError, "Selector index out of range"),
-    (lambda: TEN.batch(5).unique(), TypeError, "scalars"),
-    (lambda: Dataset.from_generator(lambda: ["a"], output_types=np.int64), InvalidArgumentError, "expected int64"),
     (
-        lambda: Dataset.from_generator(lambda: [[1, 2]], output_signature=TensorSpec((3,), np.int64)),
+        lambda: Dataset.choose_from_datasets([TEN], TEN.skip(7)),
+        InvalidArgumentError,
+        "Selector index out of range",
+    ),
+    (lambda: TEN.batch(5).unique(), TypeError, "scalars"),
+    (
+        lambda: Dataset.from_generator(lambda: ["a"], output_types=np.int64),
+        InvalidArgumentError,
+        "expected int64",
+    ),
+    (
+        lambda: Dataset.from_generator(
+            lambda: [[1, 2]], output_signature=TensorSpec((3,), np.int64)
+        ),
         InvalidArgumentError,
         "expected int64 of shape",
     ),
     (
         lambda: (
-            Dataset.range(9).map(np.arange).bucket_by_sequence_length(len, [3], [2, 2], pad_to_bucket_boundary=True)
+            Dataset.range(9)
+            .map(np.arange)
+            .bucket_by_sequence_length(len, [3], [2, 2], pad_to_bucket_boundary=True)
         ),
         InvalidArgumentError,
         "last boundary",
@@ -275,13 +325,15 @@ BAD_READS: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("build", "error", "text"), BAD_READS)
-def test_a_bad_element_is_an_error_at_the_read(build: Any, error: type[Exception], text: str) -> None:
+def test_a_bad_element_is_an_error_at_the_read(
+    build: Any, error: type[Exception], text: str
+) -> None:
     dataset = build()
     with pytest.raises(error, match=text):
         list(dataset)
 
 
-# -- cardinality ----------------------------------------------------------------------------------------------------
+# -- cardinality -----------------------------------------------------------------------------------
 
 CARDINALITIES: list[tuple[Any, int]] = [
     (TEN, 10),
@@ -335,7 +387,9 @@ CARDINALITIES: list[tuple[Any, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("dataset", "count"), CARDINALITIES, ids=lambda value: getattr(value, "op", None) and value.op.one_line()
+    ("dataset", "count"),
+    CARDINALITIES,
+    ids=lambda value: getattr(value, "op", None) and value.op.one_line(),
 )
 def test_the_cardinality_follows_from_the_inputs(dataset: Any, count: int) -> None:
     assert dataset.cardinality() == count
@@ -348,13 +402,17 @@ def test_shards_of_ten_by_four(index: int) -> None:
     assert shard.cardinality() == [3, 3, 2, 2][index]
 
 
-# -- against plain Python -------------------------------------------------------------------------------------------
+# -- against plain Python --------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_python() -> None:
     draw = random.Random(1)
     for _ in range(100):
-        start, stop, step = draw.randint(-9, 9), draw.randint(-9, 9), draw.choice([-3, -2, -1, 1, 2, 3])
+        start, stop, step = (
+            draw.randint(-9, 9),
+            draw.randint(-9, 9),
+            draw.choice([-3, -2, -1, 1, 2, 3]),
+        )
         assert numbers(Dataset.range(start, stop, step)) == list(range(start, stop, step))
         items, n, k = list(range(draw.randint(0, 9))), draw.randint(1, 4), draw.randint(0, 5)
         dataset = Dataset.range(len(items))
@@ -363,7 +421,9 @@ def test_numbers_are_those_of_python() -> None:
         assert numbers(dataset.skip(k)) == items[k:]
         assert numbers(dataset.repeat(k)) == items * k
         assert numbers(dataset.batch(n).unbatch()) == items
-        assert numbers(dataset.batch(n).rebatch(k + 1)) == [items[i : i + k + 1] for i in range(0, len(items), k + 1)]
+        assert numbers(dataset.batch(n).rebatch(k + 1)) == [
+            items[i : i + k + 1] for i in range(0, len(items), k + 1)
+        ]
         windows = [numbers(window) for window in dataset.window(n, k + 1, 2)]
         assert windows == [items[i : i + 2 * n - 1 : 2] for i in range(0, len(items), k + 1)]
 
@@ -377,24 +437,68 @@ def test_interleave_takes_blocks_in_turn_and_fills_an_ended_slot_at_its_turn() -
     def of(x: Any) -> Dataset:
         return Dataset.from_tensors(x).repeat(6)
 
-    wanted = [1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 3, 3, 4, 4, 5, 5, 5, 5, 5, 5]
+    wanted = [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        2,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+        3,
+        4,
+        4,
+        4,
+        4,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        5,
+        5,
+        5,
+        5,
+    ]
     assert numbers(Dataset.range(1, 6).interleave(of, cycle_length=2, block_length=4)) == wanted
     assert numbers(Dataset.range(1, 6).interleave(of, 2, 4, num_parallel_calls=2)) == wanted
-    loose = Dataset.range(1, 6).interleave(of, 2, 4, num_parallel_calls=AUTOTUNE, deterministic=False)
+    loose = Dataset.range(1, 6).interleave(
+        of, 2, 4, num_parallel_calls=AUTOTUNE, deterministic=False
+    )
     assert sorted(numbers(loose)) == sorted(wanted)
 
 
 def test_group_by_window_gives_full_windows_at_once_and_the_rest_by_key() -> None:
-    groups = TEN.group_by_window(lambda x: 2 - x % 3, lambda key, rows: rows.batch(9), window_size=3)
+    groups = TEN.group_by_window(
+        lambda x: 2 - x % 3, lambda key, rows: rows.batch(9), window_size=3
+    )
     assert numbers(groups) == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [9]]
-    rest = TEN.take(5).group_by_window(lambda x: 2 - x % 3, lambda key, rows: rows.batch(9), window_size=3)
+    rest = TEN.take(5).group_by_window(
+        lambda x: 2 - x % 3, lambda key, rows: rows.batch(9), window_size=3
+    )
     assert numbers(rest) == [[2], [1, 4], [0, 3]]
 
 
 def test_buckets_have_their_own_batch_sizes() -> None:
     rows = Dataset.range(1, 7).map(np.ones)
-    assert [x.shape for x in rows.bucket_by_sequence_length(len, [3, 5], [2, 2, 1])] == [(2, 2), (2, 4), (1, 5), (1, 6)]
-    reached = rows.take(3).bucket_by_sequence_length(len, [3, 5], [2, 2, 1], pad_to_bucket_boundary=True)
+    assert [x.shape for x in rows.bucket_by_sequence_length(len, [3, 5], [2, 2, 1])] == [
+        (2, 2),
+        (2, 4),
+        (1, 5),
+        (1, 6),
+    ]
+    reached = rows.take(3).bucket_by_sequence_length(
+        len, [3, 5], [2, 2, 1], pad_to_bucket_boundary=True
+    )
     assert [x.shape for x in reached] == [(2, 2), (1, 4)]
 
 
@@ -425,12 +529,19 @@ def test_choices_stop_with_the_first_empty_dataset_unless_told() -> None:
     choices = Dataset.from_tensor_slices(np.array([0, 1, 0, 1, 1]))
     inputs = [Dataset.range(1), Dataset.range(10, 20)]
     assert numbers(Dataset.choose_from_datasets(inputs, choices)) == [0, 10]
-    assert numbers(Dataset.choose_from_datasets(inputs, choices, stop_on_empty_dataset=False)) == [0, 10, 11, 12]
+    assert numbers(Dataset.choose_from_datasets(inputs, choices, stop_on_empty_dataset=False)) == [
+        0,
+        10,
+        11,
+        12,
+    ]
 
 
 def test_samples_follow_their_weights() -> None:
     inputs = [Dataset.from_tensors(n).repeat() for n in range(3)]
-    found = collections.Counter(numbers(Dataset.sample_from_datasets(inputs, [0.5, 0.0, 0.5], seed=1).take(1000)))
+    found = collections.Counter(
+        numbers(Dataset.sample_from_datasets(inputs, [0.5, 0.0, 0.5], seed=1).take(1000))
+    )
     assert found[1] == 0
     assert 400 < found[0] < 600
     assert numbers(Dataset.sample_from_datasets(inputs, [0.0, 0.0, 0.0])) == []
@@ -445,7 +556,9 @@ def test_resampling_comes_close_to_the_target() -> None:
     with pytest.raises(ValueError, match="int64"):
         next(iter(coins))
     for initial in (None, [0.75, 0.25]):
-        coins = Dataset.range(4000).rejection_resample(lambda x: np.int64(x % 4 == 0), [0.5, 0.5], initial, seed=1)
+        coins = Dataset.range(4000).rejection_resample(
+            lambda x: np.int64(x % 4 == 0), [0.5, 0.5], initial, seed=1
+        )
         kinds = collections.Counter(int(kind) for kind, _ in coins)
         assert 0.45 < kinds[1] / kinds.total() < 0.55
 
@@ -458,7 +571,12 @@ def test_a_source_knows_its_items_by_position() -> None:
 
 def test_reduce_scan_and_unique() -> None:
     assert TEN.reduce(np.int64(0), lambda state, x: state + x) == 45
-    assert numbers(TEN.scan(np.int64(0), lambda state, x: (state + x, state + x)).take(4)) == [0, 1, 3, 6]
+    assert numbers(TEN.scan(np.int64(0), lambda state, x: (state + x, state + x)).take(4)) == [
+        0,
+        1,
+        3,
+        6,
+    ]
     assert numbers(Dataset.from_tensor_slices([1, 2, 1, 3, 2]).unique()) == [1, 2, 3]
     assert Dataset.range(4, 5).get_single_element() == 4
 
@@ -493,7 +611,7 @@ def test_specs_are_known_without_running_where_nothing_of_the_user_runs() -> Non
         _ = Dataset.range(0).map(abs).element_spec
 
 
-# -- randomness -----------------------------------------------------------------------------------------------------
+# -- randomness ------------------------------------------------------------------------------------
 
 
 def test_a_shuffle_emits_from_a_buffer_that_is_just_full() -> None:
@@ -553,7 +671,7 @@ def test_random_numbers_are_the_same_each_time_unless_told() -> None:
     assert all(0 <= x < 2**32 for x in numbers(same))
 
 
-# -- threads --------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def test_a_parallel_map_runs_calls_at_once_and_keeps_their_order() -> None:
@@ -580,7 +698,9 @@ def test_the_option_decides_where_the_operator_says_nothing() -> None:
     gate = threading.Event()
     options = Options()
     options.deterministic = False
-    dataset = Dataset.range(2).map(lambda x: x if x else x + gate.wait(20) * 0, num_parallel_calls=2)
+    dataset = Dataset.range(2).map(
+        lambda x: x if x else x + gate.wait(20) * 0, num_parallel_calls=2
+    )
     iterator = iter(dataset.with_options(options))
     assert next(iterator) == 1
     gate.set()
@@ -593,18 +713,24 @@ def test_prefetch_reads_ahead_in_a_thread_that_ends_with_its_iterator() -> None:
     assert next(iterator) == 0
     for _ in range(4):  # the one that was taken, and three ahead
         assert read.acquire(timeout=20)
-    assert [thread.name for thread in threading.enumerate() if "zmqdist-data" in thread.name] == ["zmqdist-data-ahead"]
+    assert [thread.name for thread in threading.enumerate() if "zmqdist-data" in thread.name] == [
+        "zmqdist-data-ahead"
+    ]
     del iterator
     until(lambda: not [thread for thread in threading.enumerate() if "zmqdist-data" in thread.name])
 
 
-# -- caches ---------------------------------------------------------------------------------------------------------
+# -- caches ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", [False, True])
 def test_a_complete_pass_is_kept_and_a_partial_one_is_not(file: bool, tmp_path: Any) -> None:
     called: list[int] = []
-    dataset = Dataset.range(4).map(lambda x: called.append(int(x)) or x).cache(str(tmp_path / "kept") if file else "")
+    dataset = (
+        Dataset.range(4)
+        .map(lambda x: called.append(int(x)) or x)
+        .cache(str(tmp_path / "kept") if file else "")
+    )
     partial = iter(dataset)
     next(partial)
     partial.close()
@@ -628,7 +754,12 @@ def test_a_cache_file_serves_other_datasets_and_has_one_writer(tmp_path: Any) ->
 
 
 def test_what_a_cache_file_records_is_given_read_only_and_as_it_was(tmp_path: Any) -> None:
-    dataset = Dataset.range(6).map(lambda x: {"x": np.arange(x)}).ragged_batch(2).cache(str(tmp_path / "kept"))
+    dataset = (
+        Dataset.range(6)
+        .map(lambda x: {"x": np.arange(x)})
+        .ragged_batch(2)
+        .cache(str(tmp_path / "kept"))
+    )
     first, again = list(dataset), list(dataset)
     with pytest.raises(ValueError, match="read-only"):
         first[0]["x"].values[0] = 1

@@ -14,7 +14,13 @@ import pytest
 from tests.data.examples import files, record
 from tests.data.reading import plain
 from zmqdist import TensorSpec
-from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from zmqdist.data import (
+    AUTOTUNE,
+    Dataset,
+    FixedLengthRecordDataset,
+    TextLineDataset,
+    TFRecordDataset,
+)
 from zmqdist.data.ops import saving
 from zmqdist.data.splits import split_providers
 from zmqdist.errors import (
@@ -34,7 +40,9 @@ def test_lines_are_str_and_files_follow_each_other(tmp_path: Path) -> None:
     names = files(tmp_path, b"one\ntwo\r\n", b"\xffthree")
     assert list(TextLineDataset(names)) == ["one", "two", "\udcffthree"]
     assert list(TextLineDataset(names[0])) == ["one", "two"]
-    assert list(TextLineDataset(Dataset.list_files(str(tmp_path / "*"), shuffle=False))) == list(TextLineDataset(names))
+    assert list(TextLineDataset(Dataset.list_files(str(tmp_path / "*"), shuffle=False))) == list(
+        TextLineDataset(names)
+    )
     assert list(TextLineDataset(files(tmp_path, zlib.compress(b"a\nb")), "ZLIB")) == ["a", "b"]
 
 
@@ -58,7 +66,9 @@ def test_records_of_one_length(tmp_path: Path) -> None:
 
 def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(ImportError, match=r"TFRecordDataset needs google-crc32c: pip install zmqdist\[tfrecord\]"):
+    with pytest.raises(
+        ImportError, match=r"TFRecordDataset needs google-crc32c: pip install zmqdist\[tfrecord\]"
+    ):
         TFRecordDataset("x")
 
 
@@ -71,9 +81,9 @@ def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, par
     if parallel == 2:
         assert found == ["a1", "b1", "a2", "a3", "c1", "c2"]
     assert (dataset.op.is_reader, dataset.element_spec) == (True, TensorSpec((), np.str_))
-    assert list(TextLineDataset([names[0], str(tmp_path / "none")], num_parallel_reads=2).ignore_errors()) == list(
-        TextLineDataset(names[0])
-    )
+    assert list(
+        TextLineDataset([names[0], str(tmp_path / "none")], num_parallel_reads=2).ignore_errors()
+    ) == list(TextLineDataset(names[0]))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,9 @@ def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, par
         (record(b"one").replace(b"one", b"ome"), "corrupted"),
     ],
 )
-def test_a_damaged_record_is_data_loss_and_ends_its_file(tmp_path: Path, damaged: bytes, text: str) -> None:
+def test_a_damaged_record_is_data_loss_and_ends_its_file(
+    tmp_path: Path, damaged: bytes, text: str
+) -> None:
     names = files(tmp_path, record(b"first") + damaged, record(b"other"))
     with pytest.raises(DataLossError, match=text):
         list(TFRecordDataset(names))
@@ -124,7 +136,9 @@ def test_load_prefers_the_newest_run_and_readers_of_the_old_one_go_on(tmp_path: 
 def test_elements_go_to_files_by_number_and_a_function_joins_the_files(tmp_path: Path) -> None:
     Dataset.range(6).save(str(tmp_path), shard_func=lambda x: x % 2)
     assert numbers(Dataset.load(str(tmp_path))) == [0, 2, 4, 1, 3, 5]
-    joined = Dataset.load(str(tmp_path), reader_func=lambda parts: parts.interleave(lambda part: part, cycle_length=2))
+    joined = Dataset.load(
+        str(tmp_path), reader_func=lambda parts: parts.interleave(lambda part: part, cycle_length=2)
+    )
     assert numbers(joined) == [0, 1, 2, 3, 4, 5]
 
 
@@ -143,7 +157,9 @@ def test_what_load_and_save_refuse(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="checkpoint_args has a `directory`"):
         Dataset.range(3).save(str(tmp_path), checkpoint_args={})
     with pytest.raises(ValueError, match="`checkpoint_interval` must be > 0"):
-        Dataset.range(3).save(str(tmp_path), checkpoint_args={"directory": tmp_path, "checkpoint_interval": 0})
+        Dataset.range(3).save(
+            str(tmp_path), checkpoint_args={"directory": tmp_path, "checkpoint_interval": 0}
+        )
     Dataset.range(3).save(str(tmp_path), compression="GZIP")
     assert numbers(Dataset.load(str(tmp_path), compression="GZIP")) == [0, 1, 2]
     with pytest.raises(DataLossError, match="but the actual compression is GZIP"):
@@ -154,7 +170,9 @@ def test_what_load_and_save_refuse(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 @pytest.mark.parametrize("failing", [0, 3, 4, 5, 9])
-def test_a_save_that_was_interrupted_goes_on(tmp_path: Path, compression: str | None, failing: int) -> None:
+def test_a_save_that_was_interrupted_goes_on(
+    tmp_path: Path, compression: str | None, failing: int
+) -> None:
     log = tmp_path / "log"
     seen = tmp_path / "seen"
 
@@ -192,7 +210,9 @@ def test_a_save_that_was_interrupted_goes_on(tmp_path: Path, compression: str | 
 def test_the_place_of_another_save_is_refused(tmp_path: Path) -> None:
     kept = {"directory": tmp_path / "place", "checkpoint_interval": 1}
     with pytest.raises(ZeroDivisionError):
-        Dataset.range(-1, 3).map(lambda x: 6 // int(x)).save(str(tmp_path / "saved"), checkpoint_args=kept)
+        Dataset.range(-1, 3).map(lambda x: 6 // int(x)).save(
+            str(tmp_path / "saved"), checkpoint_args=kept
+        )
     with pytest.raises(FailedPreconditionError, match="another dataset or to another folder"):
         Dataset.range(3).save(str(tmp_path / "saved"), checkpoint_args=kept)
 
@@ -213,7 +233,11 @@ def test_a_snapshot_computes_once_and_belongs_to_one_pipeline(tmp_path: Path) ->
             file.write("x")
         return x
 
-    dataset = Dataset.range(3).map(counted, output_signature=TensorSpec((), np.int64)).snapshot(str(tmp_path / "kept"))
+    dataset = (
+        Dataset.range(3)
+        .map(counted, output_signature=TensorSpec((), np.int64))
+        .snapshot(str(tmp_path / "kept"))
+    )
     partial = iter(dataset)
     next(partial)
     partial.close()

@@ -49,7 +49,12 @@ def choices(*numbers: int) -> Dataset:
         (Dataset.choose_from_datasets([TEN, TEN], choices(1, 0)), [ENDLESS]),
         (Dataset.sample_from_datasets([TEN, TEN], stop_on_empty_dataset=True), [ENDLESS]),
         (Dataset.sample_from_datasets([TEN, TEN]), [10, 10]),
-        (Dataset.choose_from_datasets([TEN, TEN], choices(1, 0).repeat(), stop_on_empty_dataset=False), [10, 10]),
+        (
+            Dataset.choose_from_datasets(
+                [TEN, TEN], choices(1, 0).repeat(), stop_on_empty_dataset=False
+            ),
+            [10, 10],
+        ),
         (Dataset.choose_from_datasets([TEN.repeat()] * 2, choices(1, 0)), [ENDLESS, ENDLESS]),
     ],
 )
@@ -81,18 +86,26 @@ def drawn(draw: random.Random, depth: int = 3) -> Dataset:
     with elements (x, x + 1), ..."""
     if depth == 0:
         length = draw.randint(0, 9)
-        return draw.choice([Dataset.range(length), Dataset.from_tensor_slices(np.arange(length) * 3)])
+        return draw.choice(
+            [Dataset.range(length), Dataset.from_tensor_slices(np.arange(length) * 3)]
+        )
     below = partial(drawn, draw, depth - 1)
-    kind = draw.choice(["zip", "zip", "enumerate", "choose", "sample", "concatenate", "repeat", "chain", "chain"])
+    kind = draw.choice(
+        ["zip", "zip", "enumerate", "choose", "sample", "concatenate", "repeat", "chain", "chain"]
+    )
     if kind == "zip":
         return Dataset.zip(*(inside(draw, below()) for _ in range(draw.randint(2, 3)))).map(total)
     if kind == "enumerate":
         return inside(draw, below()).enumerate(draw.randint(0, 2)).map(total)
     if kind == "choose":
         order = choices(*(draw.randint(0, 1) for _ in range(draw.randint(0, 12))))
-        return Dataset.choose_from_datasets([below(), inside(draw, below())], order, draw.random() < 0.5)
+        return Dataset.choose_from_datasets(
+            [below(), inside(draw, below())], order, draw.random() < 0.5
+        )
     if kind == "sample":
-        return Dataset.sample_from_datasets([below(), below()], seed=3, stop_on_empty_dataset=draw.random() < 0.5)
+        return Dataset.sample_from_datasets(
+            [below(), below()], seed=3, stop_on_empty_dataset=draw.random() < 0.5
+        )
     if kind == "concatenate":
         return below().concatenate(below())
     return below().repeat(draw.randint(1, 3)) if kind == "repeat" else chained(draw, below())
@@ -105,7 +118,9 @@ def chained(draw: random.Random, dataset: Dataset) -> Dataset:
             lambda: dataset.map(lambda x: x + 1, num_parallel_calls=2, deterministic=True),
             lambda: dataset.filter(lambda x: x % 3 != 1),
             lambda: dataset.flat_map(lambda x: Dataset.range(x % 3)),
-            lambda: dataset.interleave(lambda x: Dataset.zip(Dataset.range(x % 3), Dataset.counter(x)).map(total), 2),
+            lambda: dataset.interleave(
+                lambda x: Dataset.zip(Dataset.range(x % 3), Dataset.counter(x)).map(total), 2
+            ),
             lambda: dataset.prefetch(3),
             lambda: dataset.shuffle(4, seed=1),
         ]
@@ -139,7 +154,9 @@ def test_workers_together_compute_what_one_iterator_computes(part: int) -> None:
         draw = random.Random(seed)
         dataset = drawn(draw)
         alone = read(iter(deserialize(dataset.serialize())), 10_000)
-        assert multiset(divided(dataset, draw.randint(1, 3), draw)) == multiset(alone), f"seed {seed}"
+        assert multiset(divided(dataset, draw.randint(1, 3), draw)) == multiset(alone), (
+            f"seed {seed}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +165,9 @@ def test_workers_together_compute_what_one_iterator_computes(part: int) -> None:
         Dataset.zip(TEN.shuffle(10), TEN.repeat()),
         Dataset.zip(Dataset.random(), TEN),
         Dataset.zip(TEN.map(lambda x: x, num_parallel_calls=4, deterministic=False), TEN),
-        Dataset.zip(TEN.shuffle(3).map(lambda x: x, num_parallel_calls=4, deterministic=False), TEN),
+        Dataset.zip(
+            TEN.shuffle(3).map(lambda x: x, num_parallel_calls=4, deterministic=False), TEN
+        ),
         TEN.shuffle(10).enumerate(),
     ],
 )
@@ -168,7 +187,9 @@ def test_two_shuffles_without_a_seed_differ() -> None:
 @pytest.mark.parametrize("side", [TEN, even(Dataset.range(20))], ids=["aligned", "counted"])
 def test_a_place_that_another_worker_has_returned_is_computed_again(side: Dataset) -> None:
     places = iter([3, 4, 7, 0, 1, 8, None])
-    pairs = open_split(Dataset.zip(side.shuffle(1, seed=1), TEN), lambda source, repetition: next(places))
+    pairs = open_split(
+        Dataset.zip(side.shuffle(1, seed=1), TEN), lambda source, repetition: next(places)
+    )
     rows = [int(y) for _, y in pairs]
     assert rows == [3, 4, 7, 0, 1, 8]
 

@@ -42,7 +42,9 @@ class Meeting:
 
 @pytest.mark.parametrize("calls", [3, AUTOTUNE])
 @pytest.mark.parametrize("how", ["made", "read"])
-def test_datasets_that_wait_for_each_other_are_opened_and_read_at_once(how: str, calls: int) -> None:
+def test_datasets_that_wait_for_each_other_are_opened_and_read_at_once(
+    how: str, calls: int
+) -> None:
     function = getattr(Meeting(3), how)
     dataset = Dataset.range(3).interleave(function, cycle_length=3, num_parallel_calls=calls)
     assert numbers(dataset) == [0, 10, 20, 1, 11, 21, 2, 12, 22]
@@ -57,10 +59,13 @@ def test_those_that_follow_are_opened_at_once_too() -> None:
 @pytest.mark.parametrize("calls", [1, 2, AUTOTUNE])
 def test_the_order_is_that_without_threads(cycle: int, calls: int) -> None:
     def of(x: Any) -> Dataset:
-        return Dataset.range(x * 10, x * 10 + (int(x) * 5) % 4)  # of different lengths, some are empty
+        # of different lengths, some are empty
+        return Dataset.range(x * 10, x * 10 + (int(x) * 5) % 4)
 
     plain = Dataset.range(12).interleave(of, cycle, 2)
-    assert numbers(Dataset.range(12).interleave(of, cycle, 2, num_parallel_calls=calls)) == numbers(plain)
+    assert numbers(Dataset.range(12).interleave(of, cycle, 2, num_parallel_calls=calls)) == numbers(
+        plain
+    )
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["a seed of the process", "seeds"])
@@ -100,7 +105,9 @@ def test_without_order_one_that_has_nothing_holds_back_no_other() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_closing_by_another_thread_ends_who_waits_for_the_first_element(deterministic: bool) -> None:
+def test_closing_by_another_thread_ends_who_waits_for_the_first_element(
+    deterministic: bool,
+) -> None:
     class Waiting:
         """A dataset's elements that come when its iterator is closed."""
 
@@ -114,7 +121,10 @@ def test_closing_by_another_thread_ends_who_waits_for_the_first_element(determin
 
     waiting = Waiting()
     dataset = Dataset.range(2).interleave(
-        lambda _: Dataset.from_generator(waiting.elements), 2, num_parallel_calls=2, deterministic=deterministic
+        lambda _: Dataset.from_generator(waiting.elements),
+        2,
+        num_parallel_calls=2,
+        deterministic=deterministic,
     )
     iterator = iter(dataset)
     found: list[Any] = []

@@ -59,7 +59,9 @@ def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
         state = closed.state_dict()
         closed.close()
         assert values(closed) == []
-        with pytest.raises(FailedPreconditionError, match=r"call state_dict\(\) before you close it"):
+        with pytest.raises(
+            FailedPreconditionError, match=r"call state_dict\(\) before you close it"
+        ):
             closed.state_dict()
         with pytest.raises(FailedPreconditionError, match="load the state into a new one"):
             closed.load_state_dict(state)
@@ -135,7 +137,9 @@ def test_an_iterator_goes_with_its_last_user() -> None:
     gc.disable()  # without the collector's help
     try:
         held = Held()
-        iterator = iter(Dataset.range(9).map(held.absolute).shuffle(3).repeat().batch(2).prefetch(1))
+        iterator = iter(
+            Dataset.range(9).map(held.absolute).shuffle(3).repeat().batch(2).prefetch(1)
+        )
         next(iterator)
         gone = weakref.ref(held)
         del held  # now the pipeline alone has it
@@ -182,7 +186,15 @@ def test_an_iterator_that_is_asked_to_counts_what_its_operators_do() -> None:
             raise ValueError("five")
         return sum(range(3000)) * 0 + x
 
-    dataset = Dataset.range(10).repeat(2).map(slow).ignore_errors().prefetch(2).batch(3).with_options(options)
+    dataset = (
+        Dataset.range(10)
+        .repeat(2)
+        .map(slow)
+        .ignore_errors()
+        .prefetch(2)
+        .batch(3)
+        .with_options(options)
+    )
     with iter(dataset) as iterator:
         assert len(list(iterator)) == 6
         stats = iterator.stats()
@@ -225,7 +237,9 @@ def test_a_generator_is_closed_with_its_iterator() -> None:
     ],
     ids=["shuffle", "cache", "window", "two together"],
 )
-def test_a_state_of_more_bytes_than_its_bound_is_refused(buffered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_of_more_bytes_than_its_bound_is_refused(
+    buffered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zmqdist.data.iterators.STATE_BYTES_MAX", 2000)
     iterator = iter(buffered(Dataset.from_tensors(np.zeros(100)).repeat(8)))
     json.dumps(iterator.state_dict())

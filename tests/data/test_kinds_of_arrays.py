@@ -19,7 +19,9 @@ from zmqdist.wire import safe
 
 NUMPY_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 
-NESTED = np.dtype({"names": ["x", "y"], "formats": ["i1", ">f8"], "offsets": [3, 8], "titles": ["tx", "ty"]})
+NESTED = np.dtype(
+    {"names": ["x", "y"], "formats": ["i1", ">f8"], "offsets": [3, 8], "titles": ["tx", "ty"]}
+)
 
 
 def _bfloat16() -> np.ndarray[Any, Any]:
@@ -28,7 +30,9 @@ def _bfloat16() -> np.ndarray[Any, Any]:
 
 KINDS: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
     "big-endian": lambda: np.arange(4).astype(">i4"),
-    "structured": lambda: np.array([(1, 2.0), (3, 4.0), (5, 6.0), (7, 8.0)], [("id", "i4"), ("w", "f8")]),
+    "structured": lambda: np.array(
+        [(1, 2.0), (3, 4.0), (5, 6.0), (7, 8.0)], [("id", "i4"), ("w", "f8")]
+    ),
     "nested, with titles and offsets": lambda: np.zeros(4, [("a", NESTED, (2,)), ("b", "M8[3s]")]),
     "aligned": lambda: np.ones(4, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
     "fields that overlap": lambda: np.ones(
@@ -107,7 +111,9 @@ def test_an_array_that_is_more_than_a_plain_array_is_refused_by_name(name: str) 
     ids=lambda array: str(array.dtype),
 )
 def test_objects_are_refused_with_what_to_do(array: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Python objects: give it .* text \(astype\(str\)\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"Python objects: give it .* text \(astype\(str\)\)"
+    ):
         Dataset.from_tensor_slices(array)
 
 

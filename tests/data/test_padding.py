@@ -1,4 +1,5 @@
-"""Text in arrays, and what is filled up: nothing is cut off, and what cannot be filled up is refused."""
+"""Text in arrays, and what is filled up: nothing is cut off, and what cannot be filled up is
+refused."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_padded_shapes_of_another_structure_are_refused(dataset: Dataset, shapes
 
 
 @pytest.mark.parametrize("build", [sparse, ragged])
-def test_ragged_and_sparse_elements_have_no_end_to_be_filled_up_at(build: Callable[[], Dataset]) -> None:
+def test_ragged_and_sparse_elements_have_no_end_to_be_filled_up_at(
+    build: Callable[[], Dataset],
+) -> None:
     dataset = build()
     for padded in (
         lambda: dataset.padded_batch(2),
@@ -75,7 +78,9 @@ def test_sparse_elements_in_a_ragged_batch_have_the_spec_of_a_batch() -> None:
 
 
 def test_a_padding_value_that_the_dtype_does_not_hold_is_refused() -> None:
-    rows = Dataset.range(1, 3).map(lambda n: np.zeros(n, np.uint8), output_signature=TensorSpec((None,), np.uint8))
+    rows = Dataset.range(1, 3).map(
+        lambda n: np.zeros(n, np.uint8), output_signature=TensorSpec((None,), np.uint8)
+    )
     for value in (-1, 256):
         with pytest.raises(TypeError, match="does not fit"):
             rows.padded_batch(2, padding_values=value)
@@ -88,7 +93,9 @@ MIXED = [[1, "a"], ["a", b"a"], [[1.5], ["a"]], [np.array(1), "a"], (0, [True, "
 @pytest.mark.parametrize(
     ("value", "text"), [*((x, "end in NUL") for x in LOST), *((x, "return a tuple") for x in MIXED)]
 )
-def test_a_list_of_which_an_array_would_hold_something_else_is_refused(value: Any, text: str) -> None:
+def test_a_list_of_which_an_array_would_hold_something_else_is_refused(
+    value: Any, text: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         list(Dataset.range(1).map(lambda _: value))
     with pytest.raises(InvalidArgumentError, match=text):

@@ -1,4 +1,5 @@
-"""Functions in threads and in child processes: what runs at once, what an error and a dead child cost, how it ends."""
+"""Functions in threads and in child processes: what runs at once, what an error and a dead child
+cost, how it ends."""
 
 from __future__ import annotations
 
@@ -39,14 +40,16 @@ def settled(iterator: Any) -> list[Any]:
             found.append(error)
 
 
-# -- threads --------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def test_many_cheap_calls_keep_their_order_and_their_errors_their_places() -> None:
     dataset = Dataset.range(5000).map(lambda x: 10 // int(x % 50), num_parallel_calls=3)
     found = settled(iter(dataset))
     assert [isinstance(x, ZeroDivisionError) for x in found] == [x % 50 == 0 for x in range(5000)]
-    assert [x for x in found if not isinstance(x, Exception)] == [10 // (x % 50) for x in range(5000) if x % 50]
+    assert [x for x in found if not isinstance(x, Exception)] == [
+        10 // (x % 50) for x in range(5000) if x % 50
+    ]
 
 
 def test_a_slow_call_does_not_keep_what_waits_behind_it() -> None:
@@ -59,7 +62,9 @@ def test_a_slow_call_does_not_keep_what_waits_behind_it() -> None:
             gate.set()
         return x
 
-    assert numbers(Dataset.range(2000).map(waits_for_the_next, num_parallel_calls=2)) == list(range(2000))
+    assert numbers(Dataset.range(2000).map(waits_for_the_next, num_parallel_calls=2)) == list(
+        range(2000)
+    )
 
 
 def test_no_more_than_the_bound_lies_ahead() -> None:
@@ -78,7 +83,10 @@ def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
         asked.append(len(asked))
         return asked[-1]
 
-    for dataset in (Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2), Dataset.range(10**6).prefetch(-1)):
+    for dataset in (
+        Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2),
+        Dataset.range(10**6).prefetch(-1),
+    ):
         asked.clear()
         with open_split(dataset, deal) as iterator:
             for place in range(2000):
@@ -122,11 +130,15 @@ def test_batches_can_be_stacked_in_threads() -> None:
     assert numbers(rows.batch(4, num_parallel_calls=2)) == numbers(rows.batch(4))
     uneven = Dataset.range(1, 7).map(np.arange).batch(2, num_parallel_calls=2)
     assert all(isinstance(error, InvalidArgumentError) for error in settled(iter(uneven)))
-    dropped = Dataset.range(10).batch(4, drop_remainder=True, num_parallel_calls=2, deterministic=False)
+    dropped = Dataset.range(10).batch(
+        4, drop_remainder=True, num_parallel_calls=2, deterministic=False
+    )
     assert sorted(numbers(dropped)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_an_input_that_failed_costs_itself_and_not_its_batch() -> None:
-    found = settled(iter(Dataset.range(-2, 3).map(lambda x: 12 // int(x)).batch(2, num_parallel_calls=2)))
+    found = settled(
+        iter(Dataset.range(-2, 3).map(lambda x: 12 // int(x)).batch(2, num_parallel_calls=2))
+    )
     assert [type(x) for x in found] == [list, ZeroDivisionError, list]
     assert [x for x in found if isinstance(x, list)] == [[-6, -12], [12, 6]]

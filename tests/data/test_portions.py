@@ -52,11 +52,13 @@ CUT = {
     "unbatch",
     "zip",
 }
-"""Operators that run on portions, at least with some arguments. A new one that does belongs here and to what is tried below."""
+"""Operators that run on portions, at least with some arguments. A new one that does belongs here
+and to what is tried below."""
 
 
 def over(pipeline: Tree, start: int, stop: int) -> list[Any]:
-    """The elements that come of the positions start, ..., stop - 1; an error stands in the place of its element."""
+    """The elements that come of the positions start, ..., stop - 1; an error stands in the place of
+    its element."""
     positions = iter(range(start, stop))
     return read(open_split(pipeline, lambda source, repetition: next(positions, None)), 10_000)
 
@@ -75,7 +77,7 @@ def lines(folder: Path) -> Dataset:
 RANGE = Dataset.range(24)
 
 
-# -- the rules ------------------------------------------------------------------------------------------------------
+# -- the rules -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,10 @@ RANGE = Dataset.range(24)
     [
         (RANGE, (24, 1, 1)),
         (Dataset.counter(), (ENDLESS, 1, 1)),
-        (Dataset.from_tensors(1).map(abs).prefetch(2).ignore_errors().with_options(Options()), (1, 1, 1)),
+        (
+            Dataset.from_tensors(1).map(abs).prefetch(2).ignore_errors().with_options(Options()),
+            (1, 1, 1),
+        ),
         (RANGE.batch(4), (24, 1, 4)),
         (RANGE.batch(5), (24, 1, 5)),
         (RANGE.batch(4).batch(3), (24, 1, 12)),
@@ -119,21 +124,39 @@ BEHIND = r".*put it behind distribute\(\)"
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [
-        (RANGE.shuffle(3).map(abs), r"^shuffle\(\)" + BEHIND + ", or shuffle the file names or indices beforehand"),
+        (
+            RANGE.shuffle(3).map(abs),
+            r"^shuffle\(\)" + BEHIND + ", or shuffle the file names or indices beforehand",
+        ),
         (RANGE.take(3), r"^take\(\)" + BEHIND),
         (RANGE.filter(lambda x: True).enumerate(), r"^enumerate\(\)" + BEHIND),
         (RANGE.cache(), r"^cache\(\)" + BEHIND),
-        (RANGE.interleave(Dataset.range, 2), r"^interleave\(\)" + BEHIND + ", or give it cycle_length=1"),
+        (
+            RANGE.interleave(Dataset.range, 2),
+            r"^interleave\(\)" + BEHIND + ", or give it cycle_length=1",
+        ),
         (RANGE.window(2), r"^window\(\)" + BEHIND),
         (Dataset.random(), r"^random\(\)" + BEHIND),
         (RANGE.concatenate(RANGE), r"^concatenate\(\)" + BEHIND),
         (Dataset.zip(RANGE, RANGE.batch(2)), r"^zip\(\) has several sources" + BEHIND),
         (Dataset.choose_from_datasets([RANGE], choices(0)), r"^choose_from_datasets\(\)" + BEHIND),
-        (RANGE.filter(lambda x: True).batch(2), r"^batch\(\) joins elements, but not every position" + BEHIND),
-        (RANGE.repeat(2).batch(5), r"^batch\(\) joins the end of a repetition.*apply it before repeat\(\)" + BEHIND),
-        (RANGE.repeat().padded_batch(7), r"^padded_batch\(\) joins the end of a repetition" + BEHIND),
+        (
+            RANGE.filter(lambda x: True).batch(2),
+            r"^batch\(\) joins elements, but not every position" + BEHIND,
+        ),
+        (
+            RANGE.repeat(2).batch(5),
+            r"^batch\(\) joins the end of a repetition.*apply it before repeat\(\)" + BEHIND,
+        ),
+        (
+            RANGE.repeat().padded_batch(7),
+            r"^padded_batch\(\) joins the end of a repetition" + BEHIND,
+        ),
         (RANGE.batch(3).repeat(2).batch(3), r"^batch\(\) joins the end of a repetition" + BEHIND),
-        (Dataset.from_generator(lambda: [1]).shuffle(2), r"Splitting is not implemented for from_generator"),
+        (
+            Dataset.from_generator(lambda: [1]).shuffle(2),
+            r"Splitting is not implemented for from_generator",
+        ),
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
@@ -149,7 +172,7 @@ def test_the_rules_come_from_a_description_whose_functions_nobody_unpickles() ->
     assert portion_rules(deserialize(text.replace(blob, "AAAA"))) == (24, 1, 2)
 
 
-# -- the pieces are the whole ---------------------------------------------------------------------------------------
+# -- the pieces are the whole ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -169,7 +192,9 @@ def test_every_example_that_can_be_cut_is_the_sum_of_its_pieces(name: str, tmp_p
             read_at_once = getattr(
                 dataset.op, "parallel", 0
             )  # several files in turn: a portion has them one after the other
-            order: Callable[[Any], Any] = (lambda found: sorted(found, key=repr)) if read_at_once else list
+            order: Callable[[Any], Any] = (
+                (lambda found: sorted(found, key=repr)) if read_at_once else list
+            )
             assert order(whole) == order(read(iter(dataset), 10_000))
         for length in {rules.grain, 2 * rules.grain}:
             assert pieces(pipeline, [*range(0, end, length), end]) == whole
@@ -199,7 +224,11 @@ STEPS: list[Callable[[Dataset], Dataset]] = [
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.integers(0, 40), st.lists(st.sampled_from(STEPS), max_size=5), st.lists(st.integers(0, 9), max_size=8))
+@given(
+    st.integers(0, 40),
+    st.lists(st.sampled_from(STEPS), max_size=5),
+    st.lists(st.integers(0, 9), max_size=8),
+)
 def test_any_pipeline_that_can_be_cut_is_the_sum_of_any_pieces(
     count: int, steps: list[Callable[[Dataset], Dataset]], lengths: list[int]
 ) -> None:
@@ -232,10 +261,16 @@ def test_order_is_kept_whatever_the_options_allow() -> None:
 
     options = Options()
     options.deterministic = False
-    pipeline = portion_pipeline(Dataset.range(4).map(late, num_parallel_calls=2).with_options(options))
+    pipeline = portion_pipeline(
+        Dataset.range(4).map(late, num_parallel_calls=2).with_options(options)
+    )
     assert [x for _, x in over(pipeline, 0, 4)] == [0, 1, 2, 3]
 
 
 def test_a_declared_row_count_is_believed() -> None:
-    rows = RANGE.map(lambda x: np.repeat(x, 3), output_signature=TensorSpec((3,), np.int64)).unbatch().batch(6)
+    rows = (
+        RANGE.map(lambda x: np.repeat(x, 3), output_signature=TensorSpec((3,), np.int64))
+        .unbatch()
+        .batch(6)
+    )
     assert portion_rules(rows) == (24, 1, 2)

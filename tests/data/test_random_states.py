@@ -1,4 +1,5 @@
-"""States of iterators with random operators: all later passes, too, are those of the iterator that was saved."""
+"""States of iterators with random operators: all later passes, too, are those of the iterator that
+was saved."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     "two random sources": lambda: (
         Dataset.zip(SEEDED, Dataset.range(5).shuffle(5)).repeat(3).map(lambda x, y: 9 * x + y)
     ),
-    "one dataset twice": lambda: Dataset.zip(SEEDED.repeat(3), SEEDED.repeat(2)).map(lambda x, y: 9 * x + y),
+    "one dataset twice": lambda: Dataset.zip(SEEDED.repeat(3), SEEDED.repeat(2)).map(
+        lambda x, y: 9 * x + y
+    ),
     "cache": lambda: Dataset.range(8).shuffle(8).cache().repeat(3),
     "shuffle after cache": lambda: Dataset.range(8).shuffle(8).cache().shuffle(4).repeat(3),
     "random": lambda: Dataset.random(seed=3, rerandomize_each_iteration=True).take(5).repeat(3),
@@ -36,17 +39,28 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     ).repeat(3),
     "sample without a seed": lambda: Dataset.sample_from_datasets([SEEDED, SHUFFLED]).repeat(3),
     "resample": lambda: (
-        Dataset.range(9).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=3).map(lambda _, x: x).repeat(3)
+        Dataset.range(9)
+        .rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=3)
+        .map(lambda _, x: x)
+        .repeat(3)
     ),
     "flat_map": lambda: Dataset.range(3).flat_map(lambda x: Dataset.range(4).shuffle(4)).repeat(2),
-    "flat_map of one dataset": lambda: Dataset.range(3).flat_map(lambda x: SHUFFLED if x % 2 else SEEDED).repeat(2),
-    "repeat in flat_map": lambda: Dataset.range(2).flat_map(lambda x: Dataset.range(4).shuffle(4, seed=1).repeat(3)),
+    "flat_map of one dataset": lambda: (
+        Dataset.range(3).flat_map(lambda x: SHUFFLED if x % 2 else SEEDED).repeat(2)
+    ),
+    "repeat in flat_map": lambda: Dataset.range(2).flat_map(
+        lambda x: Dataset.range(4).shuffle(4, seed=1).repeat(3)
+    ),
     "nested flat_map": lambda: (
         Dataset.range(2).flat_map(lambda x: Dataset.range(2).flat_map(lambda y: SHUFFLED)).repeat(2)
     ),
-    "interleave": lambda: Dataset.range(4).interleave(lambda x: Dataset.range(x).shuffle(3), cycle_length=2).repeat(3),
+    "interleave": lambda: (
+        Dataset.range(4).interleave(lambda x: Dataset.range(x).shuffle(3), cycle_length=2).repeat(3)
+    ),
     "parallel interleave": lambda: (
-        Dataset.range(4).interleave(lambda x: SHUFFLED.take(x), cycle_length=2, num_parallel_calls=2).repeat(2)
+        Dataset.range(4)
+        .interleave(lambda x: SHUFFLED.take(x), cycle_length=2, num_parallel_calls=2)
+        .repeat(2)
     ),
     "group_by_window": lambda: (
         Dataset.range(12)
@@ -57,7 +71,9 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
         Dataset.range(9).window(3).map(lambda w: w.shuffle(3)).flat_map(lambda w: w).repeat(2)
     ),
     "prefetch": lambda: Dataset.range(8).shuffle(8).prefetch(3).repeat(3).prefetch(2),
-    "parallel map": lambda: Dataset.range(8).shuffle(8).map(lambda x: x + 1, num_parallel_calls=2).repeat(3),
+    "parallel map": lambda: (
+        Dataset.range(8).shuffle(8).map(lambda x: x + 1, num_parallel_calls=2).repeat(3)
+    ),
 }
 
 
@@ -72,7 +88,9 @@ def resumed(dataset: Dataset, state: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES.keys())
-def test_all_passes_after_a_load_are_those_of_the_saved_iterator(make: Callable[[], Dataset]) -> None:
+def test_all_passes_after_a_load_are_those_of_the_saved_iterator(
+    make: Callable[[], Dataset],
+) -> None:
     count = len(numbers(iter(make())))
     for stop in range(count + 1):
         dataset = make()
@@ -83,7 +101,9 @@ def test_all_passes_after_a_load_are_those_of_the_saved_iterator(make: Callable[
         early = resumed(dataset, state)
         rest = numbers(first)
         assert early == rest, f"the same dataset object, before the rest, at {stop}"
-        assert resumed(dataset, state) == rest, f"the same dataset object, after the rest, at {stop}"
+        assert resumed(dataset, state) == rest, (
+            f"the same dataset object, after the rest, at {stop}"
+        )
         assert resumed(make(), state) == rest, f"another dataset object, at {stop}"
 
 
@@ -118,7 +138,9 @@ def test_two_iterators_that_load_one_state_do_not_change_each_other() -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 9])
 @pytest.mark.parametrize("seed", [5, None])
-def test_a_loop_of_epochs_goes_on_behind_the_epoch_of_the_state(stop: int, seed: int | None) -> None:
+def test_a_loop_of_epochs_goes_on_behind_the_epoch_of_the_state(
+    stop: int, seed: int | None
+) -> None:
     def make() -> Dataset:
         return Dataset.range(8).shuffle(8, seed=seed)
 
@@ -176,11 +198,15 @@ def test_a_dataset_of_a_function_has_the_same_order_for_the_same_argument() -> N
     shared = Dataset.range(6).shuffle(6, seed=1)
     order = list(Dataset.range(1).flat_map(lambda _: shared))
     assert list(Dataset.range(3).flat_map(lambda _: shared)) == 3 * order
-    assert list(Dataset.range(3).flat_map(lambda _: Dataset.range(6).shuffle(6, seed=1))) == 3 * order
+    assert (
+        list(Dataset.range(3).flat_map(lambda _: Dataset.range(6).shuffle(6, seed=1))) == 3 * order
+    )
 
 
 def test_without_a_seed_each_dataset_of_a_function_has_an_order_of_its_own() -> None:
-    orders = list(Dataset.range(20).flat_map(lambda _: Dataset.range(9).shuffle(9)).batch(9).repeat(2))
+    orders = list(
+        Dataset.range(20).flat_map(lambda _: Dataset.range(9).shuffle(9)).batch(9).repeat(2)
+    )
     assert len({tuple(order) for order in orders}) == 40
 
 
@@ -192,7 +218,8 @@ def _no_global_seed_remains() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_global_seed_remains")
 @pytest.mark.parametrize(
-    "name", ["flat_map", "interleave", "parallel interleave", "group_by_window", "shuffle without a seed"]
+    "name",
+    ["flat_map", "interleave", "parallel interleave", "group_by_window", "shuffle without a seed"],
 )
 def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str) -> None:
     def run() -> Dataset:
@@ -200,7 +227,11 @@ def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str)
         return PIPELINES[name]() if name != "parallel interleave" else parallel()
 
     def parallel() -> Dataset:
-        return Dataset.range(4).interleave(lambda x: Dataset.range(9).shuffle(9), 2, num_parallel_calls=2).repeat(2)
+        return (
+            Dataset.range(4)
+            .interleave(lambda x: Dataset.range(9).shuffle(9), 2, num_parallel_calls=2)
+            .repeat(2)
+        )
 
     whole = numbers(iter(run()))
     assert len(set(map(str, (whole[at : at + 4] for at in range(0, len(whole), 4))))) > 1
@@ -214,6 +245,7 @@ def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str)
 def test_a_state_of_an_earlier_version_is_refused_by_name() -> None:
     iterator = iter(Dataset.range(3))
     with pytest.raises(
-        InvalidArgumentError, match="the state has version 1, but this zmqdist reads 2: load it with the version"
+        InvalidArgumentError,
+        match="the state has version 1, but this zmqdist reads 2: load it with the version",
     ):
         iterator.load_state_dict({**iterator.state_dict(), "version": 1})

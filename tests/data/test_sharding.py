@@ -1,4 +1,5 @@
-"""The share of one worker: where the shard is put by each policy, and that the shares of all make the whole once."""
+"""The share of one worker: where the shard is put by each policy, and that the shares of all make
+the whole once."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def union(dataset: Dataset, policy: str) -> list[Any]:
     return sorted(x for index in range(WORKERS) for x in read(share(dataset, policy, index)))
 
 
-# -- ranges ---------------------------------------------------------------------------------------------------------
+# -- ranges ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,11 @@ def union(dataset: Dataset, policy: str) -> list[Any]:
         (Dataset.range(20), "DYNAMIC", list(range(20))),
         (Dataset.range(20).batch(3), "DATA", [[3, 4, 5], [18, 19]]),
         (Dataset.range(20).batch(3), "FILE_OR_DATA", [[3, 4, 5], [18, 19]]),
-        (Dataset.zip(Dataset.range(20), Dataset.range(20)), "FILE_OR_DATA", [[1, 1], [6, 6], [11, 11], [16, 16]]),
+        (
+            Dataset.zip(Dataset.range(20), Dataset.range(20)),
+            "FILE_OR_DATA",
+            [[1, 1], [6, 6], [11, 11], [16, 16]],
+        ),
         (Dataset.range(20).concatenate(Dataset.range(20)), "DATA", [1, 6, 11, 16] * 2),
         (Dataset.range(0), "DATA", []),
         (Dataset.range(0), "FILE_OR_DATA", []),
@@ -122,14 +127,18 @@ def test_one_branch_without_files_is_enough(names: list[str]) -> None:
 
 
 def test_a_hint_that_names_a_number_of_shards_needs_an_index() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Index must be between 0 and 4 \(currently index = -1\)\."):
+    with pytest.raises(
+        InvalidArgumentError, match=r"Index must be between 0 and 4 \(currently index = -1\)\."
+    ):
         Dataset.range(20).shard(5, SHARD_HINT)
 
 
 @pytest.mark.parametrize("policy", ["OFF", "FILE_OR_DATA", "DATA"])
 def test_a_hint_under_another_policy_is_an_error_where_it_is_read(policy: str) -> None:
     hinted = share(Dataset.range(20).shard(SHARD_HINT, SHARD_HINT), policy)
-    with pytest.raises(FailedPreconditionError, match=r"`zmqdist.data.service.ShardingPolicy.HINT` processing mode"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"`zmqdist.data.service.ShardingPolicy.HINT` processing mode"
+    ):
         iter(hinted)
 
 
@@ -140,7 +149,7 @@ def test_a_policy_or_a_worker_that_is_none_is_an_error() -> None:
         share(Dataset.range(3), "DATA", 5)
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 FILE_PIPELINES: dict[str, Callable[[list[str]], Dataset]] = {
     "names": TextLineDataset,
@@ -149,8 +158,12 @@ FILE_PIPELINES: dict[str, Callable[[list[str]], Dataset]] = {
     "a chain in the function": lambda names: Dataset.from_tensor_slices(names).flat_map(
         lambda name: TextLineDataset(name).map(lambda x: x).prefetch(1)
     ),
-    "numbers": lambda names: Dataset.range(10).flat_map(lambda number: TextLineDataset(names[number])),
-    "datasets": lambda names: Dataset.from_tensor_slices(names).map(TextLineDataset).flat_map(lambda lines: lines),
+    "numbers": lambda names: Dataset.range(10).flat_map(
+        lambda number: TextLineDataset(names[number])
+    ),
+    "datasets": lambda names: (
+        Dataset.from_tensor_slices(names).map(TextLineDataset).flat_map(lambda lines: lines)
+    ),
     "a name that fails": lambda names: (
         Dataset.from_tensor_slices(["", *names])
         .map(lambda name: [name][0 if name else 1])
@@ -160,29 +173,39 @@ FILE_PIPELINES: dict[str, Callable[[list[str]], Dataset]] = {
     "nested": lambda names: Dataset.from_tensor_slices(names).flat_map(
         lambda name: Dataset.from_tensors(name).flat_map(TextLineDataset)
     ),
-    "mapped names": lambda names: TextLineDataset(Dataset.range(10).map(lambda number: names[number])),
+    "mapped names": lambda names: TextLineDataset(
+        Dataset.range(10).map(lambda number: names[number])
+    ),
 }
 
 
 @pytest.mark.parametrize("policy", ["FILE", "FILE_OR_DATA"])
 @pytest.mark.parametrize("build", FILE_PIPELINES.values(), ids=FILE_PIPELINES)
-def test_files_are_divided_in_order(build: Callable[[list[str]], Dataset], policy: str, names: list[str]) -> None:
+def test_files_are_divided_in_order(
+    build: Callable[[list[str]], Dataset], policy: str, names: list[str]
+) -> None:
     assert read(share(build(names), policy, 3)) == records([3, 8])
 
 
 @pytest.mark.parametrize("policy", ["FILE", "FILE_OR_DATA"])
 def test_interleaved_files_are_divided(policy: str, names: list[str]) -> None:
     dataset = Dataset.from_tensor_slices(names).interleave(TextLineDataset, cycle_length=10)
-    assert read(share(dataset, policy, 3)) == [f"{file}-{record}" for record in range(10) for file in (3, 8)]
+    assert read(share(dataset, policy, 3)) == [
+        f"{file}-{record}" for record in range(10) for file in (3, 8)
+    ]
 
 
 SHUFFLED: dict[str, Callable[[str], Dataset]] = {
     "list_files": lambda pattern: TextLineDataset(Dataset.list_files(pattern)),
     "with a seed": lambda pattern: TextLineDataset(Dataset.list_files(pattern, seed=7)),
-    "interleave": lambda pattern: Dataset.list_files(pattern).interleave(TextLineDataset, cycle_length=4),
+    "interleave": lambda pattern: Dataset.list_files(pattern).interleave(
+        TextLineDataset, cycle_length=4
+    ),
     "mapped": lambda pattern: TextLineDataset(Dataset.list_files(pattern).map(lambda name: name)),
     "in threads": lambda pattern: TextLineDataset(
-        Dataset.list_files(pattern).map(lambda name: name, num_parallel_calls=4, deterministic=False)
+        Dataset.list_files(pattern).map(
+            lambda name: name, num_parallel_calls=4, deterministic=False
+        )
     ),
     "several times": lambda pattern: TextLineDataset(
         Dataset.list_files(pattern).shuffle(3).prefetch(1).map(lambda name: name).shuffle(10)
@@ -208,7 +231,10 @@ def operators(dataset: Tree) -> list[str]:
 @pytest.mark.parametrize(
     ("build", "wanted"),
     [
-        (lambda files: TextLineDataset(files), ["text_lines", "shuffle", "shard", "from_tensor_slices"]),
+        (
+            lambda files: TextLineDataset(files),
+            ["text_lines", "shuffle", "shard", "from_tensor_slices"],
+        ),
         (
             lambda files: TextLineDataset(files.repeat()),
             ["text_lines", "repeat", "shuffle", "shard", "from_tensor_slices"],
@@ -233,11 +259,16 @@ def test_the_shard_stands_before_the_reader_and_its_shuffles_between(
     ("dataset", "wanted"),
     [
         (Dataset.range(9).prefetch(2), ["prefetch", "shard", "range"]),
-        (Dataset.range(9).with_options(Options()).prefetch(1), ["prefetch", "options", "shard", "range"]),
+        (
+            Dataset.range(9).with_options(Options()).prefetch(1),
+            ["prefetch", "options", "shard", "range"],
+        ),
         (Dataset.range(9).prefetch(2).batch(2), ["shard", "batch", "prefetch", "range"]),
     ],
 )
-def test_prefetch_and_options_stay_behind_the_share_of_elements(dataset: Dataset, wanted: list[str]) -> None:
+def test_prefetch_and_options_stay_behind_the_share_of_elements(
+    dataset: Dataset, wanted: list[str]
+) -> None:
     assert operators(share(dataset, "DATA")) == wanted
 
 
@@ -263,12 +294,16 @@ def test_a_reader_of_names_from_a_file_divides_the_names(names: list[str], tmp_p
     assert read(share(dataset, "FILE", 3)) == records([3, 8])
 
 
-def test_records_of_one_length_and_saved_elements_are_files_too(names: list[str], tmp_path: Path) -> None:
+def test_records_of_one_length_and_saved_elements_are_files_too(
+    names: list[str], tmp_path: Path
+) -> None:
     assert read(share(FixedLengthRecordDataset(names, 4), "FILE", 3))[0] == b"3-0\n"
     Dataset.range(50).save(str(tmp_path / "saved"), shard_func=lambda x: x % 10)
     wanted = [*range(3, 50, 10), *range(8, 50, 10)]
     assert read(share(Dataset.load(str(tmp_path / "saved")), "FILE", 3)) == wanted
-    by_hand = Dataset.load(str(tmp_path / "saved"), reader_func=lambda files: files.flat_map(lambda file: file))
+    by_hand = Dataset.load(
+        str(tmp_path / "saved"), reader_func=lambda files: files.flat_map(lambda file: file)
+    )
     assert read(share(by_hand, "FILE", 3)) == wanted
 
 
@@ -281,12 +316,19 @@ def test_a_snapshot_is_whole_and_divided_behind(names: list[str], tmp_path: Path
 
 def test_an_error_of_the_function_is_the_users(names: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
-        share(Dataset.from_tensor_slices(names).flat_map(lambda name: TextLineDataset(name).take(1 // 0)), "FILE")
+        share(
+            Dataset.from_tensor_slices(names).flat_map(
+                lambda name: TextLineDataset(name).take(1 // 0)
+            ),
+            "FILE",
+        )
 
 
 def test_records_of_files_can_be_divided_by_elements_and_by_hints(names: list[str]) -> None:
     assert read(share(TextLineDataset(names), "DATA", 3)) == records(range(10), [3, 8])
-    assert read(share(TextLineDataset(names).shard(SHARD_HINT, 0), "HINT", 3)) == records(range(10), [3, 8])
+    assert read(share(TextLineDataset(names).shard(SHARD_HINT, 0), "HINT", 3)) == records(
+        range(10), [3, 8]
+    )
     hinted = Dataset.from_tensor_slices(names).shard(SHARD_HINT, SHARD_HINT)
     assert read(share(TextLineDataset(hinted), "HINT", 3)) == records([3, 8])
 
@@ -329,17 +371,25 @@ def test_to_see_what_a_function_returns_no_buffer_is_filled(names: list[str]) ->
         computed.append(number)
         return TextLineDataset(names[number])
 
-    dataset = Dataset.range(10).map(lambda x: computed.append(x) or x).shuffle(10).prefetch(5).flat_map(lines)
+    dataset = (
+        Dataset.range(10)
+        .map(lambda x: computed.append(x) or x)
+        .shuffle(10)
+        .prefetch(5)
+        .flat_map(lines)
+    )
     shard_for_worker(dataset, "FILE", WORKERS, 1)
     assert computed == [0, 0]
 
 
 def test_an_error_in_the_first_round_costs_its_element_only() -> None:
-    dataset = make(ShardOp(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]).ignore_errors()
+    dataset = make(
+        ShardOp(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]
+    ).ignore_errors()
     assert read(dataset) == [6, 2]
 
 
-# -- the same order everywhere --------------------------------------------------------------------------------------
+# -- the same order everywhere ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,11 +398,15 @@ def test_an_error_in_the_first_round_costs_its_element_only() -> None:
         Dataset.range(40).shuffle(40),
         Dataset.range(40).shuffle(40).map(lambda x: x, num_parallel_calls=3, deterministic=False),
         Dataset.sample_from_datasets([Dataset.range(20), Dataset.range(20, 40)]),
-        Dataset.range(4).interleave(lambda x: Dataset.range(x * 10, x * 10 + 10), 4, 1, 2, deterministic=False),
+        Dataset.range(4).interleave(
+            lambda x: Dataset.range(x * 10, x * 10 + 10), 4, 1, 2, deterministic=False
+        ),
         Dataset.range(4).flat_map(lambda x: Dataset.range(x * 10, x * 10 + 10).shuffle(10)),
         Dataset.range(40).group_by_window(lambda x: x % 2, lambda key, rows: rows.shuffle(9), 8),
         Dataset.range(4).flat_map(
-            lambda x: Dataset.range(10).map(lambda y: 10 * x + y, num_parallel_calls=3, deterministic=False)
+            lambda x: Dataset.range(10).map(
+                lambda y: 10 * x + y, num_parallel_calls=3, deterministic=False
+            )
         ),
     ],
     ids=lambda dataset: str(dataset.op.name),
@@ -386,7 +440,7 @@ def test_a_dataset_that_is_divided_is_left_as_it_was(names: list[str]) -> None:
     assert dataset.serialize() == before
 
 
-# -- cardinality ----------------------------------------------------------------------------------------------------
+# -- cardinality -----------------------------------------------------------------------------------
 
 POLICIES = ["OFF", "DYNAMIC", "DATA", "FILE_OR_DATA", "FILE", "HINT"]
 ENDLESS, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -404,5 +458,9 @@ ENDLESS, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 )
 def test_how_many_elements_a_reader_gets(dataset: Dataset, wanted: list[int]) -> None:
     count = dataset.cardinality()
-    assert [distributed_cardinality(count, policy, coordinated=False) for policy in POLICIES] == wanted
-    assert {distributed_cardinality(count, policy, coordinated=True) for policy in POLICIES} == {ENDLESS}
+    assert [
+        distributed_cardinality(count, policy, coordinated=False) for policy in POLICIES
+    ] == wanted
+    assert {distributed_cardinality(count, policy, coordinated=True) for policy in POLICIES} == {
+        ENDLESS
+    }

@@ -14,7 +14,11 @@ from zmqdist.data.structure import DatasetSpec, problem_of
 from zmqdist.errors import InvalidArgumentError
 
 Point = namedtuple("Point", "x y")
-NUMBER, TEXT, ROW = TensorSpec((), np.int32), TensorSpec((), np.str_), TensorSpec((None, 2), np.float32)
+NUMBER, TEXT, ROW = (
+    TensorSpec((), np.int32),
+    TensorSpec((), np.str_),
+    TensorSpec((None, 2), np.float32),
+)
 
 FITTING: list[tuple[Any, Any]] = [
     (NUMBER, 3),
@@ -25,7 +29,10 @@ FITTING: list[tuple[Any, Any]] = [
     ((NUMBER, {"t": TEXT}), (3, {"t": "a"})),
     ((NUMBER, NUMBER), [3, 4]),
     (Point(NUMBER, TEXT), Point(3, "a")),
-    (Ragged(TensorSpec((None,), np.int64), TensorSpec((None,), np.int64)), Ragged(np.arange(3), np.array([0, 3]))),
+    (
+        Ragged(TensorSpec((None,), np.int64), TensorSpec((None,), np.int64)),
+        Ragged(np.arange(3), np.array([0, 3])),
+    ),
     (DatasetSpec(NUMBER), Dataset.range(3, output_type=np.int32)),
     (TensorSpec((2,), np.str_), ["a", "bcd"]),
 ]
@@ -57,7 +64,9 @@ def sources(spec: Any, value: Any) -> list[Dataset]:
 
 
 @pytest.mark.parametrize(("spec", "value"), FITTING)
-def test_what_fits_a_signature_or_takes_its_dtypes_is_an_element_of_it(spec: Any, value: Any) -> None:
+def test_what_fits_a_signature_or_takes_its_dtypes_is_an_element_of_it(
+    spec: Any, value: Any
+) -> None:
     for dataset in sources(spec, value):
         found = list(dataset)
         assert [problem_of(x, spec) for x in found] == [None, None]
@@ -71,5 +80,7 @@ def test_what_does_not_fit_a_signature_is_an_error_where_it_is_read(spec: Any, v
 
 
 def test_an_element_that_does_not_fit_costs_itself() -> None:
-    dataset = Dataset.range(4).map(lambda x: x if x != 2 else 0.5, output_signature=TensorSpec((), np.int64))
+    dataset = Dataset.range(4).map(
+        lambda x: x if x != 2 else 0.5, output_signature=TensorSpec((), np.int64)
+    )
     assert [int(x) for x in dataset.ignore_errors()] == [0, 1, 3]

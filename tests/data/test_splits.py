@@ -38,7 +38,10 @@ def counts(dataset: Dataset) -> list[int]:
         (Dataset.random(), [INFINITE_CARDINALITY]),
         (Dataset.zip(Dataset.range(3), Dataset.range(5)), [3]),
         (Dataset.range(3).concatenate(Dataset.range(5)), [3, 5]),
-        (Dataset.choose_from_datasets([Dataset.range(5)] * 3, Dataset.range(3)), [INFINITE_CARDINALITY]),
+        (
+            Dataset.choose_from_datasets([Dataset.range(5)] * 3, Dataset.range(3)),
+            [INFINITE_CARDINALITY],
+        ),
         (Dataset.sample_from_datasets([Dataset.range(5)] * 3), [5, 5, 5]),
         (Dataset.range(3).flat_map(lambda x: Dataset.range(x)), [3]),
         (Dataset.range(3).enumerate(), [3]),
@@ -72,7 +75,10 @@ def test_a_generator_cannot_be_dealt_out() -> None:
 )
 def test_two_that_share_the_splits_read_the_whole_once(dataset: Dataset) -> None:
     providers = split_providers(dataset)
-    iterators = [open_split(dataset, lambda source, repetition: providers[source].next(repetition)) for _ in range(2)]
+    iterators = [
+        open_split(dataset, lambda source, repetition: providers[source].next(repetition))
+        for _ in range(2)
+    ]
     found: list[int] = []
     ended = 0
     while ended < 2:
@@ -102,13 +108,24 @@ def test_a_repeat_asks_for_the_next_repetition() -> None:
         asked.append((source, repetition))
         return providers[source].next(repetition)
 
-    assert [tuple(map(int, row)) for row in open_split(dataset, ask)] == [(0, 0), (1, 1), (0, 0), (1, 1)]
+    assert [tuple(map(int, row)) for row in open_split(dataset, ask)] == [
+        (0, 0),
+        (1, 1),
+        (0, 0),
+        (1, 1),
+    ]
     assert {repetition for source, repetition in asked if source == 0} == {0, 1}
 
 
 def test_an_earlier_repetition_is_over_and_a_later_one_starts_over() -> None:
     provider = SplitProvider(2)
-    assert [provider.next(0), provider.next(1), provider.next(0), provider.next(1), provider.next(1)] == [
+    assert [
+        provider.next(0),
+        provider.next(1),
+        provider.next(0),
+        provider.next(1),
+        provider.next(1),
+    ] == [
         0,
         0,
         None,
@@ -128,12 +145,16 @@ def test_saved_elements_are_dealt_out_by_files(tmp_path: Path) -> None:
     Dataset.range(30).save(str(tmp_path), shard_func=lambda x: x % 4)
     loaded = Dataset.load(str(tmp_path))
     assert counts(loaded) == [4]
-    by_hand = Dataset.load(str(tmp_path), reader_func=lambda files: files.flat_map(lambda file: file))
+    by_hand = Dataset.load(
+        str(tmp_path), reader_func=lambda files: files.flat_map(lambda file: file)
+    )
     assert counts(by_hand) == [4]
 
 
 def test_a_snapshot_cannot_be_dealt_out(tmp_path: Path) -> None:
-    with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot datasets"):
+    with pytest.raises(
+        UnimplementedError, match="Splitting is not implemented for snapshot datasets"
+    ):
         split_providers(Dataset.range(3).snapshot(str(tmp_path)).map(abs))
 
 
@@ -144,9 +165,13 @@ def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
         @dataclass(frozen=True)
         class Elsewhere(Op):
             def split_count(self) -> int:
-                raise UnimplementedError(None, None, "Cannot create split providers for dataset of type Elsewhere")
+                raise UnimplementedError(
+                    None, None, "Cannot create split providers for dataset of type Elsewhere"
+                )
 
-        with pytest.raises(UnimplementedError, match="Cannot create split providers for dataset of type Elsewhere"):
+        with pytest.raises(
+            UnimplementedError, match="Cannot create split providers for dataset of type Elsewhere"
+        ):
             split_providers(Dataset.zip(Dataset.range(3), make(Elsewhere())))
     finally:
         OPERATORS.pop("elsewhere")
@@ -155,7 +180,9 @@ def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
 def test_another_number_of_sources_than_the_dealer_knows_is_an_error() -> None:
     pair = Dataset.range(3).concatenate(Dataset.range(3))
     open_split(pair, lambda source, repetition: None, sources=2).close()
-    with pytest.raises(FailedPreconditionError, match="Attempted to feed 1 split providers into a dataset with 2"):
+    with pytest.raises(
+        FailedPreconditionError, match="Attempted to feed 1 split providers into a dataset with 2"
+    ):
         open_split(pair, lambda source, repetition: None, sources=1)
 
 
@@ -176,10 +203,12 @@ def test_who_could_not_be_asked_is_asked_again() -> None:
 
 
 def dealt(dataset: Dataset, workers: int = 3) -> list[list[Any]]:
-    """What each of several workers reads, who take turns; the dealer gives a position to whoever asks."""
+    """What each of several workers reads, who take turns; the dealer gives a position to whoever
+    asks."""
     providers = split_providers(dataset)
     iterators = [
-        open_split(dataset, lambda source, repetition: providers[source].next(repetition)) for _ in range(workers)
+        open_split(dataset, lambda source, repetition: providers[source].next(repetition))
+        for _ in range(workers)
     ]
     found: list[list[Any]] = [[] for _ in iterators]
     going = list(range(workers))
@@ -195,14 +224,20 @@ def dealt(dataset: Dataset, workers: int = 3) -> list[list[Any]]:
 def test_the_counter_of_enumerate_is_each_workers_own_if_the_data_has_no_end() -> None:
     providers = split_providers(dataset := Dataset.range(3).repeat().enumerate())
     for _ in range(2):
-        iterator = open_split(dataset, lambda source, repetition: providers[source].next(repetition))
+        iterator = open_split(
+            dataset, lambda source, repetition: providers[source].next(repetition)
+        )
         assert [int(next(iterator)[0]) for _ in range(5)] == list(range(5))
 
 
 def test_the_choices_are_each_workers_own() -> None:
     wanted = [0, 2, 1, 1, 0]
     sources = [Dataset.from_tensors(x).repeat() for x in range(3)]
-    found = dealt(Dataset.choose_from_datasets(sources, Dataset.from_tensor_slices(np.array(wanted, np.int64))))
+    found = dealt(
+        Dataset.choose_from_datasets(
+            sources, Dataset.from_tensor_slices(np.array(wanted, np.int64))
+        )
+    )
     assert found == [wanted] * 3
 
 
@@ -211,7 +246,9 @@ def test_the_choices_are_each_workers_own() -> None:
     [
         Dataset.from_tensor_slices([1, 5, 0]).flat_map(Dataset.from_tensors),
         Dataset.from_tensor_slices([1, 5, 0]).interleave(Dataset.from_tensors, 2),
-        Dataset.from_tensor_slices([1, 5, 0]).interleave(Dataset.from_tensors, 2, num_parallel_calls=2),
+        Dataset.from_tensor_slices([1, 5, 0]).interleave(
+            Dataset.from_tensors, 2, num_parallel_calls=2
+        ),
         Dataset.range(20).repeat(5),
         Dataset.range(20).shuffle(20).repeat(5),
         Dataset.range(100).concatenate(Dataset.range(100, 200)),

@@ -39,7 +39,9 @@ def test_fingerprints_tell_pipelines_apart() -> None:
         return Dataset.range(count).map(lambda x: x * factor).batch(2)
 
     assert built(5, 2).fingerprint() == built(5, 2).fingerprint()
-    assert len({built(5, 2).fingerprint(), built(6, 2).fingerprint(), built(5, 3).fingerprint()}) == 3
+    assert (
+        len({built(5, 2).fingerprint(), built(6, 2).fingerprint(), built(5, 3).fingerprint()}) == 3
+    )
 
 
 def test_what_cannot_be_pickled_is_told_when_it_is_to_be_sent() -> None:
@@ -84,9 +86,14 @@ def test_rewriting_keeps_what_did_not_change() -> None:
 
 def test_a_source_of_one_array_tells_itself_without_all_of_it() -> None:
     assert (
-        Dataset.from_tensor_slices(np.arange(3)).explain().startswith("from_tensor_slices(value=array([0, 1, 2])): 3")
+        Dataset.from_tensor_slices(np.arange(3))
+        .explain()
+        .startswith("from_tensor_slices(value=array([0, 1, 2])): 3")
     )
-    assert Dataset.from_tensor_slices(np.arange(300)).op.one_line() == "from_tensor_slices(value=ndarray)"
+    assert (
+        Dataset.from_tensor_slices(np.arange(300)).op.one_line()
+        == "from_tensor_slices(value=ndarray)"
+    )
 
 
 def test_options_travel() -> None:
@@ -95,23 +102,37 @@ def test_options_travel() -> None:
     options.threading.private_threadpool_size = 2
     back = deserialize(Dataset.range(3).with_options(options).serialize())
     assert back.options() == options
-    assert repr(back.options()) == "Options(deterministic=False, threading={'private_threadpool_size': 2})"
+    assert (
+        repr(back.options())
+        == "Options(deterministic=False, threading={'private_threadpool_size': 2})"
+    )
 
 
 def test_a_dataset_pickles_and_runs_in_another_process() -> None:
     dataset = Dataset.from_tensor_slices({"x": np.arange(4)}).map(lambda row: row["x"] + 1).batch(4)
     program = "import pickle, sys; print([x.tolist() for x in pickle.load(sys.stdin.buffer)])"
-    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(dataset), capture_output=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps(dataset),
+        capture_output=True,
+        timeout=50,
+    )
     assert (done.returncode, done.stdout.decode().strip()) == (0, "[[1, 2, 3, 4]]")
 
 
 def test_a_description_is_plain_json_with_arguments_to_read() -> None:
     nodes: Any = json.loads(Dataset.range(7).shuffle(3, seed=5).serialize())["nodes"]
-    assert nodes[0] == {"op": "range", "args": {"start": 0, "stop": 7, "step": 1, "dtype": "<i8"}, "inputs": []}
+    assert nodes[0] == {
+        "op": "range",
+        "args": {"start": 0, "stop": 7, "step": 1, "dtype": "<i8"},
+        "inputs": [],
+    }
     assert (nodes[1]["op"], nodes[1]["args"]["size"], nodes[1]["inputs"]) == ("shuffle", 3, [0])
 
 
 def test_importing_the_pipelines_loads_no_sockets() -> None:
     program = "import sys, zmqdist.data; zmqdist.data.Dataset; print('zmq' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
     assert done.stdout.strip() == "False"

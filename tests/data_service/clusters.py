@@ -1,11 +1,13 @@
-"""Clusters of the data service for tests: in one process (`TestCluster`, `TestWorker`), and with processes that can be killed.
+"""Clusters of the data service for tests: in one process (`TestCluster`, `TestWorker`), and with
+processes that can be killed.
 
     with TestCluster(num_workers=2) as cluster:
         dataset = cluster.distribute(Dataset.range(10))
         cluster.restart_worker(0)
 
-Figures are those of tf.data service's own tests. Readers take batches ahead: a test that wants to see what comes after what is
-buffered needs a source longer than `READ_AHEAD` elements for each worker.
+Figures are those of tf.data service's own tests. Readers take batches ahead: a test that wants to
+see what comes after what is buffered needs a source longer than `READ_AHEAD` elements for each
+worker.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ REFRESH_MS = 20
 PATIENCE_S = 20.0
 
 READ_AHEAD = BUFFER_ELEMENTS_MAX + 4 * ELEMENTS_MAX
-"""Elements that are at most buffered of one worker: in its task, on their way, and in the reader."""
+"""Elements that are at most buffered of one worker: in its task, on their way, and in the
+reader.
+"""
 
 
 def until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> None:
@@ -151,7 +155,9 @@ class TestCluster:
             "snapshot_max_chunk_size_bytes": snapshot_max_chunk_size_bytes,
             **(worker_options or {}),
         }
-        self.dispatcher = DispatchServer(DispatcherConfig(port=dispatcher_port, **self._config), start=False)
+        self.dispatcher = DispatchServer(
+            DispatcherConfig(port=dispatcher_port, **self._config), start=False
+        )
         self.workers: list[TestWorker] = []
         self._num_workers = num_workers
         if start:
@@ -215,7 +221,9 @@ class TestCluster:
     def work_dir(self) -> str | None:
         return self._config["work_dir"]  # type: ignore[no-any-return]
 
-    def distribute(self, dataset: Any, processing_mode: Any = ShardingPolicy.OFF, **options: Any) -> Any:
+    def distribute(
+        self, dataset: Any, processing_mode: Any = ShardingPolicy.OFF, **options: Any
+    ) -> Any:
         """The dataset as this cluster computes it."""
         return dataset.apply(distribute(processing_mode, self.target, **options))
 
@@ -232,11 +240,12 @@ class TestCluster:
         self.close()
 
 
-# -- processes ------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 class MultiProcessCluster:
-    """A dispatcher and `num_local_workers` workers in this process, `num_remote_workers` in processes of their own."""
+    """A dispatcher and `num_local_workers` workers in this process, `num_remote_workers` in
+    processes of their own."""
 
     __test__ = False
 
@@ -248,7 +257,9 @@ class MultiProcessCluster:
         worker_addresses: Sequence[str] | None = None,
         deployment_mode: str | None = "COLOCATED",
     ) -> None:
-        self.cluster = TestCluster(0, worker_addresses=worker_addresses, deployment_mode=deployment_mode)
+        self.cluster = TestCluster(
+            0, worker_addresses=worker_addresses, deployment_mode=deployment_mode
+        )
         self.remote: list[ServerProcess] = []
         self._tags = list(worker_tags)
         try:
@@ -265,7 +276,9 @@ class MultiProcessCluster:
     def start_local_worker(self, worker_tags: Sequence[str] = ()) -> TestWorker:
         return self.cluster.add_worker(worker_tags=worker_tags)
 
-    def start_remote_worker(self, worker_tags: Sequence[str] = (), wait: bool = True) -> ServerProcess:
+    def start_remote_worker(
+        self, worker_tags: Sequence[str] = (), wait: bool = True
+    ) -> ServerProcess:
         worker = ServerProcess(
             "worker",
             wait=wait,
@@ -280,7 +293,9 @@ class MultiProcessCluster:
     def target(self) -> str:
         return self.cluster.target
 
-    def distribute(self, dataset: Any, processing_mode: Any = ShardingPolicy.OFF, **options: Any) -> Any:
+    def distribute(
+        self, dataset: Any, processing_mode: Any = ShardingPolicy.OFF, **options: Any
+    ) -> Any:
         return self.cluster.distribute(dataset, processing_mode, **options)
 
     def restart_dispatcher(self) -> None:
@@ -305,12 +320,17 @@ class MultiProcessCluster:
 def worker_process(dispatcher: str, *, wait: bool = True) -> ServerProcess:
     """A worker with threads for its tasks."""
     return ServerProcess(
-        "worker", wait=wait, dispatcher_address=dispatcher, dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS
+        "worker",
+        wait=wait,
+        dispatcher_address=dispatcher,
+        dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS,
     )
 
 
 @contextlib.contextmanager
-def process_cluster(num_workers: int, **dispatcher: Any) -> Iterator[tuple[ServerProcess, list[ServerProcess]]]:
+def process_cluster(
+    num_workers: int, **dispatcher: Any
+) -> Iterator[tuple[ServerProcess, list[ServerProcess]]]:
     """A dispatcher with a journal and workers, each a process."""
     with tempfile.TemporaryDirectory() as folder:
         config = {

@@ -1,9 +1,11 @@
-"""Pipelines drawn at random, each run plainly, by the service, and from a saved state: do they give the same elements?
+"""Pipelines drawn at random, each run plainly, by the service, and from a saved state: do they give
+the same elements?
 
     with Services() as services:
         check_equivalence(1234, services)
 
-A seed decides on the pipeline, the mode, the number of workers and the place at which the state is saved.
+A seed decides on the pipeline, the mode, the number of workers and the place at which the state is
+saved.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Pipeline:
       text: the pipeline as a reader of a failure needs it.
       fixed: whether each run gives the same order.
       settled: whether each run gives the same elements.
-      dealt: whether several workers that divide the positions of the sources give the same elements as one.
+      dealt: whether several workers that divide the positions of the sources give the same elements
+        as one.
     """
 
     make: Callable[[], Dataset]
@@ -70,7 +73,9 @@ class Squares:
 def draw(chance: Chance, mode: str) -> Pipeline:
     """A pipeline of up to OPERATORS_MAX operators, most often one that the mode can run."""
     portions = mode in ("exactly_once", "ordered")
-    families: list[Callable[[Chance, Pipeline], Pipeline]] = [_one_by_one] * 30 if portions else [_one_by_one] * 2
+    families: list[Callable[[Chance, Pipeline], Pipeline]] = (
+        [_one_by_one] * 30 if portions else [_one_by_one] * 2
+    )
     families += [_all, _at_random, _by_place, _of_several]
     pipeline = _source(chance)
     for _ in range(chance.randint(0, OPERATORS_MAX)):
@@ -90,8 +95,16 @@ def _source(chance: Chance) -> Pipeline:
         (f"range({count}, 0, -2)", lambda: Dataset.range(count, 0, -2), {}),
         (f"slices({count})", lambda: Dataset.from_tensor_slices(np.arange(count) * 3), {}),
         ("from_source", lambda: Dataset.from_source(Squares()), {}),
-        (f"generator({count})", lambda: Dataset.from_generator(lambda: iter(range(count)), output_signature=_INT), {}),
-        (f"random(seed={seed}).take(9)", lambda: Dataset.random(seed=seed).take(9), {"dealt": False}),
+        (
+            f"generator({count})",
+            lambda: Dataset.from_generator(lambda: iter(range(count)), output_signature=_INT),
+            {},
+        ),
+        (
+            f"random(seed={seed}).take(9)",
+            lambda: Dataset.random(seed=seed).take(9),
+            {"dealt": False},
+        ),
     ]
     text, make, facts = chance.choice(sources if chance.random() < 0.2 else sources[:4])
     return Pipeline(make, text, **facts)
@@ -100,8 +113,12 @@ def _source(chance: Chance) -> Pipeline:
 _INT: Final = Dataset.range(1).element_spec
 
 
-def _then(pipeline: Pipeline, text: str, apply: Callable[[Dataset], Dataset], **facts: bool) -> Pipeline:
-    return replace(pipeline, make=lambda: apply(pipeline.make()), text=f"{pipeline.text}.{text}", **facts)
+def _then(
+    pipeline: Pipeline, text: str, apply: Callable[[Dataset], Dataset], **facts: bool
+) -> Pipeline:
+    return replace(
+        pipeline, make=lambda: apply(pipeline.make()), text=f"{pipeline.text}.{text}", **facts
+    )
 
 
 def _one_by_one(chance: Chance, pipeline: Pipeline) -> Pipeline:
@@ -114,11 +131,15 @@ def _one_by_one(chance: Chance, pipeline: Pipeline) -> Pipeline:
         ("flat_map", lambda dataset: dataset.flat_map(lambda x: Dataset.range(x % 3))),
         (
             "flat_map with a shuffle",
-            lambda dataset: dataset.flat_map(lambda x: Dataset.range(x, x + 3).shuffle(3, seed=seed)),
+            lambda dataset: dataset.flat_map(
+                lambda x: Dataset.range(x, x + 3).shuffle(3, seed=seed)
+            ),
         ),
         (
             "interleave",
-            lambda dataset: dataset.interleave(lambda x: Dataset.range(x % 3), cycle_length=1, block_length=size),
+            lambda dataset: dataset.interleave(
+                lambda x: Dataset.range(x % 3), cycle_length=1, block_length=size
+            ),
         ),
         ("prefetch", lambda dataset: dataset.prefetch(size)),
         ("repeat(2)", lambda dataset: dataset.repeat(2)),
@@ -132,7 +153,9 @@ def _all(chance: Chance, pipeline: Pipeline) -> Pipeline:
     steps: list[tuple[str, Callable[[Dataset], Dataset]]] = [
         (
             f"interleave({size})",
-            lambda dataset: dataset.interleave(lambda x: Dataset.range(x, x + 2), cycle_length=size),
+            lambda dataset: dataset.interleave(
+                lambda x: Dataset.range(x, x + 2), cycle_length=size
+            ),
         ),
         (
             f"interleave({size}) in threads",
@@ -141,12 +164,17 @@ def _all(chance: Chance, pipeline: Pipeline) -> Pipeline:
             ),
         ),
         (f"batch({size}).unbatch", lambda dataset: dataset.batch(size).unbatch()),
-        (f"batch({size}).rebatch(3).unbatch", lambda dataset: dataset.batch(size).rebatch(3).unbatch()),
+        (
+            f"batch({size}).rebatch(3).unbatch",
+            lambda dataset: dataset.batch(size).rebatch(3).unbatch(),
+        ),
         (f"padded_batch({size}).unbatch", lambda dataset: dataset.padded_batch(size).unbatch()),
         ("cache", lambda dataset: dataset.cache()),
         (
             f"group_by_window({size})",
-            lambda dataset: dataset.group_by_window(lambda x: x % 2, lambda key, window: window, window_size=size),
+            lambda dataset: dataset.group_by_window(
+                lambda x: x % 2, lambda key, window: window, window_size=size
+            ),
         ),
     ]
     return _then(pipeline, *chance.choice(steps))
@@ -166,10 +194,15 @@ def _at_random(chance: Chance, pipeline: Pipeline) -> Pipeline:
         ("", shuffled),
         ("", shuffled),
         ("flat_map of ", lambda dataset: dataset.flat_map(cut)),
-        ("interleave of ", lambda dataset: dataset.interleave(cut, cycle_length=3, num_parallel_calls=2)),
+        (
+            "interleave of ",
+            lambda dataset: dataset.interleave(cut, cycle_length=3, num_parallel_calls=2),
+        ),
         (
             "group_by_window of ",
-            lambda dataset: dataset.group_by_window(lambda x: x % 2, lambda _, window: shuffled(window), window_size=3),
+            lambda dataset: dataset.group_by_window(
+                lambda x: x % 2, lambda _, window: shuffled(window), window_size=3
+            ),
         ),
     ]
     where, step = chance.choice(steps)
@@ -183,21 +216,36 @@ def _by_place(chance: Chance, pipeline: Pipeline) -> Pipeline:
     steps: list[tuple[str, Callable[[Dataset], Dataset]]] = [
         (f"take({size})", lambda dataset: dataset.take(size)),
         (f"skip({size})", lambda dataset: dataset.skip(size)),
-        (f"window({size}, 2)", lambda dataset: dataset.window(size, 2, drop_remainder=True).flat_map(lambda w: w)),
-        (f"batch({size}, drop)", lambda dataset: dataset.batch(size, drop_remainder=True).unbatch()),
-        ("scan", lambda dataset: dataset.scan(np.int64(0), lambda total, x: (total + x, total + x))),
+        (
+            f"window({size}, 2)",
+            lambda dataset: dataset.window(size, 2, drop_remainder=True).flat_map(lambda w: w),
+        ),
+        (
+            f"batch({size}, drop)",
+            lambda dataset: dataset.batch(size, drop_remainder=True).unbatch(),
+        ),
+        (
+            "scan",
+            lambda dataset: dataset.scan(np.int64(0), lambda total, x: (total + x, total + x)),
+        ),
         ("take_while", lambda dataset: dataset.take_while(lambda x: x < 60)),
         ("unique", lambda dataset: dataset.unique()),
         ("shard(3, 1)", lambda dataset: dataset.shard(3, 1)),
         (
             "rejection_resample",
-            lambda dataset: dataset.rejection_resample(lambda x: x % 2, [0.3, 0.7], seed=size).map(lambda _, x: x),
+            lambda dataset: dataset.rejection_resample(lambda x: x % 2, [0.3, 0.7], seed=size).map(
+                lambda _, x: x
+            ),
         ),
     ]
     settled = pipeline.fixed and pipeline.settled
     if chance.random() < 0.2:
         return _then(
-            pipeline, "enumerate", lambda dataset: dataset.enumerate().map(_mixed), settled=settled, dealt=True
+            pipeline,
+            "enumerate",
+            lambda dataset: dataset.enumerate().map(_mixed),
+            settled=settled,
+            dealt=True,
         )
     return _then(pipeline, *chance.choice(steps), settled=settled, dealt=False)
 
@@ -214,10 +262,15 @@ def _of_several(chance: Chance, pipeline: Pipeline) -> Pipeline:
     joins: list[tuple[str, Callable[[Dataset, Dataset], Dataset]]] = [
         ("concatenate", lambda one, two: one.concatenate(two)),
         ("zip", lambda one, two: Dataset.zip(one, two).map(_mixed)),
-        ("zip with itself", lambda one, two: Dataset.zip(one, Dataset.zip(two, one).map(_mixed)).map(_mixed)),
+        (
+            "zip with itself",
+            lambda one, two: Dataset.zip(one, Dataset.zip(two, one).map(_mixed)).map(_mixed),
+        ),
         (
             "choose",
-            lambda one, two: Dataset.choose_from_datasets([one, two], Dataset.range(60).map(lambda x: x % 2), False),
+            lambda one, two: Dataset.choose_from_datasets(
+                [one, two], Dataset.range(60).map(lambda x: x % 2), False
+            ),
         ),
         ("sample", lambda one, two: Dataset.sample_from_datasets([one, two], seed=seed)),
     ]
@@ -234,14 +287,17 @@ def _of_several(chance: Chance, pipeline: Pipeline) -> Pipeline:
 
 
 class Services(contextlib.ExitStack):
-    """The clusters that all cases share: for each number of workers, one with and one without fixed shares."""
+    """The clusters that all cases share: for each number of workers, one with and one without fixed
+    shares."""
 
     def __init__(self) -> None:
         super().__init__()
         self._clusters: dict[tuple[int, bool], TestCluster] = {}
         for workers in range(1, WORKERS_MAX + 1):
             for addresses in (None, ["localhost"] * workers):
-                cluster = TestCluster(workers, fault_tolerant_mode=False, worker_addresses=addresses)
+                cluster = TestCluster(
+                    workers, fault_tolerant_mode=False, worker_addresses=addresses
+                )
                 self._clusters[workers, addresses is not None] = self.enter_context(cluster)
 
     def cluster(self, workers: int, fixed: bool = False) -> TestCluster:
@@ -275,7 +331,8 @@ def drawn(seed: int) -> Case:
 
 
 def check_equivalence(seed: int, services: Services) -> bool:
-    """Compare a case with its plain run. Return False if the service refused the pipeline by a documented sentence."""
+    """Compare a case with its plain run. Return False if the service refused the pipeline by a
+    documented sentence."""
     case = drawn(seed)
     check = {
         "local": _check_local,
@@ -290,7 +347,9 @@ def check_equivalence(seed: int, services: Services) -> bool:
         except AssertionError:
             raise
         except Exception as error:
-            if isinstance(error, UnimplementedError) and any(text in error.message for text in REFUSALS):
+            if isinstance(error, UnimplementedError) and any(
+                text in error.message for text in REFUSALS
+            ):
                 return False
             raise AssertionError(f"{case.name}: {type(error).__name__}: {error}") from error
     return True
@@ -301,7 +360,9 @@ def _same(case: Case, found: list[Any], wanted: list[Any], ordered: bool) -> Non
         assert found == wanted, f"{case.name}: {found} instead of {wanted}"
         return
     more, fewer = Counter(flat(found)), Counter(flat(wanted))
-    assert more == fewer, f"{case.name}: too many {dict(more - fewer)}, too few {dict(fewer - more)}"
+    assert more == fewer, (
+        f"{case.name}: too many {dict(more - fewer)}, too few {dict(fewer - more)}"
+    )
 
 
 def _check_local(case: Case, _: Services) -> None:
@@ -319,36 +380,58 @@ def _check_local(case: Case, _: Services) -> None:
 
 
 def _check_mode(case: Case, services: Services) -> None:
-    """Reading at most once, without a fault, by one or two readers: the plain run's elements, once or once for each worker."""
-    policy = {"off": ShardingPolicy.OFF, "dynamic": ShardingPolicy.DYNAMIC, "data": ShardingPolicy.DATA}[case.mode]
+    """Reading at most once, without a fault, by one or two readers: the plain run's elements, once
+    or once for each worker."""
+    policy = {
+        "off": ShardingPolicy.OFF,
+        "dynamic": ShardingPolicy.DYNAMIC,
+        "data": ShardingPolicy.DATA,
+    }[case.mode]
     cluster = services.cluster(case.workers, fixed=case.mode == "data")
     passes, readers = case.chance.randint(1, 2), case.chance.choice((1, 1, 2))
     name = f"job {case.chance.random()}" if readers > 1 else None
-    wanted = numbers(iter(case.pipeline.make())) * passes * (case.workers if case.mode == "off" else 1)
-    distributed = [cluster.distribute(case.pipeline.make(), policy, job_name=name) for _ in range(readers)]
+    wanted = (
+        numbers(iter(case.pipeline.make())) * passes * (case.workers if case.mode == "off" else 1)
+    )
+    distributed = [
+        cluster.distribute(case.pipeline.make(), policy, job_name=name) for _ in range(readers)
+    ]
     found = []
     for _ in range(passes):
         for iterator in [iter(dataset) for dataset in distributed]:
             found += numbers(iterator)
-    if case.pipeline.settled and (case.pipeline.dealt or case.mode != "dynamic" or case.workers == 1):
+    if case.pipeline.settled and (
+        case.pipeline.dealt or case.mode != "dynamic" or case.workers == 1
+    ):
         _same(case, found, wanted, ordered=case.workers == readers == 1 and case.pipeline.fixed)
 
 
 def _check_portions(case: Case, services: Services) -> None:
-    """Exactly once and in order, in several passes, from a state at any place: the elements of the plain run."""
+    """Exactly once and in order, in several passes, from a state at any place: the elements of the
+    plain run."""
     chance, ordered = case.chance, case.mode == "ordered"
-    passes, consumers, elsewhere = chance.randint(1, 3), chance.choice((0, 0, 2)), chance.random() < 0.2
+    passes, consumers, elsewhere = (
+        chance.randint(1, 3),
+        chance.choice((0, 0, 2)),
+        chance.random() < 0.2,
+    )
     name = f"job {chance.random()}" if consumers or chance.random() < 0.7 else None
     text, behind = chance.choice(_BEHIND)
     case = replace(
-        case, name=f"{case.name}, {passes} passes, {consumers} consumers{' elsewhere' * elsewhere}, then {text}"
+        case,
+        name=f"{case.name}, {passes} passes, {consumers} consumers{' elsewhere' * elsewhere}, "
+        f"then {text}",
     )
 
     def distributed(workers: int, consumer: int) -> Dataset:
         part = {"consumer_index": consumer, "num_consumers": consumers} if consumers else {}
         delivery = {"ordered": True} if ordered else {"delivery": "exactly_once"}
         cluster, options = services.cluster(workers), {"job_name": name, **part, **delivery}
-        return behind(cluster.distribute(case.pipeline.make(), ShardingPolicy.DYNAMIC, **options).repeat(passes))
+        return behind(
+            cluster.distribute(case.pipeline.make(), ShardingPolicy.DYNAMIC, **options).repeat(
+                passes
+            )
+        )
 
     wanted = numbers(iter(behind(case.pipeline.make().repeat(passes))))
     found = []
@@ -357,8 +440,12 @@ def _check_portions(case: Case, services: Services) -> None:
             found += numbers(islice(first, chance.randint(0, len(wanted))))
             state = json.dumps(first.state_dict())
             for _ in islice(first, chance.choice((0, chance.randint(0, len(wanted))))):
-                pass  # these elements were delivered after the state was saved, so the second iterator delivers them again
-        with iter(distributed(WORKERS_MAX + 1 - case.workers if elsewhere else case.workers, consumer)) as second:
+                # these elements were delivered after the state was saved, so the second iterator
+                # delivers them again
+                pass
+        with iter(
+            distributed(WORKERS_MAX + 1 - case.workers if elsewhere else case.workers, consumer)
+        ) as second:
             second.load_state_dict(json.loads(state))
             found += numbers(second)
     if case.pipeline.settled:

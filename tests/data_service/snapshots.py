@@ -1,4 +1,5 @@
-"""A service of threads for tests of snapshots: a dispatcher's `SnapshotFolder`, workers that write streams, no sockets."""
+"""A service of threads for tests of snapshots: a dispatcher's `SnapshotFolder`, workers that write
+streams, no sockets."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ from zmqdist.errors import OpError
 
 def begin(path: Path | str, dataset: Dataset, compression: str | None = "AUTO") -> SnapshotFolder:
     """A snapshot that nobody writes yet."""
-    return SnapshotFolder.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), compression)
+    return SnapshotFolder.create(
+        str(path), dataset.serialize(), spec_to_json(dataset.element_spec), compression
+    )
 
 
-def ask_of(snapshot: SnapshotFolder, worker: str, stream: int) -> Callable[[int, int, int, int], range]:
-    """What a writer of a stream asks for positions with: the snapshot answers, as a worker's dispatcher does."""
+def ask_of(
+    snapshot: SnapshotFolder, worker: str, stream: int
+) -> Callable[[int, int, int, int], range]:
+    """What a writer of a stream asks for positions with: the snapshot answers, as a worker's
+    dispatcher does."""
 
     def ask(source: int, repetition: int, taken: int, count: int) -> range:
         start, number = snapshot.hand_out(worker, stream, source, repetition, taken, count)
@@ -51,7 +57,11 @@ def write(snapshot: SnapshotFolder, worker: str = "w", **options: Any) -> None:
 
 
 def save(
-    dataset: Dataset, path: Path | str, workers: int = 1, compression: str | None = "AUTO", **options: Any
+    dataset: Dataset,
+    path: Path | str,
+    workers: int = 1,
+    compression: str | None = "AUTO",
+    **options: Any,
 ) -> SnapshotFolder:
     """Write a snapshot by some workers at the same time."""
     snapshot = begin(path, dataset, compression)
@@ -64,7 +74,9 @@ def save(
 @contextmanager
 def writing(snapshot: SnapshotFolder, workers: int, **options: Any) -> Iterator[None]:
     """Workers at work meanwhile; each has its stream before any of them begins."""
-    writers = [(f"worker-{number}", snapshot.assign(f"worker-{number}")) for number in range(workers)]
+    writers = [
+        (f"worker-{number}", snapshot.assign(f"worker-{number}")) for number in range(workers)
+    ]
 
     def run(worker: str, stream: int) -> None:
         try:

@@ -1,7 +1,7 @@
 """Fixed shares: tf.data service's own tests of static sharding (auto_shard_test.py), row by row.
 
-Five workers, one of them in this process: as its readers do where trainers have a worker beside them, these read from that one.
-NoLocalWorkers is in test_local_workers.py.
+Five workers, one of them in this process: as its readers do where trainers have a worker beside
+them, these read from that one. NoLocalWorkers is in test_local_workers.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ TOO_FEW = r"not enough for the required 5 shards/workers\."
 
 
 @contextmanager
-def cluster_of(index: int, addresses: Sequence[str] = ("localhost",) * WORKERS) -> Iterator[MultiProcessCluster]:
+def cluster_of(
+    index: int, addresses: Sequence[str] = ("localhost",) * WORKERS
+) -> Iterator[MultiProcessCluster]:
     """Five workers, the one with this place in this process."""
     with MultiProcessCluster(0, 0, worker_addresses=list(addresses)) as cluster:
         for number in range(WORKERS):
@@ -87,7 +89,7 @@ def lines(dataset: Dataset) -> list[str]:
     return [line.decode() if isinstance(line, bytes) else str(line) for line in dataset]
 
 
-# -- ranges ----------------------------------------------------------------------------------------------------------------
+# -- ranges ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", [DATA, FILE_OR_DATA])
@@ -102,11 +104,18 @@ def test_range_dataset_file_shard(at_1: MultiProcessCluster) -> None:
 
 @pytest.mark.parametrize("index", [SHARD_HINT, 0])
 def test_range_dataset_shard_hint(at_1: MultiProcessCluster, index: int) -> None:
-    assert values(at_1.distribute(Dataset.range(20).shard(SHARD_HINT, index), HINT)) == [1, 6, 11, 16]
+    assert values(at_1.distribute(Dataset.range(20).shard(SHARD_HINT, index), HINT)) == [
+        1,
+        6,
+        11,
+        16,
+    ]
 
 
 def test_invalid_worker_index_using_shard_hint(at_1: MultiProcessCluster) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Index must be between 0 and 4 \(currently index = -1\)\."):
+    with pytest.raises(
+        InvalidArgumentError, match=r"Index must be between 0 and 4 \(currently index = -1\)\."
+    ):
         values(at_1.distribute(Dataset.range(20).shard(5, SHARD_HINT), HINT))
 
 
@@ -115,14 +124,20 @@ def test_no_shard_hint(at_1: MultiProcessCluster) -> None:
 
 
 @pytest.mark.parametrize("policy", [OFF, FILE_OR_DATA])
-def test_shard_hint_used_in_wrong_sharding_policy(at_1: MultiProcessCluster, policy: ShardingPolicy) -> None:
+def test_shard_hint_used_in_wrong_sharding_policy(
+    at_1: MultiProcessCluster, policy: ShardingPolicy
+) -> None:
     dataset = at_1.distribute(Dataset.range(20).shard(SHARD_HINT, SHARD_HINT), policy)
-    with pytest.raises(FailedPreconditionError, match=r"with `.*ShardingPolicy\.HINT` processing mode\."):
+    with pytest.raises(
+        FailedPreconditionError, match=r"with `.*ShardingPolicy\.HINT` processing mode\."
+    ):
         values(dataset)
 
 
 def test_no_shard(at_1: MultiProcessCluster) -> None:
-    assert values(at_1.distribute(Dataset.range(20), OFF, target_workers="LOCAL")) == list(range(20))
+    assert values(at_1.distribute(Dataset.range(20), OFF, target_workers="LOCAL")) == list(
+        range(20)
+    )
 
 
 def test_enumerate_sharding_policies(at_1: MultiProcessCluster, names: list[str]) -> None:
@@ -132,7 +147,10 @@ def test_enumerate_sharding_policies(at_1: MultiProcessCluster, names: list[str]
 
 
 def test_batch_dataset(at_1: MultiProcessCluster) -> None:
-    assert values(at_1.distribute(Dataset.range(20).batch(3), FILE_OR_DATA)) == [[3, 4, 5], [18, 19]]
+    assert values(at_1.distribute(Dataset.range(20).batch(3), FILE_OR_DATA)) == [
+        [3, 4, 5],
+        [18, 19],
+    ]
 
 
 def test_concatenate_and_zip_dataset(at_1: MultiProcessCluster) -> None:
@@ -140,18 +158,22 @@ def test_concatenate_and_zip_dataset(at_1: MultiProcessCluster) -> None:
     twice = Dataset.range(20).concatenate(Dataset.range(20))
     assert values(at_1.distribute(twice, DATA)) == [1, 6, 11, 16] * 2
     pairs = Dataset.zip(Dataset.range(20), Dataset.range(20))
-    assert [(int(a), int(b)) for a, b in at_1.distribute(pairs, FILE_OR_DATA)] == [(i, i) for i in (1, 6, 11, 16)]
+    assert [(int(a), int(b)) for a, b in at_1.distribute(pairs, FILE_OR_DATA)] == [
+        (i, i) for i in (1, 6, 11, 16)
+    ]
 
 
 def test_empty_dataset(at_1: MultiProcessCluster) -> None:
     assert values(at_1.distribute(Dataset.range(0), FILE_OR_DATA)) == []
 
 
-# -- files -----------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", [FILE, FILE_OR_DATA])
-def test_tf_record_dataset_auto_shard(at_3: MultiProcessCluster, names: list[str], policy: ShardingPolicy) -> None:
+def test_tf_record_dataset_auto_shard(
+    at_3: MultiProcessCluster, names: list[str], policy: ShardingPolicy
+) -> None:
     dataset = Dataset.from_tensor_slices(names).flat_map(TextLineDataset)
     assert lines(at_3.distribute(dataset, policy)) == records([3, 8])
 
@@ -170,12 +192,16 @@ def test_tf_record_dataset_data_shard(at_3: MultiProcessCluster, names: list[str
 
 
 def test_tf_record_dataset_hint_data_shard(at_3: MultiProcessCluster, names: list[str]) -> None:
-    dataset = Dataset.from_tensor_slices(names).flat_map(TextLineDataset).shard(SHARD_HINT, SHARD_HINT)
+    dataset = (
+        Dataset.from_tensor_slices(names).flat_map(TextLineDataset).shard(SHARD_HINT, SHARD_HINT)
+    )
     assert lines(at_3.distribute(dataset, HINT)) == records(range(10), [3, 8])
 
 
 def test_tf_record_dataset_hint_file_shard(at_3: MultiProcessCluster, names: list[str]) -> None:
-    dataset = Dataset.from_tensor_slices(names).shard(SHARD_HINT, SHARD_HINT).flat_map(TextLineDataset)
+    dataset = (
+        Dataset.from_tensor_slices(names).shard(SHARD_HINT, SHARD_HINT).flat_map(TextLineDataset)
+    )
     assert lines(at_3.distribute(dataset, HINT)) == records([3, 8])
 
 
@@ -186,11 +212,15 @@ def test_tf_record_dataset_no_shard(at_3: MultiProcessCluster, names: list[str])
 
 def test_interleave_dataset(at_3: MultiProcessCluster, names: list[str]) -> None:
     dataset = Dataset.from_tensor_slices(names).interleave(TextLineDataset, cycle_length=10)
-    assert lines(at_3.distribute(dataset, FILE)) == [f"{file}-{record}" for record in range(10) for file in (3, 8)]
+    assert lines(at_3.distribute(dataset, FILE)) == [
+        f"{file}-{record}" for record in range(10) for file in (3, 8)
+    ]
 
 
 @pytest.mark.parametrize("policy", [FILE, FILE_OR_DATA, HINT])
-def test_fewer_files_than_workers(at_3: MultiProcessCluster, names: list[str], policy: ShardingPolicy) -> None:
+def test_fewer_files_than_workers(
+    at_3: MultiProcessCluster, names: list[str], policy: ShardingPolicy
+) -> None:
     few = Dataset.list_files(names[:4], shuffle=False)
     few = few.shard(SHARD_HINT, SHARD_HINT) if policy is HINT else few
     with pytest.raises(InvalidArgumentError, match=TOO_FEW):
@@ -202,7 +232,7 @@ def test_fewer_files_than_workers_data_shard(at_3: MultiProcessCluster, names: l
     assert lines(at_3.distribute(dataset, DATA)) == records(range(4), [3, 8])
 
 
-# -- the list of workers -----------------------------------------------------------------------------------------------------
+# -- the list of workers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("addresses", [["localhost:worker"] * 5, ["elsewhere"] * 5])
@@ -218,13 +248,17 @@ def test_invalid_ports(addresses: list[str]) -> None:
 def test_empty_worker_list() -> None:
     with TestCluster(1, worker_addresses=[], deployment_mode="COLOCATED") as cluster:
         dataset = cluster.distribute(Dataset.range(20), FILE_OR_DATA)
-        with pytest.raises(NotFoundError, match=r"Worker localhost:\d+ is not in the workers list\."):
+        with pytest.raises(
+            NotFoundError, match=r"Worker localhost:\d+ is not in the workers list\."
+        ):
             values(dataset)
 
 
 def test_more_workers_than_configured() -> None:
     with TestCluster(1, worker_addresses=["localhost:%port%"]) as cluster:
-        with pytest.raises(RuntimeError, match=r"other workers are already running at the configured host"):
+        with pytest.raises(
+            RuntimeError, match=r"other workers are already running at the configured host"
+        ):
             cluster.add_worker()
         assert cluster.num_registered_workers() == 1
 

@@ -1,4 +1,5 @@
-"""Every mistake that the data service tells its users of: when it is found, as which error, with which words.
+"""Every mistake that the data service tells its users of: when it is found, as which error, with
+which words.
 
 The rows are those of tf.data service's own functions; programs look at these texts.
 """
@@ -16,8 +17,20 @@ import zmqdist as zd
 from tests.data_service.clusters import TestCluster
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
-from zmqdist.data.service import CrossTrainerCache, ShardingPolicy, distribute, from_dataset_id, register_dataset
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError, UnimplementedError
+from zmqdist.data.service import (
+    CrossTrainerCache,
+    ShardingPolicy,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnimplementedError,
+)
 
 # Tasks go on in the cluster's workers when their readers have gone.
 pytestmark = pytest.mark.shares_cluster
@@ -34,7 +47,7 @@ def cluster() -> Iterator[TestCluster]:
         yield made
 
 
-# -- when the function is called ---------------------------------------------------------------------------------------------
+# -- when the function is called -------------------------------------------------------------------
 
 BAD_MODE = r'should be a `.*ShardingPolicy`, `"parallel_epochs"`, or `"distributed_epoch"`\. Got '
 
@@ -51,25 +64,69 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"`job_name` must be set when setting `num_consumers`",
     ),
-    ({"job_name": "j", "num_consumers": 2}, ValueError, r"`consumer_index` and `num_consumers` go together"),
-    ({"job_name": "j", "consumer_index": 0}, ValueError, r"`consumer_index` and `num_consumers` go together"),
-    ({"job_name": "j", "consumer_index": 2, "num_consumers": 2}, ValueError, r"`consumer_index` is 2, wants 0 to 1"),
-    ({"job_name": "j", "consumer_index": -1, "num_consumers": 2}, ValueError, r"`consumer_index` is -1"),
-    ({"max_outstanding_requests": 0}, InvalidArgumentError, r"max_outstanding_requests must be positive or -1"),
-    ({"max_outstanding_requests": -2}, InvalidArgumentError, r"max_outstanding_requests must be positive or -1"),
-    ({"max_outstanding_requests": "a"}, ValueError, r"`max_outstanding_requests` is 'a', wants a whole number"),
-    ({"max_outstanding_requests": 1.5}, ValueError, r"`max_outstanding_requests` is 1\.5, wants a whole number"),
-    ({"job_name": "j", "consumer_index": 0, "num_consumers": 0}, ValueError, r"`num_consumers` is 0, wants 1 or more"),
+    (
+        {"job_name": "j", "num_consumers": 2},
+        ValueError,
+        r"`consumer_index` and `num_consumers` go together",
+    ),
+    (
+        {"job_name": "j", "consumer_index": 0},
+        ValueError,
+        r"`consumer_index` and `num_consumers` go together",
+    ),
+    (
+        {"job_name": "j", "consumer_index": 2, "num_consumers": 2},
+        ValueError,
+        r"`consumer_index` is 2, wants 0 to 1",
+    ),
+    (
+        {"job_name": "j", "consumer_index": -1, "num_consumers": 2},
+        ValueError,
+        r"`consumer_index` is -1",
+    ),
+    (
+        {"max_outstanding_requests": 0},
+        InvalidArgumentError,
+        r"max_outstanding_requests must be positive or -1",
+    ),
+    (
+        {"max_outstanding_requests": -2},
+        InvalidArgumentError,
+        r"max_outstanding_requests must be positive or -1",
+    ),
+    (
+        {"max_outstanding_requests": "a"},
+        ValueError,
+        r"`max_outstanding_requests` is 'a', wants a whole number",
+    ),
+    (
+        {"max_outstanding_requests": 1.5},
+        ValueError,
+        r"`max_outstanding_requests` is 1\.5, wants a whole number",
+    ),
+    (
+        {"job_name": "j", "consumer_index": 0, "num_consumers": 0},
+        ValueError,
+        r"`num_consumers` is 0, wants 1 or more",
+    ),
     (
         {"job_name": "j", "consumer_index": 0, "num_consumers": "2"},
         ValueError,
         r"`num_consumers` is '2', wants a whole",
     ),
     ({"data_transfer_protocol": 5}, ValueError, r"`data_transfer_protocol` is 5, wants a string"),
-    ({"cross_trainer_cache": "a"}, ValueError, r"`cross_trainer_cache` is 'a', wants a CrossTrainerCache"),
+    (
+        {"cross_trainer_cache": "a"},
+        ValueError,
+        r"`cross_trainer_cache` is 'a', wants a CrossTrainerCache",
+    ),
     ({"ordered": "yes"}, ValueError, r"`ordered` is 'yes', wants True or False"),
     ({"delivery": "twice"}, ValueError, r"`delivery` is 'twice', wants one of"),
-    ({"target_workers": "elsewhere"}, InvalidArgumentError, r"Unrecognized target workers: elsewhere"),
+    (
+        {"target_workers": "elsewhere"},
+        InvalidArgumentError,
+        r"Unrecognized target workers: elsewhere",
+    ),
     ({"target_workers": 3}, InvalidArgumentError, r"Unrecognized target workers: 3"),
 ]
 
@@ -81,7 +138,9 @@ def test_what_is_refused_when_the_function_is_called(
 ) -> None:
     options = {"processing_mode": OFF, "service": TARGET, **arguments}
     call: Callable[[], Any] = (
-        (lambda: from_dataset_id(dataset_id="1000", **options)) if registered else (lambda: distribute(**options))
+        (lambda: from_dataset_id(dataset_id="1000", **options))
+        if registered
+        else (lambda: distribute(**options))
     )
     with pytest.raises(kind, match=text):
         call()
@@ -106,9 +165,13 @@ def test_what_is_no_dataset(what: Any) -> None:
 
 @pytest.mark.parametrize("id", [object(), 1.5, ["a"]])
 def test_what_is_no_id(id: Any) -> None:
-    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"):
+    with pytest.raises(
+        ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"
+    ):
         register_dataset(TARGET, Dataset.range(1), dataset_id=id)
-    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"):
+    with pytest.raises(
+        ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"
+    ):
         from_dataset_id(OFF, TARGET, id)
 
 
@@ -135,7 +198,7 @@ def test_what_is_right_is_taken(arguments: dict[str, Any]) -> None:
     assert callable(distribute(OFF, TARGET, **arguments))
 
 
-# -- when a dataset is there ---------------------------------------------------------------------------------------------------
+# -- when a dataset is there -----------------------------------------------------------------------
 
 SERVICES: list[tuple[Any, type[Exception], str]] = [
     (1, ValueError, r"`service` must be a string"),
@@ -144,8 +207,16 @@ SERVICES: list[tuple[Any, type[Exception], str]] = [
     (("zmq", TARGET, 1), ValueError, r"`service` must be a string"),
     ("", ValueError, r"^`service` must not be empty$"),
     ("a://b://c", ValueError, r"Malformed `service` string has multiple '://'"),
-    ("grapevine://a:1", NotFoundError, r"No credentials factory has been registered for protocol grapevine"),
-    (("grapevine", "a:1"), NotFoundError, r"No credentials factory has been registered for protocol grapevine"),
+    (
+        "grapevine://a:1",
+        NotFoundError,
+        r"No credentials factory has been registered for protocol grapevine",
+    ),
+    (
+        ("grapevine", "a:1"),
+        NotFoundError,
+        r"No credentials factory has been registered for protocol grapevine",
+    ),
 ]
 
 
@@ -185,11 +256,14 @@ def test_external_state_that_is_not_allowed(cluster: TestCluster) -> None:
 def test_datasets_that_are_not_registered(cluster: TestCluster) -> None:
     with pytest.raises(ValueError, match="Failed to fetch element spec for dataset id 77"):
         from_dataset_id(OFF, cluster.target, 77)
-    with pytest.raises(NotFoundError, match=r"Dataset id 77 not found\. It must be registered with `register_dataset`"):
+    with pytest.raises(
+        NotFoundError,
+        match=r"Dataset id 77 not found\. It must be registered with `register_dataset`",
+    ):
         from_dataset_id(OFF, cluster.target, 77, element_spec=zd.TensorSpec([], np.int64))
 
 
-# -- when it is read ---------------------------------------------------------------------------------------------------------
+# -- when it is read -------------------------------------------------------------------------------
 
 
 READS: list[tuple[str, Callable[[TestCluster], Any], type[OpError], str]] = [
@@ -197,18 +271,26 @@ READS: list[tuple[str, Callable[[TestCluster], Any], type[OpError], str]] = [
         "mode",
         lambda cluster: cluster.distribute(Dataset.range(10), DYNAMIC, job_name="existing"),
         InvalidArgumentError,
-        r"create job with name existing, but found an existing job with different parameters: Existing processing mode: <OFF>; got",
+        (
+            r"create job with name existing, but found an existing job with different parameters: "
+            r"Existing processing mode: <OFF>; got"
+        ),
     ),
     (
         "target",
-        lambda cluster: cluster.distribute(Dataset.range(10), OFF, job_name="existing", target_workers="ANY"),
+        lambda cluster: cluster.distribute(
+            Dataset.range(10), OFF, job_name="existing", target_workers="ANY"
+        ),
         InvalidArgumentError,
         r"Existing target workers: <AUTO>; got <ANY>\.$",
     ),
     (
         "cache",
         lambda cluster: cluster.distribute(
-            Dataset.range(10).repeat(), OFF, job_name="existing", cross_trainer_cache=CrossTrainerCache("me")
+            Dataset.range(10).repeat(),
+            OFF,
+            job_name="existing",
+            cross_trainer_cache=CrossTrainerCache("me"),
         ),
         InvalidArgumentError,
         r"Existing cross-trainer cache: <disabled>; got <enabled>\.",
@@ -251,7 +333,9 @@ READS: list[tuple[str, Callable[[TestCluster], Any], type[OpError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "kind", "text"), [row[1:] for row in READS], ids=[row[0] for row in READS])
+@pytest.mark.parametrize(
+    ("make", "kind", "text"), [row[1:] for row in READS], ids=[row[0] for row in READS]
+)
 def test_what_is_found_when_it_is_read(
     cluster: TestCluster, make: Callable[[TestCluster], Dataset], kind: type[OpError], text: str
 ) -> None:
@@ -262,7 +346,9 @@ def test_what_is_found_when_it_is_read(
     assert raised.value.message
 
 
-def test_an_error_of_the_pipeline_keeps_its_class_and_costs_one_element(cluster: TestCluster) -> None:
+def test_an_error_of_the_pipeline_keeps_its_class_and_costs_one_element(
+    cluster: TestCluster,
+) -> None:
     def fail(x: Any) -> Any:
         if x == 1:
             raise zd.errors.OutOfRangeError(None, None, "one is too many")

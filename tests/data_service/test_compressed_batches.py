@@ -1,4 +1,5 @@
-"""Compressed batches of a worker that lies about sizes: they are refused before memory is taken for them."""
+"""Compressed batches of a worker that lies about sizes: they are refused before memory is taken for
+them."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ LIES: dict[str, tuple[Any, str]] = {
         lambda c, n, b, p: (c, n, b, [(2**35, p[0][1])] * 3),
         f"{3 * 2**35} bytes, not 0 to {BYTES_MAX}",
     ),
-    "a negative size": (lambda c, n, b, p: (c, n, b, [(-1, p[0][1]), (1, p[0][1])]), "negative size"),
+    "a negative size": (
+        lambda c, n, b, p: (c, n, b, [(-1, p[0][1]), (1, p[0][1])]),
+        "negative size",
+    ),
     "a negative size of the body": (lambda c, n, b, p: (c, -1, b, p), "has -1 bytes"),
     "too many parts": (lambda c, n, b, p: (c, n, b, p * FRAMES_MAX), "more than 1023 parts"),
     "a size that is no number": (lambda c, n, b, p: (c, "5", b, p), "not a compressed batch"),
@@ -60,7 +64,9 @@ LIES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize(("lie", "problem"), LIES.values(), ids=LIES)
-def test_a_lie_about_a_size_is_refused_before_memory_is_taken(lie: Any, problem: str, name: str) -> None:
+def test_a_lie_about_a_size_is_refused_before_memory_is_taken(
+    lie: Any, problem: str, name: str
+) -> None:
     packed = lie(*small(name))
     tracemalloc.start()
     try:
@@ -71,7 +77,9 @@ def test_a_lie_about_a_size_is_refused_before_memory_is_taken(lie: Any, problem:
         tracemalloc.stop()
 
 
-def test_elements_for_which_there_is_no_memory_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_for_which_there_is_no_memory_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packed = compress_batch([np.zeros(2**23)], "SNAPPY")
     assert decompress_batch(packed, "worker")[0].shape == (2**23,)
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**25)
@@ -82,4 +90,6 @@ def test_elements_for_which_there_is_no_memory_are_refused_by_name(monkeypatch: 
 @pytest.mark.parametrize("name", CODECS)
 def test_the_largest_ratio_of_each_codec_is_allowed(name: str) -> None:
     value = [np.zeros(2**22)]
-    assert np.array_equal(decompress_batch(batch_compression.compress_batch(value, name), "worker")[0], value[0])
+    assert np.array_equal(
+        decompress_batch(batch_compression.compress_batch(value, name), "worker")[0], value[0]
+    )

@@ -1,4 +1,5 @@
-"""Compression: what comes out is what went in, never more than was told; what is not worth it is left alone."""
+"""Compression: what comes out is what went in, never more than was told; what is not worth it is
+left alone."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_arrays_are_buffers_too(codec: Codec) -> None:
     array = np.zeros((300, 400), np.float64)
     packed = codec.compress(array.data)
     assert packed is not None
-    assert np.array_equal(np.frombuffer(codec.decompress(packed, array.nbytes)).reshape(array.shape), array)
+    assert np.array_equal(
+        np.frombuffer(codec.decompress(packed, array.nbytes)).reshape(array.shape), array
+    )
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, len(NOISE)])
@@ -101,7 +104,12 @@ def test_no_name_is_no_codec_and_a_wrong_one_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", list(PACKAGES))
-def test_a_package_that_is_not_installed_is_told_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_told_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
-    with pytest.raises(FailedPreconditionError, match=rf"compression {name} needs a package.*zmqdist\[compression\]"):
+    with pytest.raises(
+        FailedPreconditionError,
+        match=rf"compression {name} needs a package.*zmqdist\[compression\]",
+    ):
         codec_of(name)

@@ -1,4 +1,5 @@
-"""Coordinated reads: the k-th elements of all consumers are of one group, whatever happens to workers and dispatchers."""
+"""Coordinated reads: the k-th elements of all consumers are of one group, whatever happens to
+workers and dispatchers."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Consumers:
     def check(self) -> None:
         """Every group that was ever read is one of consecutive numbers."""
         for group in self.groups:
-            assert [int(each) for each in group] == list(range(int(group[0]), int(group[0]) + len(group)))
+            assert [int(each) for each in group] == list(
+                range(int(group[0]), int(group[0]) + len(group))
+            )
 
 
 @contextmanager
@@ -66,7 +69,9 @@ def reading(
     with ExitStack() as stack:
         yield Consumers(
             [
-                stack.enter_context(iter(made.apply(distribute(mode, address, "test", index, consumers, **options))))
+                stack.enter_context(
+                    iter(made.apply(distribute(mode, address, "test", index, consumers, **options)))
+                )
                 for index in range(consumers)
             ]
         )
@@ -114,7 +119,9 @@ def test_all_batches_of_a_step_are_from_one_bucket() -> None:
 
     bucketed = (
         sequences()
-        .bucket_by_sequence_length(len, [10, 20, 30], [4] * 4, drop_remainder=True, pad_to_bucket_boundary=False)
+        .bucket_by_sequence_length(
+            len, [10, 20, 30], [4] * 4, drop_remainder=True, pad_to_bucket_boundary=False
+        )
         .group_by_window(bucket_of, lambda _, window: window.batch(1), window_size=batch)
         .unbatch()
     )
@@ -134,7 +141,8 @@ def test_a_finite_dataset_is_refused() -> None:
         reading(cluster, 1, finite) as read,
         pytest.raises(
             FailedPreconditionError,
-            match=r"Round robin reads require that the input dataset has infinite cardinality, but the dataset has "
+            match=r"Round robin reads require that the input dataset has infinite cardinality, "
+            r"but the dataset has "
             r"cardinality 100. Consider adding `.repeat\(\)`",
         ),
     ):
@@ -146,14 +154,19 @@ def test_a_dataset_that_ends_after_all_fails_for_everybody_from_then_on() -> Non
     with TestCluster(num_workers=1) as cluster, reading(cluster, 2, ends) as read:
         assert read.read(5) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
         for _ in range(2):
-            with pytest.raises(FailedPreconditionError, match="end of sequence on a round-robin read iterator"):
+            with pytest.raises(
+                FailedPreconditionError, match="end of sequence on a round-robin read iterator"
+            ):
                 read.read()
 
 
 def test_cardinality_is_infinite() -> None:
     with TestCluster(num_workers=1) as cluster:
         read = cluster.distribute(
-            Dataset.range(10).filter(lambda x: True), job_name="test", consumer_index=0, num_consumers=1
+            Dataset.range(10).filter(lambda x: True),
+            job_name="test",
+            consumer_index=0,
+            num_consumers=1,
         )
         assert read.cardinality() == INFINITE_CARDINALITY
 
@@ -229,7 +242,10 @@ def test_an_error_of_the_pipeline_comes_to_all_consumers_at_the_same_place_and_s
             raise ValueError("six")
         return x
 
-    with TestCluster(num_workers=1) as cluster, reading(cluster, 2, Dataset.counter().map(fails_at_6)) as read:
+    with (
+        TestCluster(num_workers=1) as cluster,
+        reading(cluster, 2, Dataset.counter().map(fails_at_6)) as read,
+    ):
         assert read.read(3) == [[0, 1], [2, 3], [4, 5]]
         for _ in range(2):
             for iterator in read.iterators:

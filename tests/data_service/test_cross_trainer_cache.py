@@ -12,7 +12,12 @@ import pytest
 
 from tests.data_service.clusters import TestCluster
 from zmqdist.data import Dataset
-from zmqdist.data.service import CrossTrainerCache, ShardingPolicy, from_dataset_id, register_dataset
+from zmqdist.data.service import (
+    CrossTrainerCache,
+    ShardingPolicy,
+    from_dataset_id,
+    register_dataset,
+)
 from zmqdist.errors import InvalidArgumentError
 
 ENDLESS = Dataset.range(10_000_000).repeat()
@@ -20,7 +25,9 @@ ELEMENT_BYTES = 64
 """What a number weighs in a cache."""
 
 
-def shared(cluster: TestCluster, dataset: Dataset = ENDLESS, trainer: str = "Trainer 1", **options: Any) -> Dataset:
+def shared(
+    cluster: TestCluster, dataset: Dataset = ENDLESS, trainer: str = "Trainer 1", **options: Any
+) -> Dataset:
     """The dataset as one trainer reads it."""
     told = {"job_name": "job", "cross_trainer_cache": CrossTrainerCache(trainer), **options}
     read: Dataset = cluster.distribute(dataset, **told)
@@ -44,7 +51,9 @@ def cluster() -> Iterator[TestCluster]:
 
 
 def small(window_bytes: int, **options: Any) -> TestCluster:
-    return TestCluster(num_workers=1, worker_options={"cross_trainer_cache_size_bytes": window_bytes}, **options)
+    return TestCluster(
+        num_workers=1, worker_options={"cross_trainer_cache_size_bytes": window_bytes}, **options
+    )
 
 
 def test_trainers_read_the_same_elements(cluster: TestCluster) -> None:
@@ -71,7 +80,10 @@ def test_trainers_may_read_by_id(cluster: TestCluster) -> None:
 
 
 def test_without_compression(cluster: TestCluster) -> None:
-    with opened(*(shared(cluster, trainer=trainer, compression=None) for trainer in "ab")) as (one, two):
+    with opened(*(shared(cluster, trainer=trainer, compression=None) for trainer in "ab")) as (
+        one,
+        two,
+    ):
         assert first(one, 10) == first(two, 10) == list(range(10))
 
 
@@ -98,7 +110,10 @@ def test_no_trainer_gets_an_element_twice(cluster: TestCluster) -> None:
 def test_many_trainers_in_step_read_the_same_from_a_small_window() -> None:
     wide = ENDLESS.map(lambda x: np.full(1000, x))
     window = ((os.cpu_count() or 1) + 8) * 8200
-    with small(window) as cluster, opened(*(shared(cluster, wide, f"Trainer {n}") for n in range(20))) as readers:
+    with (
+        small(window) as cluster,
+        opened(*(shared(cluster, wide, f"Trainer {n}") for n in range(20))) as readers,
+    ):
         for step in range(50):
             assert [int(next(each)[0]) for each in readers] == [step] * 20
 
@@ -114,7 +129,10 @@ def test_a_slow_trainer_misses_elements() -> None:
 
 
 def test_a_small_cache_serves_many_trainers() -> None:
-    with small(500) as cluster, opened(*(shared(cluster, trainer=f"Trainer {n}") for n in range(8))) as readers:
+    with (
+        small(500) as cluster,
+        opened(*(shared(cluster, trainer=f"Trainer {n}") for n in range(8))) as readers,
+    ):
         for each in readers:
             seen = first(each, 200)
             assert seen == sorted(set(seen))
@@ -128,7 +146,10 @@ def test_trainers_see_the_same_order_of_a_shuffled_dataset(cluster: TestCluster)
 
 def test_each_worker_has_a_window_of_what_it_was_dealt() -> None:
     with TestCluster(num_workers=2) as cluster:
-        reads = [shared(cluster, trainer=trainer, processing_mode=ShardingPolicy.DYNAMIC) for trainer in "ab"]
+        reads = [
+            shared(cluster, trainer=trainer, processing_mode=ShardingPolicy.DYNAMIC)
+            for trainer in "ab"
+        ]
         with opened(*reads) as (one, two):
             assert set(first(one, 100)) & set(first(two, 100))
 
@@ -162,7 +183,9 @@ def test_a_dataset_of_unknown_length_is_read_until_it_ends(cluster: TestCluster)
     read = shared(cluster, Dataset.range(10).filter(lambda x: True))
     with opened(read) as (iterator,):
         assert first(iterator, 10) == list(range(10))
-        with pytest.raises(InvalidArgumentError, match=r"requires the input dataset to be infinite."):
+        with pytest.raises(
+            InvalidArgumentError, match=r"requires the input dataset to be infinite."
+        ):
             next(iterator)
 
 
@@ -171,7 +194,9 @@ def test_a_dataset_is_not_read_again_and_again(cluster: TestCluster) -> None:
     for _ in range(2):
         with opened(read) as (iterator,):
             first(iterator, 1)
-    fails(read, r"requires infinite datasets and disallows multiple repetitions of the same dataset.")
+    fails(
+        read, r"requires infinite datasets and disallows multiple repetitions of the same dataset."
+    )
 
 
 def test_reads_cannot_be_coordinated(cluster: TestCluster) -> None:
@@ -194,7 +219,8 @@ def test_a_trainer_has_a_name(trainer: Any) -> None:
 
 
 def test_a_worker_that_was_started_again_begins_a_new_window() -> None:
-    # The iteration of a worker that is away for longer than `worker_timeout_ms` ends: here it waits.
+    # The iteration of a worker that is away for longer than `worker_timeout_ms` ends: here it
+    # waits.
     with (
         small(16 * ELEMENT_BYTES, worker_timeout_ms=None) as cluster,
         opened(shared(cluster)) as (iterator,),

@@ -1,4 +1,5 @@
-"""Registered datasets: tf.data service's own tests of ids and of metadata (data_service_ops_test.py, metadata_test.py)."""
+"""Registered datasets: tf.data service's own tests of ids and of metadata
+(data_service_ops_test.py, metadata_test.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from tests.data_service.clusters import TestCluster, values
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset
 from zmqdist.data.experimental import SHARD_HINT
 from zmqdist.data.service import ShardingPolicy, distribute, from_dataset_id, register_dataset
-from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from zmqdist.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 
 # Tasks go on in the cluster's workers when their readers have gone.
 pytestmark = pytest.mark.shares_cluster
@@ -32,7 +38,7 @@ def read(cluster: TestCluster, id: Any, **options: Any) -> list[Any]:
     return values(from_dataset_id(options.pop("mode", OFF), cluster.target, id, **options))
 
 
-# -- ids -----------------------------------------------------------------------------------------------------------------
+# -- ids -------------------------------------------------------------------------------------------
 
 
 def test_from_dataset_id(one: TestCluster) -> None:
@@ -56,8 +62,15 @@ def test_explicit_protocol_from_dataset_id(one: TestCluster) -> None:
 def test_from_dataset_id_shared_jobs(one: TestCluster) -> None:
     with TestCluster(2) as cluster:
         datasets = [Dataset.range(20), Dataset.from_tensor_slices(np.arange(20, 40))]
-        ids = [register_dataset(cluster.target, each, dataset_id=f"dataset_{n}") for n, each in enumerate(datasets)]
-        readers = [from_dataset_id(DYNAMIC, cluster.target, id, job_name="shared") for id in ids for _ in range(2)]
+        ids = [
+            register_dataset(cluster.target, each, dataset_id=f"dataset_{n}")
+            for n, each in enumerate(datasets)
+        ]
+        readers = [
+            from_dataset_id(DYNAMIC, cluster.target, id, job_name="shared")
+            for id in ids
+            for _ in range(2)
+        ]
         together = Dataset.from_tensor_slices(np.arange(4)).interleave(
             lambda n: readers[int(n)], cycle_length=4, num_parallel_calls=4
         )
@@ -69,7 +82,9 @@ def test_from_dataset_id_multiple_components(one: TestCluster) -> None:
     dataset = Dataset.zip({"a": (dataset, dataset), "b": dataset})
     found = from_dataset_id(OFF, one.target, register_dataset(one.target, dataset))
     assert found.element_spec == dataset.element_spec
-    assert [(int(x["a"][0]), int(x["a"][1]), int(x["b"])) for x in found] == [(i, i, i) for i in range(10)]
+    assert [(int(x["a"][0]), int(x["a"][1]), int(x["b"])) for x in found] == [
+        (i, i, i) for i in range(10)
+    ]
 
 
 def test_from_dataset_id_wrong_element_spec(one: TestCluster) -> None:
@@ -126,21 +141,29 @@ def test_register_different_dataset_ids(one: TestCluster, second: str | None) ->
 
 def test_datasets_do_not_match(one: TestCluster) -> None:
     register_dataset(one.target, Dataset.range(10), dataset_id="integers")
-    with pytest.raises(InvalidArgumentError, match="Datasets with the same ID should have the same structure"):
+    with pytest.raises(
+        InvalidArgumentError, match="Datasets with the same ID should have the same structure"
+    ):
         register_dataset(one.target, Dataset.from_tensor_slices(["a", "b"]), dataset_id="integers")
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        lambda target: register_dataset(target, Dataset.range(10), compression=None, dataset_id="id of one form"),
+        lambda target: register_dataset(
+            target, Dataset.range(10), compression=None, dataset_id="id of one form"
+        ),
         lambda target: register_dataset(target, Dataset.range(11), dataset_id="id of one form"),
     ],
     ids=["compression", "cardinality"],
 )
-def test_datasets_of_one_id_agree_in_all_that_is_known_of_them(one: TestCluster, other: Callable[[str], str]) -> None:
+def test_datasets_of_one_id_agree_in_all_that_is_known_of_them(
+    one: TestCluster, other: Callable[[str], str]
+) -> None:
     register_dataset(one.target, Dataset.range(10), dataset_id="id of one form")
-    with pytest.raises(InvalidArgumentError, match="Datasets with the same ID should have the same structure"):
+    with pytest.raises(
+        InvalidArgumentError, match="Datasets with the same ID should have the same structure"
+    ):
         other(one.target)
 
 
@@ -155,12 +178,16 @@ def test_what_was_found_out_about_a_dataset_does_not_make_it_another() -> None:
 
 def test_another_pipeline_under_the_same_id_is_kept_out_replaces_or_fails(one: TestCluster) -> None:
     def register(add: int, **options: Any) -> str:
-        return register_dataset(one.target, Dataset.range(2).map(lambda x: x + add), dataset_id="code", **options)
+        return register_dataset(
+            one.target, Dataset.range(2).map(lambda x: x + add), dataset_id="code", **options
+        )
 
     register(1)
     register(2)
     assert read(one, "code") == [1, 2]
-    with pytest.raises(AlreadyExistsError, match="another pipeline is registered under the dataset ID code"):
+    with pytest.raises(
+        AlreadyExistsError, match="another pipeline is registered under the dataset ID code"
+    ):
         register(2, on_conflict="error")
     register(2, on_conflict="replace")
     assert read(one, "code") == [2, 3]
@@ -168,7 +195,7 @@ def test_another_pipeline_under_the_same_id_is_kept_out_replaces_or_fails(one: T
         register(2, on_conflict="forget")
 
 
-# -- metadata ------------------------------------------------------------------------------------------------------------
+# -- metadata --------------------------------------------------------------------------------------
 
 INFINITE, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
@@ -200,7 +227,9 @@ def test_cardinality(one: TestCluster, mode: str, dataset: Dataset, wanted: int)
 
 
 def test_cardinality_of_coordinated_reads(one: TestCluster) -> None:
-    dataset = one.distribute(Dataset.range(10).repeat(), OFF, job_name="j", consumer_index=0, num_consumers=2)
+    dataset = one.distribute(
+        Dataset.range(10).repeat(), OFF, job_name="j", consumer_index=0, num_consumers=2
+    )
     assert dataset.cardinality() == INFINITE
 
 
@@ -213,7 +242,9 @@ def test_element_spec_of_what_is_distributed(one: TestCluster) -> None:
 
 
 def test_element_spec_that_the_service_does_not_know(one: TestCluster) -> None:
-    dataset = from_dataset_id(OFF, one.target, register_dataset(one.target, Dataset.range(2).map(lambda x: (x, x))))
+    dataset = from_dataset_id(
+        OFF, one.target, register_dataset(one.target, Dataset.range(2).map(lambda x: (x, x)))
+    )
     assert [tuple(map(int, each)) for each in dataset] == [(0, 0), (1, 1)]
     with pytest.raises(FailedPreconditionError, match="give it to `from_dataset_id`"):
         dataset.element_spec  # noqa: B018
@@ -237,7 +268,9 @@ def test_python_function(one: TestCluster) -> None:
 def test_read_from_two_contexts(one: TestCluster) -> None:
     id = register_dataset(one.target, Dataset.range(10))
     iterators = [iter(from_dataset_id(OFF, one.target, id)) for _ in range(2)]
-    assert [[int(next(each)) for each in iterators] for _ in range(10)] == [[x, x] for x in range(10)]
+    assert [[int(next(each)) for each in iterators] for _ in range(10)] == [
+        [x, x] for x in range(10)
+    ]
     for each in iterators:
         each.close()
 

@@ -97,9 +97,21 @@ def test_sigterm_drains_a_worker_process() -> None:
 
     with process_cluster(1) as (dispatcher, _):
         environment = {**os.environ}
-        command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", dispatcher.address, "--threads"]
+        command = [
+            sys.executable,
+            "-m",
+            "zmqdist_cli",
+            "worker",
+            "--dispatcher",
+            dispatcher.address,
+            "--threads",
+        ]
         worker = subprocess.Popen(
-            [*command, "--grace", "60"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [*command, "--grace", "60"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
         try:
             assert worker.stdout is not None
@@ -145,17 +157,24 @@ def test_a_report_says_which_data_tasks_others_read_on(cluster: TestCluster) -> 
     assert all(next(reader) is not None for reader in readers)
     until(lambda: all(len(report.data) == 2 for report in cluster.dispatcher.drain_reports()))
     for report in cluster.dispatcher.drain_reports():
-        assert set(report.data) == {DataTaskRow("moves", "DYNAMIC", True), DataTaskRow("whole", "OFF", True)}
+        assert set(report.data) == {
+            DataTaskRow("moves", "DYNAMIC", True),
+            DataTaskRow("whole", "OFF", True),
+        }
         assert report.losses == []
     cluster.stop_worker(1)
     until(lambda: len(cluster.dispatcher.drain_reports()) == 1)
     until(lambda: len(cluster.dispatcher.drain_reports()[0].losses) == 1)
-    assert cluster.dispatcher.drain_reports()[0].losses == ["1 data task whose rest no other worker reads: whole (OFF)"]
+    assert cluster.dispatcher.drain_reports()[0].losses == [
+        "1 data task whose rest no other worker reads: whole (OFF)"
+    ]
 
 
 def test_a_share_that_belongs_to_one_worker_refuses_its_drain_by_the_name_of_its_job() -> None:
     with TestCluster(1, worker_addresses=["localhost:%port%"]) as cluster:
-        reader = iter(cluster.distribute(Dataset.range(LONG), ShardingPolicy.DATA, job_name="shared"))
+        reader = iter(
+            cluster.distribute(Dataset.range(LONG), ShardingPolicy.DATA, job_name="shared")
+        )
         assert next(reader) == 0
         (report,) = cluster.dispatcher.drain_reports()
         assert report.losses == ["1 data task whose rest no other worker reads: shared (DATA)"]

@@ -1,4 +1,5 @@
-"""An iterator that its last user drops ends its reader, as one that is closed does, whatever came of it before."""
+"""An iterator that its last user drops ends its reader, as one that is closed does, whatever came
+of it before."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ def unchanged(x: Any) -> Any:
 CAUSES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], type[Exception] | None]] = {
     "after an element": (unchanged, {}, None),
     "after the error of an element": (fails, {}, InvalidArgumentError),
-    "after an error that ends the reading": (unchanged, {"data_transfer_protocol": "pigeon"}, NotFoundError),
+    "after an error that ends the reading": (
+        unchanged,
+        {"data_transfer_protocol": "pigeon"},
+        NotFoundError,
+    ),
 }
 
 
@@ -67,7 +72,9 @@ def thread_of_a_dropped_reader(service: Service, reading: str, cause: str) -> th
 
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reader_ends_when_its_iterator_is_dropped(service: Service, reading: str, cause: str) -> None:
+def test_a_reader_ends_when_its_iterator_is_dropped(
+    service: Service, reading: str, cause: str
+) -> None:
     thread = thread_of_a_dropped_reader(service, reading, cause)
     gc.collect()
     thread.join(PATIENCE_S)

@@ -1,4 +1,5 @@
-"""Positions dealt out: tf.data service's own tests of dynamic sharding (dynamic_sharding_test.py), row by row."""
+"""Positions dealt out: tf.data service's own tests of dynamic sharding (dynamic_sharding_test.py),
+row by row."""
 
 from __future__ import annotations
 
@@ -65,11 +66,15 @@ def constant(value: Any) -> Dataset:
 def test_basic(two: TestCluster, mode: Any, name: str | None) -> None:
     """And NoJobName, DistributedEpoch."""
     name = name and f"{name}-{mode}"
-    assert sorted(values(two.distribute(Dataset.range(100), mode, job_name=name))) == list(range(100))
+    assert sorted(values(two.distribute(Dataset.range(100), mode, job_name=name))) == list(
+        range(100)
+    )
 
 
 def test_tensor_slices(two: TestCluster) -> None:
-    assert Counter(values(dealt(two, Dataset.from_tensor_slices([5, 1, 2, 4])))) == Counter([5, 1, 2, 4])
+    assert Counter(values(dealt(two, Dataset.from_tensor_slices([5, 1, 2, 4])))) == Counter(
+        [5, 1, 2, 4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,9 +87,13 @@ def test_tensor_slices(two: TestCluster) -> None:
     ],
     ids=["interleave", "parallel_interleave", "flat_map", "flat_map_slices"],
 )
-def test_inner_datasets_are_not_split(two: TestCluster, inner: Callable[[Dataset], Dataset]) -> None:
+def test_inner_datasets_are_not_split(
+    two: TestCluster, inner: Callable[[Dataset], Dataset]
+) -> None:
     """Interleave, ParallelInterleave, FlatMap."""
-    assert Counter(values(dealt(two, inner(Dataset.from_tensor_slices([1, 5, 0]))))) == Counter([1, 5, 0])
+    assert Counter(values(dealt(two, inner(Dataset.from_tensor_slices([1, 5, 0]))))) == Counter(
+        [1, 5, 0]
+    )
 
 
 def test_group_by_window(two: TestCluster) -> None:
@@ -186,14 +195,18 @@ def test_pairs_stay_pairs_with_two_workers(two: TestCluster, pairs: Dataset) -> 
 
 
 @pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}], ids=str)
-def test_pairs_of_single_positions_are_read_in_portions(two: TestCluster, options: dict[str, Any]) -> None:
+def test_pairs_of_single_positions_are_read_in_portions(
+    two: TestCluster, options: dict[str, Any]
+) -> None:
     for pairs in ALIGNED:
         assert sorted(rows(dealt(two, pairs, **options))) == PAIRS
 
 
 @pytest.mark.parametrize("pairs", COUNTED)
 def test_other_pairs_are_not_read_in_portions(two: TestCluster, pairs: Dataset) -> None:
-    with pytest.raises(UnimplementedError, match=r"^(zip|enumerate)\(\).*put it behind distribute\(\)"):
+    with pytest.raises(
+        UnimplementedError, match=r"^(zip|enumerate)\(\).*put it behind distribute\(\)"
+    ):
         rows(dealt(two, pairs, ordered=True))
 
 
@@ -225,7 +238,9 @@ def test_choose_from_datasets(clusters: Callable[[int], TestCluster], workers: i
     )
     read = list(map(str, dealt(clusters(workers), dataset)))
     expected = [words[choice] for choice in choices]
-    assert (read if workers == 1 else sorted(read)) == (expected if workers == 1 else sorted(expected * workers))
+    assert (read if workers == 1 else sorted(read)) == (
+        expected if workers == 1 else sorted(expected * workers)
+    )
 
 
 def test_enumerate_replicate_on_split(three: TestCluster) -> None:
@@ -249,14 +264,17 @@ def test_snapshot(two: TestCluster, tmp_path: Path, written: bool) -> None:
     dataset = Dataset.range(100).snapshot(str(tmp_path))
     if written:
         assert len(list(dataset)) == 100
-    with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot datasets"):
+    with pytest.raises(
+        UnimplementedError, match="Splitting is not implemented for snapshot datasets"
+    ):
         list(dealt(two, dataset))
 
 
 def test_distributed_dataset(two: TestCluster) -> None:
     below = two.distribute(Dataset.range(100), "parallel_epochs")
     with pytest.raises(
-        UnimplementedError, match="Cannot create split providers for dataset of type DataServiceDataset"
+        UnimplementedError,
+        match="Cannot create split providers for dataset of type DataServiceDataset",
     ):
         list(dealt(two, below.map(lambda x: x + 1)))
 
@@ -268,7 +286,9 @@ def test_a_generator_cannot_be_dealt_out(two: TestCluster) -> None:
 
 
 def test_flat_map_with_repeat(three: TestCluster) -> None:
-    dataset = Dataset.range(5).flat_map(lambda _: Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10))
+    dataset = Dataset.range(5).flat_map(
+        lambda _: Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10)
+    )
     assert Counter(map(str, dealt(three, dataset))) == Counter({"a": 50, "b": 50, "c": 50})
 
 
@@ -276,6 +296,10 @@ def test_shuffle_files(three: TestCluster, tmp_path: Path) -> None:
     for file in range(5):
         (tmp_path / f"file-{file}").write_text("".join(f"{file}-{record}\n" for record in range(5)))
     names = sorted(map(str, tmp_path.iterdir()))
-    dataset = Dataset.from_tensor_slices(names).shuffle(5).interleave(TextLineDataset, cycle_length=5)
-    read = [line.decode() if isinstance(line, bytes) else str(line) for line in dealt(three, dataset)]
+    dataset = (
+        Dataset.from_tensor_slices(names).shuffle(5).interleave(TextLineDataset, cycle_length=5)
+    )
+    read = [
+        line.decode() if isinstance(line, bytes) else str(line) for line in dealt(three, dataset)
+    ]
     assert sorted(read) == [f"{file}-{record}" for file in range(5) for record in range(5)]

@@ -17,7 +17,16 @@ from tests.wire.wire_values import Point, arrays, dtypes, filled, keys, same, sc
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.padding import Ragged
 from zmqdist.data.service.batch_compression import compress_batch, decompress_batch
-from zmqdist.data.service.elements import EACH, ROW_BYTES_MAX, ROWS, SCALARS, check_spec, pack, unpack, weigh
+from zmqdist.data.service.elements import (
+    EACH,
+    ROW_BYTES_MAX,
+    ROWS,
+    SCALARS,
+    check_spec,
+    pack,
+    unpack,
+    weigh,
+)
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec
 from zmqdist.errors import InvalidArgumentError, UnimplementedError, WireError
 from zmqdist.specs import TensorSpec
@@ -31,17 +40,22 @@ def travel(elements: list[Any]) -> list[Any]:
     return unpack(safe.decode(body, [bytearray(frame) for frame in frames], "peer"), "peer")
 
 
-# -- round trip -----------------------------------------------------------------------------------------------------
+# -- round trip ------------------------------------------------------------------------------------
 
 
 @st.composite
 def leaf_kinds(draw: st.DrawFn) -> st.SearchStrategy[Any]:
-    """A strategy for leaves that are alike: strings, scalars of one dtype, arrays of one dtype and shape; or for any leaf."""
+    """A strategy for leaves that are alike: strings, scalars of one dtype, arrays of one dtype and
+    shape; or for any leaf."""
     dtype = draw(dtypes)
     shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     alike = st.composite(lambda draw: np.asarray(filled(draw, dtype, shape)))()
     scalar = st.composite(lambda draw: filled(draw, dtype, ())[()])()
-    return draw(st.sampled_from([texts, st.binary(max_size=8), alike, alike.map(np.asfortranarray), scalar, any_leaf]))
+    return draw(
+        st.sampled_from(
+            [texts, st.binary(max_size=8), alike, alike.map(np.asfortranarray), scalar, any_leaf]
+        )
+    )
 
 
 any_leaf = st.one_of(texts, st.binary(max_size=8), arrays(), scalars())
@@ -112,7 +126,7 @@ def test_elements_that_hold_datasets_say_what_to_put_behind_them() -> None:
             pack(elements)
 
 
-# -- columns ----------------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------------------
 
 
 def test_many_small_elements_are_one_array_for_each_leaf() -> None:
@@ -128,10 +142,12 @@ def test_a_large_array_is_not_copied() -> None:
     large = [np.zeros(ROW_BYTES_MAX + 1, "u1") for _ in range(3)]
     value = pack([(np.int64(0), array) for array in large])
     assert all(entry is array for entry, array in zip(value[1][1:], large, strict=True))
-    assert all(element[1] is array for element, array in zip(unpack(value, "peer"), large, strict=True))
+    assert all(
+        element[1] is array for element, array in zip(unpack(value, "peer"), large, strict=True)
+    )
 
 
-# -- privacy ----------------------------------------------------------------------------------------------------------
+# -- privacy ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (ROW_BYTES_MAX,)])
@@ -159,7 +175,7 @@ def test_a_large_frozen_array_stays_frozen_and_a_row_of_a_column_is_writable() -
     assert small.flags.writeable
 
 
-# -- malformed ----------------------------------------------------------------------------------------------------------
+# -- malformed -------------------------------------------------------------------------------------
 
 EMPTY = [SCALARS, np.zeros(0)]
 
@@ -207,13 +223,15 @@ def test_nesting_without_end_is_a_wire_error() -> None:
         unpack(value, "peer")
 
 
-# -- weight and spec ------------------------------------------------------------------------------------------------------
+# -- weight and spec -------------------------------------------------------------------------------
 
 
 def test_the_weight_of_an_element_is_about_its_memory() -> None:
     assert weigh(np.int64(1)) < 100
     assert weigh(np.zeros(1000)) == pytest.approx(8000, rel=0.05)
-    assert weigh((np.zeros(1000), {"a": "x" * 1000, "b": b"y" * 1000})) == pytest.approx(10_000, rel=0.1)
+    assert weigh((np.zeros(1000), {"a": "x" * 1000, "b": b"y" * 1000})) == pytest.approx(
+        10_000, rel=0.1
+    )
     assert weigh("\U0001f600" * 1000) == pytest.approx(4000, rel=0.1)
     assert weigh(()) > 0
     assert weigh({}) > 0
@@ -223,7 +241,8 @@ def test_the_weight_of_an_element_is_about_its_memory() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ["".join(["\xe9"] * 100)] * 42_000,  # a new text: one that was encoded before weighs more
+        # a new text: one that was encoded before weighs more
+        lambda: ["".join(["\xe9"] * 100)] * 42_000,
         lambda: [np.zeros(0)] * 57_000,
         lambda: [(np.int8(1), np.int16(1))[i % 2] for i in range(115_000)],
         lambda: [np.zeros(40_000 + i, "u1") for i in range(180)],
@@ -238,7 +257,10 @@ def test_the_codec_takes_what_weighs_seven_mebibytes(make: Callable[[], list[Any
 
 Other = namedtuple("Other", ["x", "z"])
 IMAGE = TensorSpec((None, 3), "f4")
-SPEC = {"image": (IMAGE, TensorSpec((), str)), "at": Point(TensorSpec((), "i8"), TensorSpec(None, "f8"))}
+SPEC = {
+    "image": (IMAGE, TensorSpec((), str)),
+    "at": Point(TensorSpec((), "i8"), TensorSpec(None, "f8")),
+}
 
 
 def fitting() -> dict[str, Any]:
@@ -273,17 +295,25 @@ def test_each_element_is_compared_with_the_spec(late: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"image": (np.zeros((5, 3)), "a")}, r"element\['image'\]\[0\]: expected float32 .*, given float64"),
-        ({"image": (np.zeros((5, 4), "f4"), "a")}, r"element\['image'\]\[0\]: expected .*\(None, 3\), given .*\(5, 4\)"),
+        ({"image": (np.zeros((5, 3)), "a")}, (r"element\['image'\]\[0\]: expected float32 .*, "
+                                             r"given float64")),
+        ({"image": (np.zeros((5, 4), "f4"), "a")}, (r"element\['image'\]\[0\]: expected .*\(None, "
+                                                   r"3\), given .*\(5, 4\)")),
         ({"image": (np.zeros((5, 3), "f4"), b"a")}, r"element\['image'\]\[1\]: expected <U0"),
-        ({"image": (np.zeros((5, 3), "f4"),)}, r"element\['image'\]: expected a tuple of 2, given tuple of 1"),
-        ({"image": np.zeros((5, 3), "f4")}, r"element\['image'\]: expected a tuple of 2, given ndarray"),
-        ({"at": (np.int64(1), np.zeros(1))}, r"element\['at'\]: expected a namedtuple of x, y, given tuple of 2"),
-        ({"at": Other(np.int64(1), np.zeros(1))}, r"element\['at'\]: expected .* x, y, given namedtuple of x, z"),
+        ({"image": (np.zeros((5, 3), "f4"),)}, (r"element\['image'\]: expected a tuple of 2, given "
+                                               r"tuple of 1")),
+        ({"image": np.zeros((5, 3), "f4")}, (r"element\['image'\]: expected a tuple of 2, given "
+                                            r"ndarray")),
+        ({"at": (np.int64(1), np.zeros(1))}, (r"element\['at'\]: expected a namedtuple of x, y, "
+                                             r"given tuple of 2")),
+        ({"at": Other(np.int64(1), np.zeros(1))}, (r"element\['at'\]: expected .* x, y, given "
+                                                  r"namedtuple of x, z")),
         ({"at": Point(np.int32(1), np.zeros(1))}, r"element\['at'\]\.x: expected int64"),
         ({"at": Point((), np.zeros(1))}, r"element\['at'\]\.x: expected int64.*, given tuple of 0"),
-        ({"at": Point(Dataset.range(1), np.zeros(1))}, r"element\['at'\]\.x: expected int64.*, given a dataset"),
-        ({"more": np.int64(1)}, r"element: expected the keys \['image', 'at'\], given the keys \['image', 'at', 'more'\]"),
+        ({"at": Point(Dataset.range(1), np.zeros(1))}, (r"element\['at'\]\.x: expected int64.*, "
+                                                       r"given a dataset")),
+        ({"more": np.int64(1)}, (r"element: expected the keys \['image', 'at'\], given the keys "
+                                r"\['image', 'at', 'more'\]")),
     ],
 )  # fmt: skip
 def test_the_first_leaf_that_does_not_fit_is_named(change: dict[str, Any], told: str) -> None:
@@ -292,16 +322,23 @@ def test_the_first_leaf_that_does_not_fit_is_named(change: dict[str, Any], told:
 
 
 def test_an_array_in_place_of_a_dataset_is_named() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"element\[0\]: expected a dataset, given ndarray"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"element\[0\]: expected a dataset, given ndarray"
+    ):
         check_spec([(np.zeros(1),)], (DatasetSpec(TensorSpec((), "i8")),))
 
 
 @pytest.mark.parametrize("codec", ["", "LZ4"])
 @pytest.mark.parametrize(("count", "nbytes"), [(300, 60_000), (1_100, 70_000), (40_000, 80)])
-def test_a_wide_element_is_sent_whatever_the_number_and_size_of_its_arrays(count: int, nbytes: int, codec: str) -> None:
+def test_a_wide_element_is_sent_whatever_the_number_and_size_of_its_arrays(
+    count: int, nbytes: int, codec: str
+) -> None:
     element = {f"c{number}": np.full(nbytes // 8, number) for number in range(count)}
     body, frames = safe.encode(compress_batch(pack([element]), codec))
     value = decompress_batch(safe.decode(body, [bytearray(frame) for frame in frames], "p"), "p")
     [back] = unpack(value, "p")
     assert list(back) == list(element)
-    assert all(np.array_equal(back[name], column) and back[name].flags.writeable for name, column in element.items())
+    assert all(
+        np.array_equal(back[name], column) and back[name].flags.writeable
+        for name, column in element.items()
+    )

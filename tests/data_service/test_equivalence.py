@@ -1,4 +1,5 @@
-"""A run by the service gives the elements of a plain run, whatever the pipeline, the mode and the place at which a state is saved.
+"""A run by the service gives the elements of a plain run, whatever the pipeline, the mode and the
+place at which a state is saved.
 
 pytest tests/data_service/test_equivalence.py --seed 1234      draws one case again
 """

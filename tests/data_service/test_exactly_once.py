@@ -140,9 +140,14 @@ def acknowledged(cluster: TestCluster) -> bool:
 
 
 def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
-    with TestCluster(2, fault_tolerant_mode=False, client_timeout_ms=3000, job_gc_check_interval_ms=100) as cluster:
+    with TestCluster(
+        2, fault_tolerant_mode=False, client_timeout_ms=3000, job_gc_check_interval_ms=100
+    ) as cluster:
         reader = subprocess.Popen(
-            [sys.executable, "-c", _READ, cluster.target, str(COUNT)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, "-c", _READ, cluster.target, str(COUNT)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         assert reader.stdout is not None
         had = [int(reader.stdout.readline()) for _ in range(5000)]
@@ -178,10 +183,22 @@ def test_a_dispatcher_that_is_started_again_has_lost_nothing() -> None:
     [
         ({"delivery": "twice"}, ValueError, "'at_most_once', 'exactly_once'"),
         ({"delivery": "at_least_once"}, ValueError, "'at_most_once', 'exactly_once'"),
-        ({"delivery": "exactly_once", "processing_mode": ShardingPolicy.OFF}, InvalidArgumentError, "DYNAMIC"),
-        ({"ordered": True, "processing_mode": ShardingPolicy.DATA}, InvalidArgumentError, "DYNAMIC"),
         (
-            {"delivery": "exactly_once", "cross_trainer_cache": CrossTrainerCache("a"), "job_name": "b"},
+            {"delivery": "exactly_once", "processing_mode": ShardingPolicy.OFF},
+            InvalidArgumentError,
+            "DYNAMIC",
+        ),
+        (
+            {"ordered": True, "processing_mode": ShardingPolicy.DATA},
+            InvalidArgumentError,
+            "DYNAMIC",
+        ),
+        (
+            {
+                "delivery": "exactly_once",
+                "cross_trainer_cache": CrossTrainerCache("a"),
+                "job_name": "b",
+            },
             InvalidArgumentError,
             "cache",
         ),
@@ -196,4 +213,6 @@ def test_mistakes_are_told_when_distribute_is_called(
 
 def test_what_cannot_be_cut_is_told_before_anything_is_sent() -> None:
     with pytest.raises(UnimplementedError, match=r"shuffle.*put it behind distribute\(\)"):
-        Dataset.range(10).shuffle(5).apply(distribute(DYNAMIC, "localhost:1", delivery="exactly_once"))
+        Dataset.range(10).shuffle(5).apply(
+            distribute(DYNAMIC, "localhost:1", delivery="exactly_once")
+        )

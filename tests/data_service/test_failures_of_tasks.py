@@ -1,4 +1,5 @@
-"""A bug while a task serves its readers: the request that it hits gets an error, and the others are served."""
+"""A bug while a task serves its readers: the request that it hits gets an error, and the others are
+served."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ TEXT = r"(?s)a bug in zmqdist: RuntimeError: spoiled\na reply of dataset 1000 \(
 
 
 def first_come() -> Runner:
-    return FirstComeRunner("5", lambda: iter(Dataset.range(9)), lambda: None, DESCRIBE, array("q", [0] * 8))
+    return FirstComeRunner(
+        "5", lambda: iter(Dataset.range(9)), lambda: None, DESCRIBE, array("q", [0] * 8)
+    )
 
 
 def portions() -> Runner:
@@ -78,7 +81,9 @@ def test_a_reply_that_cannot_be_made_fails_its_request_and_no_other(
             with pytest.raises(InternalError, match=TEXT):
                 ask(runner, number, Spoiled()).result()
         assert len(ask(runner, 2, Answer()).result()) == 1
-    assert caplog.text.count("requests of readers fail: a bug in zmqdist: RuntimeError: spoiled") == 1
+    assert (
+        caplog.text.count("requests of readers fail: a bug in zmqdist: RuntimeError: spoiled") == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +123,11 @@ class Stopped(Answer):
 
 
 @pytest.mark.parametrize("kind", [FirstComeRunner, PortionsRunner, RoundsRunner])
-def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others(kind: type) -> None:
-    """Elements are made while both requests wait, so the loop of the reader that has stopped is the one to be woken."""
+def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others(
+    kind: type,
+) -> None:
+    """Elements are made while both requests wait, so the loop of the reader that has stopped is the
+    one to be woken."""
     go = threading.Event()
 
     def slow() -> Iterator[int]:
@@ -130,9 +138,13 @@ def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others
     left = [[(0, 0, 0, 9, 0)]]
     runner: Runner
     if kind is FirstComeRunner:
-        runner = FirstComeRunner("5", lambda: iter(dataset), lambda: None, DESCRIBE, array("q", [0] * 8))
+        runner = FirstComeRunner(
+            "5", lambda: iter(dataset), lambda: None, DESCRIBE, array("q", [0] * 8)
+        )
     elif kind is PortionsRunner:
-        runner = PortionsRunner("5", lambda *_: iter(dataset), DESCRIBE, lambda *_: left.pop() if left else [])
+        runner = PortionsRunner(
+            "5", lambda *_: iter(dataset), DESCRIBE, lambda *_: left.pop() if left else []
+        )
     else:
         runner = RoundsRunner("5", lambda: iter(dataset), DESCRIBE, 2)
     with closing(runner):
@@ -143,7 +155,9 @@ def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others
         assert len(answer.result()) == 1
 
 
-def test_a_task_that_cannot_begin_fails_the_request_of_a_reader_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_cannot_begin_fails_the_request_of_a_reader_in_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def spoiled(*args: Any) -> Runner:
         raise RuntimeError("spoiled")
 

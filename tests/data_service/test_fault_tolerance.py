@@ -1,4 +1,5 @@
-"""What reading goes through when dispatchers and workers go and come back: the rows of tf.data service's own tests, and kill -9."""
+"""What reading goes through when dispatchers and workers go and come back: the rows of tf.data
+service's own tests, and kill -9."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine.records import ReleaseClient, encode
-from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from zmqdist.errors import (
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
@@ -98,7 +105,9 @@ def test_dispatcher_many_restarts(cluster: TestCluster) -> None:
     for count in range(10, 15):
         datasets.append(cluster.distribute(Dataset.range(count)))
         cluster.restart_dispatcher()
-    assert [values(dataset) for dataset in datasets] == [list(range(count)) for count in range(10, 15)]
+    assert [values(dataset) for dataset in datasets] == [
+        list(range(count)) for count in range(10, 15)
+    ]
 
 
 def test_dispatcher_and_worker_restart(cluster: TestCluster) -> None:
@@ -135,7 +144,9 @@ def behind_the_gate(x: int) -> int:
     return x
 
 
-def test_no_share_is_missing_when_a_worker_is_started_again_with_the_dispatcher_whoever_is_there_first() -> None:
+def test_no_share_is_missing_when_a_worker_is_started_again_with_the_dispatcher_whoever_is_there_first() -> (
+    None
+):
     """If the new one is, the dispatcher gives it the number that the other had."""
     GATE.clear()
     with TestCluster(num_workers=2) as cluster:
@@ -213,7 +224,9 @@ def test_change_processing_mode_after_restart(cluster: TestCluster) -> None:
     assert take(iterator, 50) == list(range(50))
     cluster.restart_dispatcher()
     other = cluster.distribute(Dataset.range(100), DYNAMIC, job_name="test")
-    problem = "Tried to create job with name test, but found an existing job with different parameters"
+    problem = (
+        "Tried to create job with name test, but found an existing job with different parameters"
+    )
     with pytest.raises(InvalidArgumentError, match=problem):
         next(iter(other))
     assert [int(each) for each in iterator] == list(range(50, 100))
@@ -223,7 +236,9 @@ def test_change_processing_mode_after_restart(cluster: TestCluster) -> None:
 def test_distribute_large_graph_then_register_worker(work_dir: str | None) -> None:
     import numpy as np
 
-    with TestCluster(num_workers=0, work_dir=work_dir, fault_tolerant_mode=work_dir is None) as cluster:
+    with TestCluster(
+        num_workers=0, work_dir=work_dir, fault_tolerant_mode=work_dir is None
+    ) as cluster:
         large = Dataset.from_tensors(np.zeros((1 << 23,), np.uint8))
         iterator = iter(cluster.distribute(large))
         cluster.add_worker()
@@ -231,7 +246,7 @@ def test_distribute_large_graph_then_register_worker(work_dir: str | None) -> No
         iterator.close()
 
 
-# -- what a restart without a journal means ---------------------------------------------------------------------------------
+# -- what a restart without a journal means --------------------------------------------------------
 
 
 def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back() -> None:
@@ -239,7 +254,9 @@ def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back()
         iterator = iter(cluster.distribute(Dataset.range(2**40)))
         assert take(iterator, 3) == [0, 1, 2]
         cluster.restart_dispatcher()
-        with pytest.raises(NotFoundError, match=r"Unknown iteration client id 3000\.(.|\n)*lost its state"):
+        with pytest.raises(
+            NotFoundError, match=r"Unknown iteration client id 3000\.(.|\n)*lost its state"
+        ):
             for _ in iterator:
                 pass
         iterator.close()
@@ -248,7 +265,7 @@ def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back()
         until(lambda: cluster.num_tasks_on_workers() == 0)
 
 
-# -- numbers, names and what has ended --------------------------------------------------------------------------------------
+# -- numbers, names and what has ended -------------------------------------------------------------
 
 
 def test_numbers_grow_over_restarts_and_what_has_ended_stays_ended(cluster: TestCluster) -> None:
@@ -265,7 +282,7 @@ def test_numbers_grow_over_restarts_and_what_has_ended_stays_ended(cluster: Test
     assert all(new >= old for new, old in zip(ids(), before, strict=True))
 
 
-# -- kill -9 ----------------------------------------------------------------------------------------------------------------
+# -- kill -9 ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes("data service")
@@ -283,7 +300,9 @@ def test_killed_dispatchers_lose_nothing_and_give_nothing_twice() -> None:
         assert sorted(found) == list(range(count))
 
 
-def test_a_second_dispatcher_in_the_same_folder_is_refused_and_the_first_goes_on(cluster: TestCluster) -> None:
+def test_a_second_dispatcher_in_the_same_folder_is_refused_and_the_first_goes_on(
+    cluster: TestCluster,
+) -> None:
     config = DispatcherConfig(work_dir=cluster.work_dir, fault_tolerant_mode=True)
     with pytest.raises(RuntimeError, match="has this journal"):
         DispatchServer(config)
@@ -308,7 +327,9 @@ def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
         (encode(ReleaseClient(9)), "does not fit the records before it"),
     ],
 )
-def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any, record: bytes, text: str) -> None:
+def test_a_journal_that_holds_what_nobody_understands_is_told(
+    tmp_path: Any, record: bytes, text: str
+) -> None:
 
     done = threading.Event()
     journal = Journal(str(tmp_path))
@@ -319,7 +340,7 @@ def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any, rec
         DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
 
 
-# -- a disk that is full ----------------------------------------------------------------------------------------------------
+# -- a disk that is full ---------------------------------------------------------------------------
 
 
 def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_lost(
@@ -360,19 +381,25 @@ def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
         broken.setattr(Journal, "_commit", full)
         reading = threading.Thread(target=lambda: seen.extend(map(int, iterator)))
         reading.start()
-        # Which of the two depends on whether it acknowledges while a commit fails, or while the dispatcher reads its journal again.
+        # Which of the two depends on whether it acknowledges while a commit fails, or while the
+        # dispatcher reads its journal again.
         reason = r"(cannot write its journal .*make room on that disk|has gone back to the state in its journal)"
         told = re.compile(f"nothing has come from .*{reason}")
         until(lambda: told.search(caplog.text))
     reading.join(20)
     assert sorted(seen) == list(range(50_000))
-    assert any(record.levelname == "WARNING" for record in caplog.records if "nothing has come" in record.message)
+    assert any(
+        record.levelname == "WARNING"
+        for record in caplog.records
+        if "nothing has come" in record.message
+    )
 
 
 def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing may be decided from changes that were lost: a later start would stumble over what follows them."""
+    """Nothing may be decided from changes that were lost: a later start would stumble over what
+    follows them."""
     import zmqdist.data.service.dispatcher.runtime as shell
 
     monkeypatch.setattr(shell, "READ_AGAIN_S", 0.05)
@@ -394,7 +421,9 @@ def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
         failing.setattr(Journal, "load", broken)
         security = Credentials(None, None, False).client(cluster.dispatcher.address, "submit")
         with ZmqClient(cluster.dispatcher.address, "test", security=security) as client:
-            refused = internal_client.start(client, "zmqdist.data.compression", "1000", True).get_error()[0]
+            refused = internal_client.start(
+                client, "zmqdist.data.compression", "1000", True
+            ).get_error()[0]
         assert refused in (RESOURCE_EXHAUSTED, UNAVAILABLE)
         assert looked.wait(20)
         assert cluster.dispatcher.data_snapshot().journal == "unreadable"

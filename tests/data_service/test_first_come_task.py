@@ -35,7 +35,11 @@ def test_a_task_that_was_stopped_gives_nothing_that_it_made_afterwards() -> None
         yield 1
 
     runner = FirstComeRunner(
-        "test", lambda: iter(Dataset.from_generator(slow)), finished.set, lambda error, what: error, array("q", [0] * 8)
+        "test",
+        lambda: iter(Dataset.from_generator(slow)),
+        finished.set,
+        lambda error, what: error,
+        array("q", [0] * 8),
     )
     assert ask(runner).result() == [0]
     assert making.wait(20)

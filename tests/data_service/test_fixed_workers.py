@@ -44,14 +44,19 @@ def test_a_worker_that_is_not_in_the_list_cannot_be_made(addresses: list[str]) -
 
 def test_a_worker_too_many_cannot_be_made_and_one_that_goes_makes_room() -> None:
     with cluster_of(["localhost"], 1) as cluster:
-        with pytest.raises(RuntimeError, match="other workers are already running at the configured host"):
+        with pytest.raises(
+            RuntimeError, match="other workers are already running at the configured host"
+        ):
             cluster.add_worker()
         cluster.restart_worker(0, use_same_port=False)
         assert values(cluster.distribute(Dataset.range(5), DATA)) == list(range(5))
 
 
 def test_without_a_list_there_are_no_shares() -> None:
-    with cluster_of([], 1) as cluster, pytest.raises(NotFoundError, match="is not in the workers list"):
+    with (
+        cluster_of([], 1) as cluster,
+        pytest.raises(NotFoundError, match="is not in the workers list"),
+    ):
         next(iter(cluster.distribute(Dataset.range(5), DATA)))
 
 
@@ -63,7 +68,8 @@ def places_of(cluster: TestCluster, count: int) -> dict[str, int]:
 
 def test_places_outlive_the_dispatcher() -> None:
     with cluster_of(["localhost"] * 2, 2) as cluster:
-        assert sorted(values(cluster.distribute(Dataset.range(20), DATA))) == list(range(20))  # both are in the journal
+        # both are in the journal
+        assert sorted(values(cluster.distribute(Dataset.range(20), DATA))) == list(range(20))
         places = places_of(cluster, 2)
         cluster.restart_dispatcher()
         for index in (1, 0):

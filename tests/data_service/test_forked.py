@@ -1,4 +1,5 @@
-"""A child that is forked from a program in the middle of its reading: what lies in the iterator is the parent's."""
+"""A child that is forked from a program in the middle of its reading: what lies in the iterator is
+the parent's."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def asks(iterator: Iterator[Any]) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_forked_child_cannot_read_on_and_the_parent_misses_nothing(cluster: TestCluster, options: Any) -> None:
+def test_a_forked_child_cannot_read_on_and_the_parent_misses_nothing(
+    cluster: TestCluster, options: Any
+) -> None:
     iterator = iter(cluster.distribute(Dataset.range(10_000), ShardingPolicy.DYNAMIC, **options))
     first = int(next(iterator))
     assert in_child(asks(iterator)) == 2
@@ -69,8 +72,12 @@ def test_a_forked_child_cannot_read_on_and_the_parent_misses_nothing(cluster: Te
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_forked_child_drops_an_iterator_at_once_and_the_parent_reads_on(cluster: TestCluster, options: Any) -> None:
-    iterator: Any = iter(cluster.distribute(Dataset.range(10_000), ShardingPolicy.DYNAMIC, **options))
+def test_a_forked_child_drops_an_iterator_at_once_and_the_parent_reads_on(
+    cluster: TestCluster, options: Any
+) -> None:
+    iterator: Any = iter(
+        cluster.distribute(Dataset.range(10_000), ShardingPolicy.DYNAMIC, **options)
+    )
     first = int(next(iterator))
 
     def do() -> int:

@@ -17,7 +17,9 @@ SOON = {"job_gc_check_interval_ms": 50, "job_gc_timeout_ms": 20}
 ENDLESS = 2**40
 
 SILENCE_MS = 3000
-"""After so long a silent reader is given up: longer than a loaded machine keeps one from running."""
+"""After so long a silent reader is given up: longer than a loaded machine keeps one from
+running.
+"""
 
 
 @pytest.fixture
@@ -62,7 +64,10 @@ def test_dont_gc_used_job(cluster: TestCluster) -> None:
 
 
 def test_dont_gc_jobs_with_visitation_guarantees(cluster: TestCluster) -> None:
-    iterators = [read_one(cluster, mode, job_name=mode.name) for mode in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)]
+    iterators = [
+        read_one(cluster, mode, job_name=mode.name)
+        for mode in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+    ]
     tasks_become(cluster, 2)
     iterators.clear()
     tasks_become(cluster, 1)
@@ -71,7 +76,8 @@ def test_dont_gc_jobs_with_visitation_guarantees(cluster: TestCluster) -> None:
 
 
 def test_what_nobody_else_can_join_ends_with_its_reader() -> None:
-    with TestCluster(num_workers=1) as cluster:  # its checks are a second apart, and a job is kept for minutes
+    with TestCluster(num_workers=1) as cluster:
+        # its checks are a second apart, and a job is kept for minutes
         iterator = read_one(cluster, ShardingPolicy.DYNAMIC)
         tasks_become(cluster, 1)
         iterator.close()
@@ -139,7 +145,9 @@ iterator.close()
 
 def test_gc_client(child: Callable[..., subprocess.Popen[str]]) -> None:
     """A reader that is stopped for longer than the dispatcher waits is told so when it goes on."""
-    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS) as cluster:
+    with TestCluster(
+        num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS
+    ) as cluster:
         reader = child(READER, cluster.dispatcher_address())
         assert reader.stdout is not None
         assert reader.stdin is not None
@@ -163,7 +171,9 @@ def test_gc_of_a_reader_that_was_killed(child: Callable[..., subprocess.Popen[st
 
 
 def test_keep_client_alive_before_reading() -> None:
-    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS) as cluster:
+    with TestCluster(
+        num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS
+    ) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(100)))
         checks_pass(cluster, SILENCE_MS // 40)
         assert [int(each) for each in iterator] == list(range(100))

@@ -1,4 +1,5 @@
-"""The journal: what was acknowledged comes back, in order; what cannot be kept is told; damage is never taken for an empty state."""
+"""The journal: what was acknowledged comes back, in order; what cannot be kept is told; damage is
+never taken for an empty state."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def journal(folder: str) -> Iterator[Journal]:
     made.close()
 
 
-# -- what was appended comes back -----------------------------------------------------------------------------------
+# -- what was appended comes back ------------------------------------------------------------------
 
 
 def test_a_folder_that_was_never_used_is_an_empty_journal(folder: str) -> None:
@@ -81,7 +82,13 @@ def test_a_folder_that_was_never_used_is_an_empty_journal(folder: str) -> None:
 
 
 def test_many_records_come_back_in_order_whatever_bytes_they_are(folder: str) -> None:
-    records = [b"", b"\0", bytes(range(256)), b"x" * 200_000, *(str(number).encode() for number in range(3000))]
+    records = [
+        b"",
+        b"\0",
+        bytes(range(256)),
+        b"x" * 200_000,
+        *(str(number).encode() for number in range(3000)),
+    ]
     journal = Journal(folder)
     append(journal, *records)
     assert journal.load() == (None, records)
@@ -97,12 +104,17 @@ def test_a_journal_that_is_opened_again_keeps_both(folder: str) -> None:
     assert load(folder) == (None, [b"one", b"two"])
 
 
-def test_done_is_called_once_in_the_thread_of_the_journal_and_in_the_order_of_appends(journal: Journal) -> None:
+def test_done_is_called_once_in_the_thread_of_the_journal_and_in_the_order_of_appends(
+    journal: Journal,
+) -> None:
     told: list[tuple[int, OpError | None, str]] = []
     last = Waiting()
     for number in range(50):
         records = [b"x"] * (number % 3)  # none, too
-        journal.append(records, lambda error, n=number: told.append((n, error, threading.current_thread().name)))  # type: ignore[misc]
+        journal.append(
+            records,
+            lambda error, n=number: told.append((n, error, threading.current_thread().name)),
+        )  # type: ignore[misc]
     journal.append([], last)
     last.wait()
     assert told == [(number, None, "zmqdist-journal") for number in range(50)]
@@ -121,19 +133,24 @@ def test_appends_of_many_threads_are_all_there_each_in_its_own_order(journal: Jo
     _, records = journal.load()
     assert len(records) == 4 * 30 * 2
     for name in range(4):
-        assert [r for r in records if r.startswith(b"%d " % name)] == [b"%d %d" % (name, n) for n in range(30)]
+        assert [r for r in records if r.startswith(b"%d " % name)] == [
+            b"%d %d" % (name, n) for n in range(30)
+        ]
     assert all(neighbour == b"and its neighbour" for neighbour in records[1::2])
 
 
 def commits(folder: str) -> int:
-    """Transactions in the database's log: its frames whose header says how large the database is afterwards."""
+    """Transactions in the database's log: its frames whose header says how large the database is
+    afterwards."""
     log = wal(Path(folder)).read_bytes()
     page = int.from_bytes(log[8:12], "big")
     headers = (log[at : at + 24] for at in range(32, len(log) - 23, 24 + page))
     return sum(header[16:24] == log[16:24] and header[4:8] != bytes(4) for header in headers)
 
 
-def test_what_is_appended_while_a_commit_runs_becomes_one_commit(folder: str, journal: Journal) -> None:
+def test_what_is_appended_while_a_commit_runs_becomes_one_commit(
+    folder: str, journal: Journal
+) -> None:
     before = commits(folder)
     waiting = [Waiting() for _ in range(101)]
     with closing(sqlite3.connect(database(Path(folder)), isolation_level=None)) as other:
@@ -158,7 +175,9 @@ def test_close_writes_what_was_appended_and_nothing_is_taken_afterwards(folder: 
     assert load(folder) == (None, [b"late"])
 
 
-def test_a_done_that_raises_harms_nobody_else(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_done_that_raises_harms_nobody_else(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
     journal.append([b"one"], lambda error: 1 / 0)  # type: ignore[arg-type, return-value]
     append(journal, b"two")
     assert journal.load() == (None, [b"one", b"two"])
@@ -166,12 +185,14 @@ def test_a_done_that_raises_harms_nobody_else(journal: Journal, caplog: pytest.L
 
 
 def test_the_database_itself_synchronises_each_commit(journal: Journal) -> None:
-    connection = journal._database  # reach: how it synchronises is a setting of the connection, which no file shows
+    connection = (
+        journal._database
+    )  # reach: how it synchronises is a setting of the connection, which no file shows
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-# -- snapshots ------------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_replaces_what_was_appended_before_it_and_nothing_after(folder: str) -> None:
@@ -208,7 +229,7 @@ def test_the_files_do_not_grow_for_ever(journal: Journal, folder: str) -> None:
     assert max(sizes[6:]) <= max(sizes[:6])
 
 
-# -- one dispatcher at a time ---------------------------------------------------------------------------------------
+# -- one dispatcher at a time ----------------------------------------------------------------------
 
 
 HOLDER = """
@@ -241,7 +262,9 @@ def test_a_second_one_of_the_same_process_is_refused_too(journal: Journal, folde
     append(journal, b"and the first one goes on")
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_died(folder: str, child: Child) -> None:
+def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_died(
+    folder: str, child: Child
+) -> None:
     holder = child(HOLDER, folder, "fork")
     assert holder.stdout is not None
     lines = [holder.stdout.readline(), holder.stdout.readline()]
@@ -251,7 +274,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_died(folder: str
     assert load(folder) == (None, [])
 
 
-# -- killed, and nothing is lost ------------------------------------------------------------------------------------
+# -- killed, and nothing is lost -------------------------------------------------------------------
 
 
 WRITER = """
@@ -283,7 +306,9 @@ for number in itertools.count(first + 1):
 
 @pytest.mark.processes("journal")
 @pytest.mark.killed("journal")
-def test_killed_in_the_middle_again_and_again_all_that_was_acknowledged_is_there(folder: str, child: Child) -> None:
+def test_killed_in_the_middle_again_and_again_all_that_was_acknowledged_is_there(
+    folder: str, child: Child
+) -> None:
     draw = random.Random(7)
     acknowledged = 0
     for _ in range(6):
@@ -303,7 +328,7 @@ def test_killed_in_the_middle_again_and_again_all_that_was_acknowledged_is_there
         assert acknowledged <= begin + len(numbers) <= acknowledged + 20
 
 
-# -- no room --------------------------------------------------------------------------------------------------------
+# -- no room ---------------------------------------------------------------------------------------
 
 
 FULL = """
@@ -349,11 +374,15 @@ if "close" not in sys.argv:
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_full_disk_is_told_and_costs_nothing_that_was_acknowledged(folder: str, child: Child, end: str) -> None:
+def test_a_full_disk_is_told_and_costs_nothing_that_was_acknowledged(
+    folder: str, child: Child, end: str
+) -> None:
     writer = child(FULL, folder, end)
     assert writer.stdout is not None
     told = writer.stdout.readline()
-    assert told.startswith(f"told: {folder}/journal.sqlite: the dispatcher cannot write its journal ("), told
+    assert told.startswith(
+        f"told: {folder}/journal.sqlite: the dispatcher cannot write its journal ("
+    ), told
     assert "make room on that disk" in told
     kept = int(writer.stdout.readline())
     if end == "kill":
@@ -372,11 +401,13 @@ def test_a_record_that_is_no_bytes_fails_its_own_commit_only(journal: Journal) -
 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FailedPreconditionError, match=r"file/journal.*cannot keep its journal here.*work_dir"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"file/journal.*cannot keep its journal here.*work_dir"
+    ):
         Journal(str(tmp_path / "file" / "journal"))
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -451,7 +482,10 @@ DAMAGE_AFTER_CLOSE: list[tuple[str, Callable[[Path], object]]] = [
     ("text, and no lock", lambda f: (garbage(database(f)), (f / "journal.lock").unlink())),
     ("empty, and no lock", lambda f: (database(f).write_bytes(b""), (f / "journal.lock").unlink())),
     ("a bit of a record", lambda f: flip(database(f), b"record 77 record 77")),
-    ("other bytes in a record", lambda f: run(f, "UPDATE records SET body = x'00' WHERE number = 8")),
+    (
+        "other bytes in a record",
+        lambda f: run(f, "UPDATE records SET body = x'00' WHERE number = 8"),
+    ),
     ("a record's place", lambda f: run(f, "UPDATE records SET number = 900 WHERE number = 8")),
     ("a record is missing", lambda f: run(f, "DELETE FROM records WHERE number = 8")),
     ("the first is missing", lambda f: run(f, "DELETE FROM records WHERE number = 1")),
@@ -475,7 +509,9 @@ def told_damage(folder: Path) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGE_AFTER_KILL, ids=[name for name, _ in DAMAGE_AFTER_KILL])
+@pytest.mark.parametrize(
+    ("name", "damage"), DAMAGE_AFTER_KILL, ids=[name for name, _ in DAMAGE_AFTER_KILL]
+)
 def test_damage_after_a_kill_is_data_loss_and_stays_one(
     killed: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
@@ -486,7 +522,9 @@ def test_damage_after_a_kill_is_data_loss_and_stays_one(
     assert told_damage(killed)  # to look did not mend it
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGE_AFTER_CLOSE, ids=[name for name, _ in DAMAGE_AFTER_CLOSE])
+@pytest.mark.parametrize(
+    ("name", "damage"), DAMAGE_AFTER_CLOSE, ids=[name for name, _ in DAMAGE_AFTER_CLOSE]
+)
 def test_damage_after_a_close_is_data_loss_and_stays_one(
     closed: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
@@ -543,13 +581,16 @@ def test_a_newer_format_is_refused_by_both_versions_and_left_alone(closed: Path)
     run(closed, f"PRAGMA user_version = {FORMAT + 1}")
     content = database(closed).read_bytes()
     with pytest.raises(
-        FailedPreconditionError, match=rf"has format {FORMAT + 1}, this zmqdist writes format {FORMAT}: start"
+        FailedPreconditionError,
+        match=rf"has format {FORMAT + 1}, this zmqdist writes format {FORMAT}: start",
     ):
         Journal(str(closed))
     assert database(closed).read_bytes() == content
 
 
-def test_damage_that_a_commit_meets_is_told_as_such(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_a_commit_meets_is_told_as_such(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = Journal(folder)
 
     def malformed(group: Sequence[object]) -> None:

@@ -1,6 +1,8 @@
-"""Workers beside the reader: tf.data service's own tests (local_workers_test.py, multi_process_cluster_test.py), row by row.
+"""Workers beside the reader: tf.data service's own tests (local_workers_test.py,
+multi_process_cluster_test.py), row by row.
 
-No cluster lives longer than its test here: whatever worker there is in this process counts as local.
+No cluster lives longer than its test here: whatever worker there is in this process counts as
+local.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ OFF, DYNAMIC, FILE, DATA, FILE_OR_DATA, HINT = ShardingPolicy
 TEN = list(range(10))
 
 
-def local(cluster: MultiProcessCluster | TestCluster, dataset: Dataset, mode: Any = OFF, **options: Any) -> Dataset:
+def local(
+    cluster: MultiProcessCluster | TestCluster, dataset: Dataset, mode: Any = OFF, **options: Any
+) -> Dataset:
     return cluster.distribute(dataset, mode, target_workers="LOCAL", **options)
 
 
@@ -49,7 +53,9 @@ def read_locally(near: int, far: int) -> None:
 def test_non_local_read(near: int, far: int) -> None:
     """And testCluster."""
     with MultiProcessCluster(near, far) as cluster:
-        assert sorted(values(cluster.distribute(Dataset.range(10), target_workers="any"))) == sorted((near + far) * TEN)
+        assert sorted(
+            values(cluster.distribute(Dataset.range(10), target_workers="any"))
+        ) == sorted((near + far) * TEN)
 
 
 def rows() -> list[np.ndarray[Any, Any]]:
@@ -67,7 +73,9 @@ CACHE = SOURCES[3].cache().repeat(2)
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
-def test_what_a_reader_writes_into_elements_of_a_worker_beside_it_does_not_come_again(delivery: str) -> None:
+def test_what_a_reader_writes_into_elements_of_a_worker_beside_it_does_not_come_again(
+    delivery: str,
+) -> None:
     once = delivery == "exactly_once"
     with TestCluster(1) as cluster:
         for dataset in SOURCES if once else [*SOURCES, CACHE]:
@@ -88,7 +96,9 @@ def check_private(dataset: Dataset, distributed: Dataset) -> None:
 
 def test_no_local_worker() -> None:
     with MultiProcessCluster(0, 1, worker_addresses=["localhost"]) as cluster:
-        with pytest.raises(InvalidArgumentError, match=r"Local reads require local tf\.data workers, but no"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"Local reads require local tf\.data workers, but no"
+        ):
             values(local(cluster, Dataset.range(10)))
         static = cluster.distribute(Dataset.range(20), FILE_OR_DATA)
         text = r"Static sharding policy <FILE_OR_DATA> requires local tf\.data workers"
@@ -108,7 +118,9 @@ def test_a_worker_of_another_dispatcher_is_not_a_local_one() -> None:
 def test_a_local_worker_knows_its_dispatcher_by_another_name() -> None:
     with TestCluster(1) as cluster:
         address = cluster.dispatcher.address.replace("localhost", "127.0.0.1")
-        assert values(Dataset.range(10).apply(distribute(OFF, address, target_workers="LOCAL"))) == TEN
+        assert (
+            values(Dataset.range(10).apply(distribute(OFF, address, target_workers="LOCAL"))) == TEN
+        )
 
 
 def test_a_protocol_that_a_worker_does_not_have() -> None:
@@ -122,24 +134,28 @@ def test_a_protocol_that_a_worker_does_not_have() -> None:
 
 def test_inconsistent_target_workers() -> None:
     with MultiProcessCluster(3, 0) as cluster:
-        assert sorted(values(cluster.distribute(Dataset.range(10), target_workers="AUTO", job_name="job")))
+        assert sorted(
+            values(cluster.distribute(Dataset.range(10), target_workers="AUTO", job_name="job"))
+        )
         for target in ("ANY", "LOCAL"):
             other = cluster.distribute(Dataset.range(10), target_workers=target, job_name="job")
-            text = (
-                f"but found an existing job with different parameters: Existing target workers: <AUTO>; got <{target}>"
-            )
+            text = f"but found an existing job with different parameters: Existing target workers: <AUTO>; got <{target}>"
             with pytest.raises(InvalidArgumentError, match=text):
                 values(other)
 
 
 def test_coordinated_read() -> None:
     with MultiProcessCluster(3, 0) as cluster:
-        dataset = local(cluster, Dataset.range(10).repeat(), job_name="job", consumer_index=0, num_consumers=2)
-        with pytest.raises(InvalidArgumentError, match="Coordinated reads require non-local workers"):
+        dataset = local(
+            cluster, Dataset.range(10).repeat(), job_name="job", consumer_index=0, num_consumers=2
+        )
+        with pytest.raises(
+            InvalidArgumentError, match="Coordinated reads require non-local workers"
+        ):
             next(iter(dataset))
 
 
-# -- LocalTaskGarbageCollect -------------------------------------------------------------------------------------------------
+# -- LocalTaskGarbageCollect -----------------------------------------------------------------------
 
 
 @pytest.fixture(params=[(1, 0), (1, 1)], ids=["one", "with a remote one"])
@@ -156,7 +172,9 @@ def take(iterator: Iterator[Any], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [None, "shared"])
-def test_local_task_garbage_collect_multiple_epochs(cluster: MultiProcessCluster, name: str | None) -> None:
+def test_local_task_garbage_collect_multiple_epochs(
+    cluster: MultiProcessCluster, name: str | None
+) -> None:
     """And MultipleEpochsSharedJob."""
     dataset = local(cluster, ENDLESS, job_name=name)
     for _ in range(5):
@@ -164,7 +182,9 @@ def test_local_task_garbage_collect_multiple_epochs(cluster: MultiProcessCluster
             assert take(iterator, 10) == TEN
 
 
-def test_local_task_garbage_collect_repeat_distributed_dataset(cluster: MultiProcessCluster) -> None:
+def test_local_task_garbage_collect_repeat_distributed_dataset(
+    cluster: MultiProcessCluster,
+) -> None:
     dataset = local(cluster, Dataset.range(10)).repeat(3)
     assert values(dataset) == TEN * 3
 
@@ -174,12 +194,17 @@ def test_local_task_garbage_collect_read_from_deleted_task(cluster: MultiProcess
     with iter(first) as iterator:
         assert take(iterator, 10) == TEN
     # The task of this iteration went with its first reader.
-    with iter(second) as iterator, pytest.raises(FailedPreconditionError, match=r"which has been deleted\."):
+    with (
+        iter(second) as iterator,
+        pytest.raises(FailedPreconditionError, match=r"which has been deleted\."),
+    ):
         next(iterator)
 
 
 @pytest.mark.parametrize("what", ["worker", "dispatcher"])
-def test_local_task_garbage_collect_multiple_epochs_after_restart(cluster: MultiProcessCluster, what: str) -> None:
+def test_local_task_garbage_collect_multiple_epochs_after_restart(
+    cluster: MultiProcessCluster, what: str
+) -> None:
     """WorkerRestart and DispatcherRestart."""
     dataset = local(cluster, ENDLESS)
     with iter(dataset) as iterator:
@@ -192,4 +217,4 @@ def test_local_task_garbage_collect_multiple_epochs_after_restart(cluster: Multi
         assert take(iterator, 10) == TEN
 
 
-# -- workers that are stuck ---------------------------------------------------------------------------------------------------
+# -- workers that are stuck ------------------------------------------------------------------------

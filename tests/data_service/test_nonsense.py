@@ -1,4 +1,5 @@
-"""What peers of another version, or with a grudge, may send to a dispatcher: it answers, goes on, and can be started again."""
+"""What peers of another version, or with a grudge, may send to a dispatcher: it answers, goes on,
+and can be started again."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Stranger:
         self.dataset = Dataset.range(10_000)
         self.readers: list[Any] = []
         for name, delivery in (("plain", "at_most_once"), ("exact", "exactly_once")):
-            read = service.distribute("distributed_epoch", self.server.target, job_name=name, delivery=delivery)
+            read = service.distribute(
+                "distributed_epoch", self.server.target, job_name=name, delivery=delivery
+            )
             self.readers.append(iter(self.dataset.apply(read)))
             next(self.readers[-1])
         security = Credentials(None, None, False).client(self.server.address, "submit")
@@ -68,14 +71,27 @@ class Stranger:
     def sensible(self) -> dict[str, tuple[Any, ...]]:
         """Arguments of each method with which it does something."""
         kept = self.server.data_snapshot()
-        number, incarnation, text = kept.state, kept.workers[0].incarnation, self.dataset.serialize()
+        number, incarnation, text = (
+            kept.state,
+            kept.workers[0].incarnation,
+            self.dataset.serialize(),
+        )
         saved = (number, 2001, 3001, (10_000, 1, 39), 1, ((0, 1),), ((2, 1),))
         return {
             "register": (7, "mine", text, "{}", "keep"),
             "metadata": ("1000",),
             "config": (),
             "definition": ("print",),
-            "open": (9, "exact", 0, ("1001", 1, 0, "AUTO", False, "exactly_once", False), -1, saved, 7, False),
+            "open": (
+                9,
+                "exact",
+                0,
+                ("1001", 1, 0, "AUTO", False, "exactly_once", False),
+                -1,
+                saved,
+                7,
+                False,
+            ),
             "watch": (number, 3000, 0, 0.1, -1, {}),
             "release": (number, 2999),
             "acknowledge": (number, 3001, ((0, 1, False),)),
@@ -136,27 +152,43 @@ def test_nonsense_in_any_field_is_answered_and_nothing_of_it_stops_the_dispatche
     assert methods() == sensible.keys()
     for method, args in sensible.items():
         wrong = [args[:-1], (*args, 1)]
-        wrong += [(*args[:place], value, *args[place + 1 :]) for place in range(len(args)) for value in NONSENSE]
+        wrong += [
+            (*args[:place], value, *args[place + 1 :])
+            for place in range(len(args))
+            for value in NONSENSE
+        ]
         if method == "open":
             terms, saved = args[3], args[5]
             for value in [*NONSENSE, 3002]:
-                wrong += [(*args[:3], (*terms[:n], value, *terms[n + 1 :]), *args[4:]) for n in range(len(terms))]
-                wrong += [(*args[:5], (*saved[:n], value, *saved[n + 1 :])) for n in range(len(saved))]
+                wrong += [
+                    (*args[:3], (*terms[:n], value, *terms[n + 1 :]), *args[4:])
+                    for n in range(len(terms))
+                ]
+                wrong += [
+                    (*args[:5], (*saved[:n], value, *saved[n + 1 :])) for n in range(len(saved))
+                ]
         asked += [(method, stranger.ask(method, *each)) for each in wrong]
     stranger.ask("metadata", "1000").get_value()
     for method, answer in asked:
         if method not in PARKED:
             answer.get_error()
-    assert not [each.getMessage() for each in caplog.records if "the loop goes on" in each.getMessage()]
+    assert not [
+        each.getMessage() for each in caplog.records if "the loop goes on" in each.getMessage()
+    ]
     stranger.stop()
     DispatchServer(stranger.config).stop()
 
 
-def test_a_state_that_names_a_reader_to_come_or_of_another_iteration_is_refused(stranger: Stranger) -> None:
+def test_a_state_that_names_a_reader_to_come_or_of_another_iteration_is_refused(
+    stranger: Stranger,
+) -> None:
     args = stranger.sensible()["open"]
     for client in (3000, 3002, 3003):
         saved = (*args[5][:2], client, *args[5][3:])
-        assert stranger.ask("open", client, *args[1:5], saved, *args[6:]).get_error()[0] == INVALID_ARGUMENT
+        assert (
+            stranger.ask("open", client, *args[1:5], saved, *args[6:]).get_error()[0]
+            == INVALID_ARGUMENT
+        )
     assert stranger.ask("open", 1, *args[1:]).get_value()[0] == 3002
     assert stranger.ask("acknowledge", args[5][0], 3001, ()).get_error()[0] == ABORTED
 

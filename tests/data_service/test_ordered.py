@@ -1,4 +1,6 @@
-"""ordered=True: the order of the pipeline itself, whatever the number of workers and whoever dies."""
+"""ordered=True: the order of the pipeline itself, whatever the number of workers and whoever
+dies.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_each_consumer_has_a_fixed_stream(workers: int) -> None:
 
         def read(consumer: int) -> None:
             streams[consumer] = values(
-                cluster.distribute(dataset, **ORDERED, job_name="job", consumer_index=consumer, num_consumers=2)
+                cluster.distribute(
+                    dataset, **ORDERED, job_name="job", consumer_index=consumer, num_consumers=2
+                )
             )
 
         threads = [threading.Thread(target=read, args=(consumer,)) for consumer in range(2)]
@@ -103,8 +107,20 @@ def test_each_consumer_has_a_fixed_stream(workers: int) -> None:
 
 def test_consumers_end_one_by_one(cluster: TestCluster) -> None:
     told = {"job_name": "job", "num_consumers": 2}
-    assert values(cluster.distribute(Dataset.range(10), **ORDERED, **told, consumer_index=1)) == [1, 3, 5, 7, 9]
-    assert values(cluster.distribute(Dataset.range(10), **ORDERED, **told, consumer_index=0)) == [0, 2, 4, 6, 8]
+    assert values(cluster.distribute(Dataset.range(10), **ORDERED, **told, consumer_index=1)) == [
+        1,
+        3,
+        5,
+        7,
+        9,
+    ]
+    assert values(cluster.distribute(Dataset.range(10), **ORDERED, **told, consumer_index=0)) == [
+        0,
+        2,
+        4,
+        6,
+        8,
+    ]
 
 
 def test_a_second_reader_takes_over_where_the_first_has_come_to(cluster: TestCluster) -> None:
@@ -120,7 +136,9 @@ def test_a_second_reader_takes_over_where_the_first_has_come_to(cluster: TestClu
     first.close()
 
 
-def test_what_waits_for_its_turn_is_bounded_in_bytes(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_its_turn_is_bounded_in_bytes(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zmqdist.data.service.reader.exactly_once_machine.LATER_BYTES_MAX", 1)
     dataset = Dataset.range(3000).map(lambda x: np.full(1000, x))
     assert [int(x[0]) for x in cluster.distribute(dataset, **ORDERED)] == list(range(3000))

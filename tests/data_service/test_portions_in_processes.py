@@ -25,7 +25,9 @@ def dies_once(at: int, mark: Path, how: Callable[[], object]) -> Callable[[Any],
     return step
 
 
-@pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}], ids=["exactly once", "in order"])
+@pytest.mark.parametrize(
+    "options", [{"delivery": "exactly_once"}, {"ordered": True}], ids=["exactly once", "in order"]
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_process_had_when_it_died_is_computed_by_another(
     options: dict[str, Any], workers: int, tmp_path: Path
@@ -42,7 +44,11 @@ def test_a_consumer_of_a_fixed_part_survives_it_too(tmp_path: Path) -> None:
         step = dies_once(300, tmp_path / "died", lambda: os._exit(3))
         parts = [
             service.dealt(
-                Dataset.range(1000).map(step), ordered=True, job_name="parts", consumer_index=index, num_consumers=2
+                Dataset.range(1000).map(step),
+                ordered=True,
+                job_name="parts",
+                consumer_index=index,
+                num_consumers=2,
             )
             for index in range(2)
         ]
@@ -60,7 +66,13 @@ def test_data_that_ends_its_process_each_time_is_named_and_ends_the_iteration() 
         found: list[int] = []
         text = r"3 processes died while they computed positions 498 to 500 of the source[^$]*worker:0 \(.*SIGSEGV\)"
         with pytest.raises(UnavailableError, match=text):
-            found.extend(map(int, service.dealt(Dataset.range(1000).map(step), delivery="exactly_once")))
+            found.extend(
+                map(int, service.dealt(Dataset.range(1000).map(step), delivery="exactly_once"))
+            )
         assert len(found) == len(set(found))
         assert 500 not in found
-        assert [int(x) for x in service.dealt(Dataset.range(3), delivery="exactly_once")] == [0, 1, 2]
+        assert [int(x) for x in service.dealt(Dataset.range(3), delivery="exactly_once")] == [
+            0,
+            1,
+            2,
+        ]

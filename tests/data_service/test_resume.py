@@ -1,4 +1,5 @@
-"""State of an iterator over a service: who goes on from it, in another process or at another dispatcher, gets the rest."""
+"""State of an iterator over a service: who goes on from it, in another process or at another
+dispatcher, gets the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ import pytest
 from tests.data_service.clusters import TestCluster
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, UnimplementedError
+from zmqdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnimplementedError,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ONCE = {"processing_mode": ShardingPolicy.DYNAMIC, "delivery": "exactly_once"}
@@ -187,15 +193,21 @@ def test_passes_that_functions_read_go_on_without_a_job_name(
             assert sorted(read + [int(x) for x in second]) == sorted(2 * list(range(40)))
 
 
-@pytest.mark.parametrize("terms", [ONCE, ORDERED, {}], ids=["exactly once", "ordered", "at most once"])
-def test_passes_of_a_job_that_functions_read_have_no_state(cluster: TestCluster, terms: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "terms", [ONCE, ORDERED, {}], ids=["exactly once", "ordered", "at most once"]
+)
+def test_passes_of_a_job_that_functions_read_have_no_state(
+    cluster: TestCluster, terms: dict[str, Any]
+) -> None:
     distributed = cluster.distribute(Dataset.range(40), job_name="captured", **terms)
     for dataset in of_functions(distributed):
         with iter(dataset) as first:
             before = first.state_dict()
             for _ in range(2):
                 next(first)
-                with pytest.raises(UnimplementedError, match=r"the job 'captured' .* leave out job_name"):
+                with pytest.raises(
+                    UnimplementedError, match=r"the job 'captured' .* leave out job_name"
+                ):
                     first.state_dict()
             list(first)
             with pytest.raises(UnimplementedError, match="the job 'captured'"):
@@ -307,7 +319,9 @@ def test_another_dispatcher_gives_the_rest(cluster: TestCluster) -> None:
 
 
 @pytest.mark.parametrize("options", [ONCE, ORDERED])
-def test_a_state_can_be_loaded_twice_at_another_dispatcher(cluster: TestCluster, options: dict[str, Any]) -> None:
+def test_a_state_can_be_loaded_twice_at_another_dispatcher(
+    cluster: TestCluster, options: dict[str, Any]
+) -> None:
     with (
         TestCluster(1, fault_tolerant_mode=False) as lost,
         iter(lost.distribute(Dataset.range(200), **options)) as first,
@@ -325,7 +339,10 @@ def test_a_state_can_be_loaded_twice_at_another_dispatcher(cluster: TestCluster,
 def test_consumers_go_on_each_from_its_own_state(cluster: TestCluster) -> None:
     def streams(job_name: str) -> list[Any]:
         told = {"job_name": job_name, "num_consumers": 2}
-        return [iter(cluster.distribute(Dataset.range(COUNT), **ORDERED, **told, consumer_index=n)) for n in range(2)]
+        return [
+            iter(cluster.distribute(Dataset.range(COUNT), **ORDERED, **told, consumer_index=n))
+            for n in range(2)
+        ]
 
     first = streams("job")
     read = [take(each, 500) for each in first]

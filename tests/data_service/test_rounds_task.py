@@ -22,7 +22,9 @@ MANY = 1 << 20
 
 @contextmanager
 def running(consumers: int, dataset: Dataset | None = None) -> Iterator[RoundsRunner]:
-    runner = RoundsRunner("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, consumers)
+    runner = RoundsRunner(
+        "test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, consumers
+    )
     try:
         yield runner
     finally:
@@ -30,7 +32,12 @@ def running(consumers: int, dataset: Dataset | None = None) -> Iterator[RoundsRu
 
 
 def ask(
-    runner: RoundsRunner, consumer: int, round_: int, reader: int = 1, skipped: bool = False, rounds: int = 1
+    runner: RoundsRunner,
+    consumer: int,
+    round_: int,
+    reader: int = 1,
+    skipped: bool = False,
+    rounds: int = 1,
 ) -> Answer:
     answer = Answer()
     runner.ask(Wanted(rounds, MANY, 0.1, reader, consumer, round_, skipped), answer)
@@ -43,7 +50,9 @@ def ask_all(runner: RoundsRunner, consumers: int, round_: int, **options: Any) -
 
 def test_one_consumer_gets_all_elements_in_order() -> None:
     with running(1) as runner:
-        assert [ask(runner, 0, round_).result() for round_ in range(10)] == [[each] for each in range(10)]
+        assert [ask(runner, 0, round_).result() for round_ in range(10)] == [
+            [each] for each in range(10)
+        ]
 
 
 @pytest.mark.parametrize("consumers", [2, 5, 10])
@@ -78,8 +87,16 @@ def test_consumers_ahead_after_a_restart_do_not_wait_for_the_round_that_is_lost(
         answers = [ask(runner, consumer, round_) for consumer, round_ in enumerate(begins)]
         assert [answers[1].result(), answers[2].result()] == [[1], [2]]
         again = [ask(runner, 1, 12), ask(runner, 2, 12)]
-        assert [each.result() for each in (answers[0], *again, answers[3], answers[4])] == [[5], [6], [7], [8], [9]]
-        assert [each.result() for each in ask_all(runner, 5, 13)] == [[each] for each in range(10, 15)]
+        assert [each.result() for each in (answers[0], *again, answers[3], answers[4])] == [
+            [5],
+            [6],
+            [7],
+            [8],
+            [9],
+        ]
+        assert [each.result() for each in ask_all(runner, 5, 13)] == [
+            [each] for each in range(10, 15)
+        ]
 
 
 def test_a_round_that_those_ahead_have_skipped_is_skipped_by_the_others() -> None:
@@ -111,7 +128,9 @@ def test_a_round_for_which_the_pipeline_is_not_ready_is_skipped_by_all() -> None
         gate.wait()
         return x
 
-    with running(2, Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)) as runner:
+    with running(
+        2, Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
         answers = ask_all(runner, 2, 0)
         runner.expire(answers[1])
         assert [each.result() for each in answers] == [Answer.SKIPPED] * 2
@@ -140,7 +159,9 @@ def test_another_reader_cannot_begin_where_a_consumer_was_before() -> None:
         for round_ in range(3):
             for answer in ask_all(runner, 2, round_):
                 answer.result()
-        with pytest.raises(FailedPreconditionError, match="but the current round has already reached 3"):
+        with pytest.raises(
+            FailedPreconditionError, match="but the current round has already reached 3"
+        ):
             ask(runner, 0, 0, reader=2).result()
 
 
@@ -159,7 +180,10 @@ def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
         until_ready = [ask(runner, 0, 0), ask(runner, 1, 0)]
         for answer in until_ready:
             answer.result()
-        until(lambda: TaskReport(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
+        until(
+            lambda: TaskReport(*runner.figures()).buffered >= 4 * 2,
+            "four groups that are made ahead",
+        )
         first, second = ask(runner, 0, 1, rounds=4), ask(runner, 1, 1, rounds=3)
         assert (first.result(), second.result()) == ([2, 4, 6], [3, 5, 7])
         assert first.tag[0] == second.tag[0] == 4
@@ -169,7 +193,9 @@ def test_an_error_of_the_pipeline_stays() -> None:
     def fails(x: Any) -> Any:
         raise ValueError("spoiled")
 
-    with running(2, Dataset.counter().map(fails, output_signature=Dataset.counter().element_spec)) as runner:
+    with running(
+        2, Dataset.counter().map(fails, output_signature=Dataset.counter().element_spec)
+    ) as runner:
         for round_ in (0, 0, 1):
             for answer in ask_all(runner, 2, round_):
                 with pytest.raises(Exception, match="spoiled"):
@@ -183,15 +209,21 @@ def test_the_end_of_the_pipeline_is_an_error_that_stays() -> None:
                 answer.result()
         for _ in range(2):
             for answer in ask_all(runner, 2, 2):
-                with pytest.raises(FailedPreconditionError, match="end of sequence on a round-robin read iterator"):
+                with pytest.raises(
+                    FailedPreconditionError, match="end of sequence on a round-robin read iterator"
+                ):
                     answer.result()
 
 
-def test_a_newer_question_of_a_reader_takes_the_place_of_the_one_that_waits_and_both_are_answered() -> None:
+def test_a_newer_question_of_a_reader_takes_the_place_of_the_one_that_waits_and_both_are_answered() -> (
+    None
+):
     with running(2) as runner:
         older = ask(runner, 0, 0)
         newer = ask(runner, 0, 1)
-        with pytest.raises(AbortedError, match="of consumer 0 for round 1 took the place of this one for round 0"):
+        with pytest.raises(
+            AbortedError, match="of consumer 0 for round 1 took the place of this one for round 0"
+        ):
             older.result()
         runner.expire(older)  # its time is over after its answer: nothing is skipped
         assert newer.waits
@@ -229,7 +261,10 @@ def test_a_consumer_that_gave_up_is_not_counted() -> None:
 
 
 def test_a_consumer_index_that_there_is_not_is_refused() -> None:
-    with running(2) as runner, pytest.raises(FailedPreconditionError, match="Requesting data for consumer index 2"):
+    with (
+        running(2) as runner,
+        pytest.raises(FailedPreconditionError, match="Requesting data for consumer index 2"),
+    ):
         ask(runner, 2, 0).result()
 
 

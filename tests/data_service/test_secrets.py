@@ -1,4 +1,6 @@
-"""A service whose secret is not in the usual place: it is named by what knows where the secret is."""
+"""A service whose secret is not in the usual place: it is named by what knows where the secret
+is.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,15 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=str)
-def test_a_cluster_or_a_coordinator_stands_for_its_service(cluster: Any, options: dict[str, Any]) -> None:
+def test_a_cluster_or_a_coordinator_stands_for_its_service(
+    cluster: Any, options: dict[str, Any]
+) -> None:
     assert sorted(map(int, Dataset.range(10).apply(distribute(DYNAMIC, cluster, **options)))) == TEN
     with ClusterCoordinator(cluster) as coordinator:
-        assert sorted(map(int, Dataset.range(10).apply(distribute(DYNAMIC, coordinator, **options)))) == TEN
+        assert (
+            sorted(map(int, Dataset.range(10).apply(distribute(DYNAMIC, coordinator, **options))))
+            == TEN
+        )
 
 
 def test_a_registered_dataset_is_read_with_the_secret_of_the_cluster(cluster: Any) -> None:
@@ -48,15 +55,21 @@ def test_an_address_alone_does_not_tell_the_secret(cluster: Any) -> None:
         Dataset.range(10).apply(distribute(DYNAMIC, cluster.target))
 
 
-def test_a_pickled_dataset_has_the_path_of_the_secret_and_not_the_secret(cluster: Any, tmp_path: Path) -> None:
+def test_a_pickled_dataset_has_the_path_of_the_secret_and_not_the_secret(
+    cluster: Any, tmp_path: Path
+) -> None:
     pickled = pickle.dumps(Dataset.range(10).apply(distribute(DYNAMIC, cluster)))
     assert cluster.credentials.token_file.encode() in pickled
     assert Path(cluster.credentials.token_file).read_bytes().strip() not in pickled
     file = tmp_path / "dataset"
     file.write_bytes(pickled)
     code = "import json, pickle, sys; print(json.dumps(list(map(int, pickle.load(open(sys.argv[1], 'rb'))))))"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZMQDIST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ZMQDIST_")
+    }
     command = [sys.executable, "-c", code, str(file)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     assert sorted(json.loads(ran.stdout)) == TEN
     assert ran.stderr == ""

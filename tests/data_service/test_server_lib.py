@@ -32,22 +32,35 @@ def test_the_port_of_the_config_is_in_the_target() -> None:
 
 def test_the_names_that_tf_data_service_has_for_its_tests_say_the_same(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
-    with DispatchServer(config) as dispatcher, WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+    with (
+        DispatchServer(config) as dispatcher,
+        WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+    ):
         counts = dispatcher._num_workers(), worker._num_tasks()  # reach: TF's own names
         assert counts == (dispatcher.num_workers, worker.num_tasks) == (1, 0)
         addresses = dispatcher._address, worker._address  # reach: TF's own names
         assert addresses == (dispatcher.target.removeprefix("zmq://"), worker.advertised_address)
         distributed_save(Dataset.range(3), str(tmp_path / "saved"), dispatcher.address).wait(20)
-        streams, progresses = dispatcher._snapshot_streams, worker._snapshot_task_progresses  # reach: TF's own names
+        streams, progresses = (
+            dispatcher._snapshot_streams,
+            worker._snapshot_task_progresses,
+        )  # reach: TF's own names
         assert len(streams(str(tmp_path / "saved"))) == 1
-        assert streams(str(tmp_path / "saved")) == dispatcher.snapshot_streams(str(tmp_path / "saved"))
+        assert streams(str(tmp_path / "saved")) == dispatcher.snapshot_streams(
+            str(tmp_path / "saved")
+        )
         until(lambda: not worker.data_snapshot().writing)
         assert len(progresses()) == 1
         assert tuple(progresses()) == worker.data_snapshot().streams
 
 
-def test_a_work_dir_without_fault_tolerance_is_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "zmqdist.data"), DispatchServer(DispatcherConfig(work_dir=str(tmp_path))):
+def test_a_work_dir_without_fault_tolerance_is_fine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level("INFO", "zmqdist.data"),
+        DispatchServer(DispatcherConfig(work_dir=str(tmp_path))),
+    ):
         assert "does not recover jobs" in caplog.text
 
 
@@ -126,7 +139,10 @@ def test_a_worker_without_an_address_of_a_dispatcher_is_refused() -> None:
 
 
 def test_an_empty_tag_is_refused() -> None:
-    with DispatchServer() as dispatcher, pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."):
+    with (
+        DispatchServer() as dispatcher,
+        pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."),
+    ):
         WorkerServer(WorkerConfig(dispatcher.address, worker_tags=["a", ""]))
 
 
@@ -152,16 +168,29 @@ def test_a_worker_may_be_started_before_its_dispatcher() -> None:
 
 MILLISECONDS = [
     ({}, (600.0, 300.0, 600.0, 300.0, 3)),
-    ({"job_gc_check_interval_ms": 0, "job_gc_timeout_ms": 0, "worker_timeout_ms": 0}, (0.001, 0.001, 600.0, 300.0, 3)),
+    (
+        {"job_gc_check_interval_ms": 0, "job_gc_timeout_ms": 0, "worker_timeout_ms": 0},
+        (0.001, 0.001, 600.0, 300.0, 3),
+    ),
     ({"job_gc_timeout_ms": -1, "client_timeout_ms": 50}, (600.0, float("inf"), 600.0, 0.05, 3)),
-    ({"worker_max_concurrent_snapshots": 7, "worker_timeout_ms": 200}, (600.0, 300.0, 0.2, 300.0, 7)),
+    (
+        {"worker_max_concurrent_snapshots": 7, "worker_timeout_ms": 200},
+        (600.0, 300.0, 0.2, 300.0, 7),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("told", "meant"), MILLISECONDS)
-def test_figures_in_milliseconds_and_their_defaults(told: dict[str, Any], meant: tuple[float, ...]) -> None:
+def test_figures_in_milliseconds_and_their_defaults(
+    told: dict[str, Any], meant: tuple[float, ...]
+) -> None:
     config = DispatcherConfig(**told)
-    figures = (config.gc_check_s, config.gc_timeout_s, config.worker_timeout_s, config.client_timeout_s)
+    figures = (
+        config.gc_check_s,
+        config.gc_timeout_s,
+        config.worker_timeout_s,
+        config.client_timeout_s,
+    )
     assert (*figures, config.snapshots_max) == meant
 
 

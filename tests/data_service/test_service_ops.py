@@ -1,4 +1,5 @@
-"""tf.data service's own tests of its operations (data_service_ops_test.py), row by row: a test is called as its row there."""
+"""tf.data service's own tests of its operations (data_service_ops_test.py), row by row: a test is
+called as its row there."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def _no_reader_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    until(lambda: not [each for each in threading.enumerate() if _reads(each) and each not in before], "readers go")
+    until(
+        lambda: not [each for each in threading.enumerate() if _reads(each) and each not in before],
+        "readers go",
+    )
 
 
 def _reads(thread: threading.Thread) -> bool:
@@ -63,11 +67,13 @@ def range_dataset(cluster: TestCluster, count: int = 10, **options: Any) -> Data
     return cluster.distribute(Dataset.range(count), **options)
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"fault_tolerant_mode": False}, {"work_dir": "", "fault_tolerant_mode": False}], ids=str
+    "options",
+    [{}, {"fault_tolerant_mode": False}, {"work_dir": "", "fault_tolerant_mode": False}],
+    ids=str,
 )
 def test_distribute_basic(options: dict[str, Any]) -> None:
     with TestCluster(1, **options) as cluster:
@@ -88,15 +94,26 @@ def test_distribute_sparse(one: TestCluster) -> None:
     """A sparse element is its indices, values and shape."""
     sparse = {"indices": np.array([[0]]), "values": np.array([0], np.int32), "shape": np.array([1])}
     (element,) = one.distribute(Dataset.from_tensors(sparse))
-    assert {key: value.tolist() for key, value in element.items()} == {"indices": [[0]], "values": [0], "shape": [1]}
+    assert {key: value.tolist() for key, value in element.items()} == {
+        "indices": [[0]],
+        "values": [0],
+        "shape": [1],
+    }
     assert element["values"].dtype == np.int32
 
 
 def test_distribute_ragged(one: TestCluster) -> None:
     dataset = Dataset.from_tensor_slices([1, 5, 3, 2, 8]).map(np.arange).ragged_batch(2)
     batches = [np.split(batch.values, batch.row_splits[1:-1]) for batch in one.distribute(dataset)]
-    padded = [[each.tolist() + [0] * (max(map(len, batch)) - len(each)) for each in batch] for batch in batches]
-    assert padded == [[[0, 0, 0, 0, 0], [0, 1, 2, 3, 4]], [[0, 1, 2], [0, 1, 0]], [[0, 1, 2, 3, 4, 5, 6, 7]]]
+    padded = [
+        [each.tolist() + [0] * (max(map(len, batch)) - len(each)) for each in batch]
+        for batch in batches
+    ]
+    assert padded == [
+        [[0, 0, 0, 0, 0], [0, 1, 2, 3, 4]],
+        [[0, 1, 2], [0, 1, 0]],
+        [[0, 1, 2, 3, 4, 5, 6, 7]],
+    ]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -124,7 +141,11 @@ def test_shuffle_order(seed: int | None) -> None:
     """Without a seed each worker draws its own."""
     orders = []
     with TestCluster(2) as cluster:
-        dataset = Dataset.range(100).shuffle(100, seed=seed).map(lambda x: (threading.current_thread().name, x))
+        dataset = (
+            Dataset.range(100)
+            .shuffle(100, seed=seed)
+            .map(lambda x: (threading.current_thread().name, x))
+        )
         by_worker: dict[str, list[int]] = {}
         for name, x in cluster.distribute(dataset, max_outstanding_requests=2):
             by_worker.setdefault(str(name), []).append(int(x))
@@ -153,7 +174,9 @@ def test_concurrent_epoch(one: TestCluster) -> None:
 @pytest.mark.parametrize("outstanding", [None, 1])
 def test_multi_worker(three: TestCluster, outstanding: int | None) -> None:
     """And MaxOutstandingRequests."""
-    assert sorted(values(range_dataset(three, max_outstanding_requests=outstanding))) == sorted(TEN * 3)
+    assert sorted(values(range_dataset(three, max_outstanding_requests=outstanding))) == sorted(
+        TEN * 3
+    )
 
 
 def test_inside_function(three: TestCluster) -> None:
@@ -243,9 +266,13 @@ def test_two_level_distribute() -> None:
     with TestCluster(3) as first, TestCluster(1) as second:
         dataset = first.distribute(Dataset.from_tensor_slices(words))
         dataset = dataset.group_by_window(
-            key_func=lambda x: np.int64(len(x)), reduce_func=lambda _, each: each.batch(5), window_size=15
+            key_func=lambda x: np.int64(len(x)),
+            reduce_func=lambda _, each: each.batch(5),
+            window_size=15,
         )
-        batches = [batch.tolist() for batch in second.distribute(dataset, max_outstanding_requests=1)]
+        batches = [
+            batch.tolist() for batch in second.distribute(dataset, max_outstanding_requests=1)
+        ]
     sizes = [len(batch[0]) for batch in batches]
     assert sorted(sizes) == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3
     assert all(batch == [batch[0]] * 5 for batch in batches)
@@ -263,7 +290,9 @@ def test_distribute_large_graph() -> None:
 
 def test_start_servers_late() -> None:
     with TestCluster(1, start=False) as cluster:
-        cluster.dispatcher = DispatchServer(DispatcherConfig(port=(port := free_port())), start=False)
+        cluster.dispatcher = DispatchServer(
+            DispatcherConfig(port=(port := free_port())), start=False
+        )
         starter = threading.Timer(0.5, cluster.start_dispatcher)
         starter.start()
         dataset = Dataset.range(10).apply(distribute(OFF, f"localhost:{port}"))
@@ -302,7 +331,9 @@ def _opened_later(how: str, dataset: Dataset) -> Dataset:
 @pytest.mark.parametrize("how", ["", "ordered and prefetch", "interleave", "prefetch"])
 def test_an_iterator_is_closed_while_it_waits_for_a_dispatcher(how: str) -> None:
     with TestCluster(1) as cluster:
-        dataset = cluster.distribute(Dataset.range(10), DYNAMIC, ordered=how in ("", "ordered and prefetch"))
+        dataset = cluster.distribute(
+            Dataset.range(10), DYNAMIC, ordered=how in ("", "ordered and prefetch")
+        )
     iterator = iter(_opened_later(how, dataset))
     ends: list[Any] = []
     reader = threading.Thread(target=lambda: ends.append(next(iterator, "the end")), daemon=True)
@@ -328,7 +359,7 @@ def _wait(x: Any) -> Any:
     return x
 
 
-# -- names of jobs -------------------------------------------------------------------------------------------------------
+# -- names of jobs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", 1])
@@ -348,7 +379,9 @@ def test_shared_job_name(one: TestCluster) -> None:
     count = 1000
     shuffled = [Dataset.range(count).shuffle(count) for _ in range(2)]
     # None may take all at once.
-    datasets = [one.distribute(each, job_name="shared", max_outstanding_requests=10) for each in shuffled]
+    datasets = [
+        one.distribute(each, job_name="shared", max_outstanding_requests=10) for each in shuffled
+    ]
     iterators = [iter(dataset) for dataset in datasets]
     read = [int(next(iterator)) for _ in range(200) for iterator in iterators]
     for iterator in iterators:
@@ -405,5 +438,8 @@ def test_zip_different_processing_modes_datasets_shared_job_name(one: TestCluste
 def test_a_job_has_elements_of_one_structure(one: TestCluster) -> None:
     assert values(range_dataset(one, job_name="form")) == TEN
     other = one.distribute(Dataset.from_tensor_slices(["a"]), job_name="form")
-    with pytest.raises(InvalidArgumentError, match="existing job with different parameters: The elements have another"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="existing job with different parameters: The elements have another",
+    ):
         list(other)

@@ -1,4 +1,5 @@
-"""Tasks that share a process, because the worker has as many processes as it may: what they share, and what dies with what."""
+"""Tasks that share a process, because the worker has as many processes as it may: what they share,
+and what dies with what."""
 
 from __future__ import annotations
 
@@ -133,7 +134,9 @@ def fakes() -> Iterator[FakeProcesses]:
     made.close()
 
 
-def test_further_tasks_join_the_process_that_has_the_fewest_unfinished_ones(fakes: FakeProcesses) -> None:
+def test_further_tasks_join_the_process_that_has_the_fewest_unfinished_ones(
+    fakes: FakeProcesses,
+) -> None:
     first = fakes.begin(4000)
     for number in range(4001, 4005):
         fakes.begin(number)
@@ -182,14 +185,19 @@ def test_a_process_without_tasks_is_killed_when_its_last_replies_stand_still(
     assert not moves
 
 
-def test_a_crash_of_a_shared_process_is_charged_to_nobody_and_its_tasks_run_alone(fakes: FakeProcesses) -> None:
+def test_a_crash_of_a_shared_process_is_charged_to_nobody_and_its_tasks_run_alone(
+    fakes: FakeProcesses,
+) -> None:
     for number in range(4000, 4004):
         fakes.begin(number, portioned=True)
     fakes.loop.run(fakes.exits[0], -signal.SIGKILL)
     assert fakes.reports == [(4000, ""), (4002, "")]
     for confirm in fakes.confirm:
         fakes.loop.run(confirm)
-    until(lambda: fakes.running() == [2, 1, 1], "two more processes, because the readers still wait at the ports")
+    until(
+        lambda: fakes.running() == [2, 1, 1],
+        "two more processes, because the readers still wait at the ports",
+    )
     fakes.loop.run(fakes.exits[2], -signal.SIGKILL)
     assert fakes.reports[2:] == [(4000, describe_exit(-signal.SIGKILL))]
 
@@ -206,7 +214,9 @@ def test_a_task_waits_for_another_process_if_its_own_has_just_died(fakes: FakePr
         until(lambda: len(fakes.children) == 3, "a process for the task")
 
 
-def test_readers_share_a_process_and_one_that_ends_leaves_the_others_theirs(service: Service) -> None:
+def test_readers_share_a_process_and_one_that_ends_leaves_the_others_theirs(
+    service: Service,
+) -> None:
     with iter(service.dealt(PIDS)) as stays:
         (first,) = {int(next(stays)) for _ in range(10)}
         descriptors = len(os.listdir(f"/proc/{first}/fd"))
@@ -215,13 +225,19 @@ def test_readers_share_a_process_and_one_that_ends_leaves_the_others_theirs(serv
                 assert int(next(ends)) == first
         until(lambda: service.workers[0].num_tasks == 1, "the end of the tasks")
         assert {int(next(stays)) for _ in range(10)} == {first}
-        # No pipe, page, listening socket or connection of a task that has ended stays open in the shared process.
-        until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= descriptors, "the end of their descriptors")
+        # No pipe, page, listening socket or connection of a task that has ended stays open in the
+        # shared process.
+        until(
+            lambda: len(os.listdir(f"/proc/{first}/fd")) <= descriptors,
+            "the end of their descriptors",
+        )
 
 
 def test_a_shared_process_that_is_killed_is_told_to_each_reader_once(service: Service) -> None:
     with contextlib.ExitStack() as stack:
-        iterators: list[DatasetIterator] = [stack.enter_context(iter(service.dealt(PIDS))) for _ in range(3)]
+        iterators: list[DatasetIterator] = [
+            stack.enter_context(iter(service.dealt(PIDS))) for _ in range(3)
+        ]
         (first,) = {int(next(iterator)) for iterator in iterators}
         os.kill(first, signal.SIGKILL)
         later = set()
@@ -252,8 +268,12 @@ def test_a_whole_iteration_ends_with_the_process_that_it_shared(service: Service
 def test_a_function_that_kills_its_process_costs_those_beside_it_nothing(service: Service) -> None:
     with iter(service.dealt(Dataset.range(30_000), delivery="exactly_once")) as beside:
         found = [int(next(beside))]
-        killer = service.dealt(Dataset.range(1000).map(dies_at_one_element), delivery="exactly_once")
-        with pytest.raises(UnavailableError, match=r"3 processes died while they computed positions 4\d\d to 5\d\d"):
+        killer = service.dealt(
+            Dataset.range(1000).map(dies_at_one_element), delivery="exactly_once"
+        )
+        with pytest.raises(
+            UnavailableError, match=r"3 processes died while they computed positions 4\d\d to 5\d\d"
+        ):
             list(killer)
         found += [int(x) for x in beside]
     assert sorted(found) == list(range(30_000))

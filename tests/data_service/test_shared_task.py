@@ -1,4 +1,6 @@
-"""The task of a cross-trainer cache: a window of the latest batches, with a place for each trainer."""
+"""The task of a cross-trainer cache: a window of the latest batches, with a place for each
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ BYTES = weigh(np.int64(0))
 
 @contextmanager
 def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[SharedRunner]:
-    runner = SharedRunner("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit)
+    runner = SharedRunner(
+        "test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit
+    )
     try:
         yield runner
     finally:
@@ -138,7 +142,9 @@ def test_a_pipeline_that_ends_is_refused_then() -> None:
     with running(dataset=Dataset.range(3)) as runner:
         assert read(runner, "a", 3) == [0, 1, 2]
         for trainer in "aa":
-            with pytest.raises(InvalidArgumentError, match="requires the input dataset to be infinite"):
+            with pytest.raises(
+                InvalidArgumentError, match="requires the input dataset to be infinite"
+            ):
                 ask(runner, trainer).result()
         assert read(runner, "b", 3) == [0, 1, 2]
 
@@ -155,7 +161,9 @@ def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
         gate.wait()
         return x
 
-    with running(dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)) as runner:
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
         waiting = [ask(runner, trainer) for trainer in "abb"]
     for answer in [*waiting, ask(runner, "c")]:
         with pytest.raises(CancelledError):
@@ -170,7 +178,9 @@ def test_nobody_is_computed_for_who_does_not_wait_any_more() -> None:
         gate.wait()
         return x
 
-    with running(dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)) as runner:
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
         gone = ask(runner, "a")
         gone.is_wanted = False
         other = ask(runner, "a")
@@ -186,7 +196,9 @@ def test_a_question_that_has_waited_long_enough_is_skipped() -> None:
         gate.wait()
         return x
 
-    with running(dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)) as runner:
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
         answer = ask(runner, "a")
         runner.expire(answer)
         assert answer.result() == Answer.SKIPPED

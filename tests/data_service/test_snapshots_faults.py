@@ -35,7 +35,7 @@ def begun(cluster: TestCluster, dataset: Dataset, path: Path, gate: Gate) -> Any
     return handle
 
 
-# -- the dispatcher ---------------------------------------------------------------------------------------------------
+# -- the dispatcher --------------------------------------------------------------------------------
 
 
 def test_recovery_succeeds_and_blocks_overwrite(tmp_path: Path) -> None:
@@ -55,7 +55,9 @@ def test_recovery_succeeds_and_blocks_overwrite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", ["nothing", "an empty folder", "a file", "another dataset"])
-def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting(tmp_path: Path, now: str) -> None:
+def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting(
+    tmp_path: Path, now: str
+) -> None:
     path = tmp_path / "s"
     with TestCluster(1) as cluster:
         distributed_save(Dataset.range(10), str(path), cluster.dispatcher_address()).wait(WAIT_S)
@@ -67,7 +69,9 @@ def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting
         elif now == "another dataset":
             Dataset.range(3).save(str(path))
         cluster.restart_dispatcher()
-        distributed_save(Dataset.range(10), str(tmp_path / "t"), cluster.dispatcher_address()).wait(WAIT_S)
+        distributed_save(Dataset.range(10), str(tmp_path / "t"), cluster.dispatcher_address()).wait(
+            WAIT_S
+        )
 
 
 @pytest.mark.parametrize(
@@ -75,16 +79,29 @@ def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting
     [
         ("stream_x/owner_worker", RuntimeError, "Can't parse"),
         ("stream_0/splits/source_9/repetition_0/split_0_0", RuntimeError, "Found conflict"),
-        ("stream_0/splits/source_0/repetition_0/split_1", ValueError, "Expected split_<local_split_index>_<global"),
-        ("stream_0/splits/source_0/repetition_0/split_1_0", ValueError, "The local split index 1 exceeds"),
+        (
+            "stream_0/splits/source_0/repetition_0/split_1",
+            ValueError,
+            "Expected split_<local_split_index>_<global",
+        ),
+        (
+            "stream_0/splits/source_0/repetition_0/split_1_0",
+            ValueError,
+            "The local split index 1 exceeds",
+        ),
         ("stream_0/splits/source_0/repetition_0/split_0_7", RuntimeError, "Found missing global"),
     ],
 )
-def test_a_bad_folder_stops_the_dispatcher_from_starting(tmp_path: Path, name: str, error: Any, text: str) -> None:
+def test_a_bad_folder_stops_the_dispatcher_from_starting(
+    tmp_path: Path, name: str, error: Any, text: str
+) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
         distributed_save(Dataset.range(10), str(tmp_path / "s"), dispatcher.address)
-    owner, bad = tmp_path / "s" / "streams" / "stream_0" / "owner_worker", tmp_path / "s" / "streams" / name
+    owner, bad = (
+        tmp_path / "s" / "streams" / "stream_0" / "owner_worker",
+        tmp_path / "s" / "streams" / name,
+    )
     for file in (owner, bad):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("localhost:1" if file is owner else "")
@@ -123,11 +140,13 @@ def test_streams_are_reassigned_after_a_dispatcher_restart(tmp_path: Path) -> No
     assert loaded(tmp_path / "s") == list(range(1000))
 
 
-# -- everything, one after the other ------------------------------------------------------------------------------------
+# -- everything, one after the other ---------------------------------------------------------------
 
 DATASETS = {
     "dataset_recovers": lambda: Dataset.range(1000),
-    "large_multi_source": lambda: Dataset.zip(tuple(Dataset.range(50) for _ in range(10))).map(lambda *row: row[0]),
+    "large_multi_source": lambda: Dataset.zip(tuple(Dataset.range(50) for _ in range(10))).map(
+        lambda *row: row[0]
+    ),
     "repeated": lambda: Dataset.range(2).repeat(10),
     "repeated_once": lambda: Dataset.range(1000).repeat(1),
     "one_element": lambda: Dataset.range(1).repeat(10),
@@ -137,8 +156,12 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("dataset_recovers", 1), ("large_multi_source", 3), ("repeated", 3)])
-def test_a_save_completes_over_restarts_of_everything(tmp_path: Path, kind: str, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("dataset_recovers", 1), ("large_multi_source", 3), ("repeated", 3)]
+)
+def test_a_save_completes_over_restarts_of_everything(
+    tmp_path: Path, kind: str, workers: int
+) -> None:
     save_over_restarts(tmp_path, kind, workers)
 
 
@@ -156,7 +179,9 @@ def save_over_restarts(tmp_path: Path, kind: str, workers: int) -> None:
 def test_several_saves_complete_over_restarts_of_everything(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(3) as cluster:
-        handles = [begun(cluster, Dataset.range(100), tmp_path / str(number), gate) for number in range(3)]
+        handles = [
+            begun(cluster, Dataset.range(100), tmp_path / str(number), gate) for number in range(3)
+        ]
         restart_all(cluster)
         gate.open()
         for handle in handles:
@@ -177,7 +202,7 @@ def test_a_worker_that_is_gone_for_good_leaves_its_stream_to_another(tmp_path: P
     assert loaded(tmp_path / "s") == list(range(100))
 
 
-# -- kill -9 ------------------------------------------------------------------------------------------------------------
+# -- kill -9 ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes("distributed snapshot")
@@ -200,7 +225,7 @@ def test_every_element_is_there_once_when_processes_are_killed(tmp_path: Path) -
     assert loaded(tmp_path / "s") == sorted([*range(3000)] * 2)
 
 
-# -- reading by a service meanwhile -------------------------------------------------------------------------------------
+# -- reading by a service meanwhile ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mode", "times"), [(ShardingPolicy.OFF, 1), (ShardingPolicy.DYNAMIC, 1)])
@@ -248,4 +273,6 @@ def test_new_dataset_after_restart(tmp_path: Path) -> None:
             saved(cluster, Dataset.range(100), tmp_path / str(number))
             cluster.restart_dispatcher()
             cluster.restart_worker(0)
-            assert sorted(values(cluster.distribute(Dataset.load(str(tmp_path / str(number)))))) == list(range(100))
+            assert sorted(
+                values(cluster.distribute(Dataset.load(str(tmp_path / str(number)))))
+            ) == list(range(100))

@@ -1,4 +1,5 @@
-"""Saving with workers whose pipelines run in processes: what a crash costs, and what ends with what."""
+"""Saving with workers whose pipelines run in processes: what a crash costs, and what ends with
+what."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def saving(tmp_path: Path, workers: int) -> Iterator[tuple[str, list[WorkerServe
         told = WorkerConfig(dispatcher.address, processes=True)
         yield (
             dispatcher.address,
-            [stack.enter_context(WorkerServer(told, zygote=slots_zygote())) for _ in range(workers)],
+            [
+                stack.enter_context(WorkerServer(told, zygote=slots_zygote()))
+                for _ in range(workers)
+            ],
         )
 
 
@@ -64,11 +68,19 @@ def test_a_stream_is_written_by_a_process_of_its_own(tmp_path: Path) -> None:
     pids.mkdir()
     with saving(tmp_path, 2) as (address, workers):
         path = tmp_path / "saved"
-        distributed_save(Dataset.range(1000).map(note_pid(pids), **INTS), str(path), address).wait(WAIT_S)
+        distributed_save(Dataset.range(1000).map(note_pid(pids), **INTS), str(path), address).wait(
+            WAIT_S
+        )
         assert loaded(path) == list(range(1000))
         assert str(os.getpid()) not in os.listdir(pids)
-        until(lambda: not any(is_alive(int(pid)) for pid in os.listdir(pids)), "the end of the processes")
-        until(lambda: sum(each.elements for each in progresses(workers)) == 1000, "what the workers have done")
+        until(
+            lambda: not any(is_alive(int(pid)) for pid in os.listdir(pids)),
+            "the end of the processes",
+        )
+        until(
+            lambda: sum(each.elements for each in progresses(workers)) == 1000,
+            "what the workers have done",
+        )
         assert all(each.completed for each in progresses(workers))
 
 
@@ -88,15 +100,21 @@ def test_a_crash_costs_nothing_where_it_does_not_come_again(tmp_path: Path) -> N
         assert loaded(path) == list(range(1000))
 
 
-def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_worker(tmp_path: Path) -> None:
+def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_worker(
+    tmp_path: Path,
+) -> None:
     def step(x: Any) -> Any:
         if int(x) == 500:
             ctypes.string_at(0)
         return x
 
     with saving(tmp_path, 1) as (address, _):
-        saved = distributed_save(Dataset.range(1000).map(step, **INTS), str(tmp_path / "bad"), address)
-        with pytest.raises(UnknownError, match=r"crash number 3[^$]*stream 0[^$]*SIGSEGV[^$]*Segmentation fault"):
+        saved = distributed_save(
+            Dataset.range(1000).map(step, **INTS), str(tmp_path / "bad"), address
+        )
+        with pytest.raises(
+            UnknownError, match=r"crash number 3[^$]*stream 0[^$]*SIGSEGV[^$]*Segmentation fault"
+        ):
             saved.wait(WAIT_S)
         distributed_save(Dataset.range(10), str(tmp_path / "good"), address).wait(WAIT_S)
         assert loaded(tmp_path / "good") == list(range(10))
@@ -104,12 +122,16 @@ def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_wor
 
 def test_a_pipeline_that_exits_fails_its_snapshot(tmp_path: Path) -> None:
     with saving(tmp_path, 1) as (address, _):
-        saved = distributed_save(Dataset.range(10).map(lambda x: sys.exit(3), **INTS), str(tmp_path / "bad"), address)
+        saved = distributed_save(
+            Dataset.range(10).map(lambda x: sys.exit(3), **INTS), str(tmp_path / "bad"), address
+        )
         with pytest.raises(UnknownError, match="SystemExit"):
             saved.wait(WAIT_S)
 
 
-def test_a_cancelled_save_ends_its_process_whatever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_save_ends_its_process_whatever_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zmqdist.data.service.snapshots.stream_process.END_S", 0.1)
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -120,7 +142,9 @@ def test_a_cancelled_save_ends_its_process_whatever_it_does(tmp_path: Path, monk
 
     with saving(tmp_path, 1) as (address, _):
         saved = distributed_save(
-            Dataset.range(10).map(note_pid(pids), **INTS).map(stuck, **INTS), str(tmp_path / "saved"), address
+            Dataset.range(10).map(note_pid(pids), **INTS).map(stuck, **INTS),
+            str(tmp_path / "saved"),
+            address,
         )
         (pid,) = until(lambda: os.listdir(pids), "the process")
         saved.cancel()

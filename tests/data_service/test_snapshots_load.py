@@ -53,7 +53,9 @@ def test_compression(tmp_path: Path, compression: str | None) -> None:
     save(dataset, tmp_path / "s", compression=compression, chunk_bytes_max=1000)
     for told in (compression, None):
         found = Dataset.load(str(tmp_path / "s"), compression=told, reader_func=in_order)
-        assert [(int(one["x"][0]), one["t"]) for one in found] == [(x, "text" * x) for x in range(50)]
+        assert [(int(one["x"][0]), one["t"]) for one in found] == [
+            (x, "text" * x) for x in range(50)
+        ]
 
 
 @pytest.mark.parametrize("repetitions", [1, 10])
@@ -82,13 +84,18 @@ def test_write_multiple_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk", [1, 100])
 def test_load_with_custom_reader_func(tmp_path: Path, chunk: int) -> None:
     save(Dataset.range(50), tmp_path / "s", 2, chunk_bytes_max=chunk)
-    read = load(tmp_path / "s", reader_func=lambda chunks: chunks.interleave(lambda one: one, cycle_length=3))
+    read = load(
+        tmp_path / "s",
+        reader_func=lambda chunks: chunks.interleave(lambda one: one, cycle_length=3),
+    )
     assert read == list(range(50))
 
 
 def test_a_reader_can_mix_the_chunks_anew_in_each_pass(tmp_path: Path) -> None:
     save(Dataset.range(50), tmp_path / "s", chunk_bytes_max=8)
-    dataset = Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: in_order(chunks.shuffle(50)))
+    dataset = Dataset.load(
+        str(tmp_path / "s"), reader_func=lambda chunks: in_order(chunks.shuffle(50))
+    )
     first, second = numbers(dataset), numbers(dataset)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(50))
@@ -103,7 +110,9 @@ def test_the_order_is_the_same_in_every_pass(tmp_path: Path) -> None:
 def test_chunks_come_by_index_and_then_by_stream(tmp_path: Path) -> None:
     save(Dataset.range(100), tmp_path / "s", 3, chunk_bytes_max=80)
     names: list[str] = []
-    Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: names.extend(_names(chunks)) or chunks)
+    Dataset.load(
+        str(tmp_path / "s"), reader_func=lambda chunks: names.extend(_names(chunks)) or chunks
+    )
     found = [snapshot_layout.CommittedChunk.of(name) for name in names]
     assert found == sorted(found) == snapshot_layout.committed_chunks(str(tmp_path / "s"))  # type: ignore[type-var]
 
@@ -114,7 +123,9 @@ def _names(chunks: Dataset) -> list[str]:
 
 
 @pytest.mark.parametrize(("repetitions", "wanted"), [(1, 5), (2, 10), (None, INFINITE_CARDINALITY)])
-def test_the_number_of_chunks_is_known_when_all_are_there(tmp_path: Path, repetitions: int | None, wanted: int) -> None:
+def test_the_number_of_chunks_is_known_when_all_are_there(
+    tmp_path: Path, repetitions: int | None, wanted: int
+) -> None:
     counts: list[int] = []
 
     def count(chunks: Dataset) -> Dataset:
@@ -135,7 +146,7 @@ def test_enumerate(tmp_path: Path) -> None:
     assert sorted(value for _, value in found) == list(range(0, 18, 2))
 
 
-# -- while it is being written -----------------------------------------------------------------------------------------
+# -- while it is being written ---------------------------------------------------------------------
 
 
 def test_what_is_committed_can_be_read_while_the_rest_is_written(tmp_path: Path) -> None:
@@ -156,7 +167,8 @@ def test_what_is_committed_can_be_read_while_the_rest_is_written(tmp_path: Path)
 
 
 def _mapped(function: Any) -> Any:
-    """The pipeline that a writer opens, behind a function that waits for this very test and so cannot be pickled."""
+    """The pipeline that a writer opens, behind a function that waits for this very test and so
+    cannot be pickled."""
     return mock.patch.object(writer, "deserialize", lambda text: deserialize(text).map(function))
 
 
@@ -182,24 +194,33 @@ def test_choose_from_repeated_datasets(tmp_path: Path) -> None:
     for word, count in (("a", 5), ("b", 5), ("c", 10)):
         save(Dataset.from_tensors(word).repeat(count), tmp_path / word)
     loaded = [Dataset.load(str(tmp_path / word)) for word in "abc"]
-    chosen = Dataset.choose_from_datasets(loaded, Dataset.range(3).repeat(10), stop_on_empty_dataset=False)
+    chosen = Dataset.choose_from_datasets(
+        loaded, Dataset.range(3).repeat(10), stop_on_empty_dataset=False
+    )
     assert list(chosen) == list("abc") * 5 + ["c"] * 5
 
 
 def test_sample_before_and_after(tmp_path: Path) -> None:
     for number in range(2):
-        save(Dataset.sample_from_datasets([Dataset.range(20), Dataset.range(20, 30)]), tmp_path / str(number))
+        save(
+            Dataset.sample_from_datasets([Dataset.range(20), Dataset.range(20, 30)]),
+            tmp_path / str(number),
+        )
     assert load(tmp_path / "0") == list(range(30))
-    both = Dataset.sample_from_datasets([Dataset.load(str(tmp_path / str(number))) for number in range(2)])
+    both = Dataset.sample_from_datasets(
+        [Dataset.load(str(tmp_path / str(number))) for number in range(2)]
+    )
     assert sorted(numbers(both)) == sorted([*range(30)] * 2)
 
 
-# -- states and splits ------------------------------------------------------------------------------------------------
+# -- states and splits -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [0, 1, 7, 19, 20])
 @pytest.mark.parametrize("reader", [None, in_order])
-def test_a_state_at_any_place_gives_the_same_remainder(tmp_path: Path, place: int, reader: Any) -> None:
+def test_a_state_at_any_place_gives_the_same_remainder(
+    tmp_path: Path, place: int, reader: Any
+) -> None:
     save(Dataset.range(20), tmp_path / "s", 2, chunk_bytes_max=24)
     dataset = Dataset.load(str(tmp_path / "s"), reader_func=reader)
     first = iter(dataset)
@@ -211,7 +232,9 @@ def test_a_state_at_any_place_gives_the_same_remainder(tmp_path: Path, place: in
     assert numbers(second) == numbers(first)
 
 
-def test_a_state_of_a_snapshot_that_was_being_written_goes_on_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_state_of_a_snapshot_that_was_being_written_goes_on_when_it_is_whole(
+    tmp_path: Path,
+) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(20))
     dataset = Dataset.load(str(tmp_path / "s"))
     with writing(snapshot, 2, chunk_bytes_max=24, interval_s=always):
@@ -235,7 +258,9 @@ def test_chunks_are_dealt_out_one_by_one(tmp_path: Path, whole: bool, repetition
     assert provider.cardinality() == (7 * repetitions if whole else INFINITE_CARDINALITY)
     if not whole:
         write(snapshot, chunk_bytes_max=24)
-    readers = [open_split(dataset, lambda source, repetition: provider.next(repetition)) for _ in range(2)]
+    readers = [
+        open_split(dataset, lambda source, repetition: provider.next(repetition)) for _ in range(2)
+    ]
     found: list[int] = []
     while readers:
         reader = random.choice(readers)
@@ -256,7 +281,7 @@ def test_the_chunks_are_files_that_can_be_divided(tmp_path: Path) -> None:
     assert sorted(numbers(dataset.rewrite(divide))) == list(range(1, 20, 2))
 
 
-# -- what is wrong ------------------------------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------------------
 
 
 def test_snapshot_does_not_exist(tmp_path: Path) -> None:
@@ -281,16 +306,22 @@ def test_a_snapshot_that_fails_while_it_is_read_gives_the_writers_error(tmp_path
 
 def test_bad_element_spec_and_bad_compression(tmp_path: Path) -> None:
     save(Dataset.range(10), tmp_path / "s")
-    with pytest.raises(ValueError, match=r"User specified element_spec .*, but the actual element_spec is"):
+    with pytest.raises(
+        ValueError, match=r"User specified element_spec .*, but the actual element_spec is"
+    ):
         Dataset.load(str(tmp_path / "s"), element_spec=TensorSpec((), np.float32))
-    with pytest.raises(ValueError, match="User specified compression ZLIB, but the actual compression is SNAPPY"):
+    with pytest.raises(
+        ValueError, match="User specified compression ZLIB, but the actual compression is SNAPPY"
+    ):
         Dataset.load(str(tmp_path / "s"), compression="ZLIB")
     with pytest.raises(ValueError, match="Invalid `compression` argument"):
         Dataset.load(str(tmp_path / "s"), compression="LZMA")
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_the_file_of_the_spec_is_optional_and_may_be_empty(tmp_path: Path, content: str | None) -> None:
+def test_the_file_of_the_spec_is_optional_and_may_be_empty(
+    tmp_path: Path, content: str | None
+) -> None:
     save(Dataset.range(10), tmp_path / "s")
     file = tmp_path / "s" / "dataset_spec.json"
     assert json.loads(file.read_text()) == {"shape": [], "dtype": "<i8"}

@@ -1,4 +1,5 @@
-"""The dispatcher's side of snapshots: who writes what, what is handed out, and what a folder is read back as."""
+"""The dispatcher's side of snapshots: who writes what, what is handed out, and what a folder is
+read back as."""
 
 from __future__ import annotations
 
@@ -40,16 +41,26 @@ def several(tmp_path: Path, count: int, concurrent_max: int = 3) -> SnapshotMana
 
 def make(snapshots: SnapshotManager, path: Path, request: str = "") -> None:
     dataset = Dataset.range(10)
-    snapshots.add(snapshots.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), None, request))
+    snapshots.add(
+        snapshots.create(
+            str(path), dataset.serialize(), spec_to_json(dataset.element_spec), None, request
+        )
+    )
 
 
 def ask(
-    snapshot: SnapshotFolder, worker: str, stream: int, local: int, source: int = 0, repetition: int = 0, count: int = 1
+    snapshot: SnapshotFolder,
+    worker: str,
+    stream: int,
+    local: int,
+    source: int = 0,
+    repetition: int = 0,
+    count: int = 1,
 ) -> Any:
     return snapshot.hand_out(worker, stream, source, repetition, local, count)
 
 
-# -- making one ---------------------------------------------------------------------------------------------------------
+# -- making one ------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_begins_with_its_skeleton_and_its_metadata(tmp_path: Path) -> None:
@@ -74,7 +85,9 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
         begin(tmp_path / "s", Dataset.from_generator(lambda: [1]))
     with pytest.raises(UnimplementedError, match=r"batch\(\) or flat_map\(\)"):
         begin(tmp_path / "s", Dataset.range(4).window(2))
-    with pytest.raises(ValueError, match=r"Must be one of \['AUTO', 'GZIP', 'SNAPPY', 'ZLIB'\] or None"):
+    with pytest.raises(
+        ValueError, match=r"Must be one of \['AUTO', 'GZIP', 'SNAPPY', 'ZLIB'\] or None"
+    ):
         begin(tmp_path / "s", Dataset.range(4), "LZMA")
     assert os.listdir(tmp_path) == []
 
@@ -105,7 +118,7 @@ def test_a_request_that_is_made_again_is_the_same_snapshot(tmp_path: Path) -> No
         make(SnapshotManager(), tmp_path / "s", "wish 2")
 
 
-# -- who writes which stream --------------------------------------------------------------------------------------------
+# -- who writes which stream -----------------------------------------------------------------------
 
 
 def test_a_worker_has_one_stream_of_a_snapshot_and_gets_it_again(tmp_path: Path) -> None:
@@ -121,7 +134,11 @@ def test_one_stream_more_with_each_question(tmp_path: Path) -> None:
 
 def test_the_snapshot_with_the_fewest_workers_is_next(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 2, concurrent_max=1)
-    counts = [[len(each.owners()) for each in snapshots.all()] for worker in "abcdef" if snapshots.assign(worker)]
+    counts = [
+        [len(each.owners()) for each in snapshots.all()]
+        for worker in "abcdef"
+        if snapshots.assign(worker)
+    ]
     assert counts == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
 
 
@@ -161,7 +178,9 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     assert snapshot.assign("b") == 1
     assert snapshot.assign("c") == 2, "it has one"
     assert snapshot.assign("d") == 0
-    with pytest.raises(InternalError, match="worker a writes stream 0, which does not belong to it"):
+    with pytest.raises(
+        InternalError, match="worker a writes stream 0, which does not belong to it"
+    ):
         ask(snapshot, "a", 0, 0)
     (tmp_path / "s" / "streams" / "stream_2" / "DONE").write_text("")
     snapshot.finished("c", 2)
@@ -170,7 +189,9 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     assert SnapshotFolder.recover(snapshot.path).streams()[0].owner == "c"
 
 
-def test_an_owner_that_was_thought_lost_goes_on_until_another_has_its_stream(tmp_path: Path) -> None:
+def test_an_owner_that_was_thought_lost_goes_on_until_another_has_its_stream(
+    tmp_path: Path,
+) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     snapshot.assign("a")
     snapshot.worker_lost("a")
@@ -197,7 +218,10 @@ def test_a_cancelled_snapshot_says_so(tmp_path: Path) -> None:
     snapshot.assign("a")
     snapshot.cancel()
     assert isinstance(snapshot_layout.read_error(snapshot.path), CancelledError)
-    assert snapshot.progress()["error"] == {"code": 1, "message": f"{snapshot.path}: the snapshot was cancelled"}
+    assert snapshot.progress()["error"] == {
+        "code": 1,
+        "message": f"{snapshot.path}: the snapshot was cancelled",
+    }
 
 
 def test_figures_of_progress(tmp_path: Path) -> None:
@@ -214,22 +238,36 @@ def test_figures_of_progress(tmp_path: Path) -> None:
     }
 
 
-# -- what is handed out ------------------------------------------------------------------------------------------------
+# -- what is handed out ----------------------------------------------------------------------------
 
 
 def test_each_position_goes_to_one_stream_and_is_a_file_before_it_is_told(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(3))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
-    assert [ask(snapshot, "a", 0, 0), ask(snapshot, "b", 1, 0), ask(snapshot, "a", 0, 1)] == [(0, 1), (1, 1), (2, 1)]
+    assert [ask(snapshot, "a", 0, 0), ask(snapshot, "b", 1, 0), ask(snapshot, "a", 0, 1)] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
     assert ask(snapshot, "b", 1, 1)[1] == 0
-    folders = [tmp_path / "s" / "streams" / f"stream_{n}" / "splits" / "source_0" / "repetition_0" for n in (0, 1)]
-    assert [sorted(os.listdir(folder)) for folder in folders] == [["split_0_0", "split_1_2"], ["split_0_1"]]
+    folders = [
+        tmp_path / "s" / "streams" / f"stream_{n}" / "splits" / "source_0" / "repetition_0"
+        for n in (0, 1)
+    ]
+    assert [sorted(os.listdir(folder)) for folder in folders] == [
+        ["split_0_0", "split_1_2"],
+        ["split_0_1"],
+    ]
 
 
 def test_asked_again_it_gives_the_same(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(1000))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
-    first = [ask(snapshot, "a", 0, 0, count=50), ask(snapshot, "b", 1, 0), ask(snapshot, "a", 0, 50, count=10)]
+    first = [
+        ask(snapshot, "a", 0, 0, count=50),
+        ask(snapshot, "b", 1, 0),
+        ask(snapshot, "a", 0, 50, count=10),
+    ]
     assert first == [(0, 50), (50, 1), (51, 10)]
     again = SnapshotFolder.recover(snapshot.path)
     for one in (snapshot, again):
@@ -237,7 +275,9 @@ def test_asked_again_it_gives_the_same(tmp_path: Path) -> None:
         assert ask(one, "a", 0, 7) == (7, 43)
         assert ask(one, "a", 0, 55, count=99) == (56, 5)
     assert ask(again, "a", 0, 60) == (61, 1)
-    with pytest.raises(InvalidArgumentError, match="has got 61 positions of source 0, fewer than the 99"):
+    with pytest.raises(
+        InvalidArgumentError, match="has got 61 positions of source 0, fewer than the 99"
+    ):
         ask(again, "a", 0, 99)
     with pytest.raises(InvalidArgumentError, match="no source 1"):
         ask(again, "a", 0, 0, source=1)
@@ -270,7 +310,10 @@ def test_repetitions_are_dealt_each_for_itself(tmp_path: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 40),
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 9), st.booleans()), max_size=60),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 9), st.booleans()),
+        max_size=60,
+    ),
 )
 def test_whatever_is_asked_each_position_has_one_stream(
     tmp_path_factory: pytest.TempPathFactory, length: int, events: list[Any]
@@ -286,16 +329,19 @@ def test_whatever_is_asked_each_position_has_one_stream(
         start, number = ask(snapshot, worker, stream, len(mine), repetition=repetition, count=count)
         mine += range(start, start + number)
     for repetition in (0, 1):
-        found = sorted(position for (_, one), mine in had.items() if one == repetition for position in mine)
+        found = sorted(
+            position for (_, one), mine in had.items() if one == repetition for position in mine
+        )
         assert found == list(range(len(found)))
         assert len(found) <= length
 
 
-# -- reading a folder back ----------------------------------------------------------------------------------------------
+# -- reading a folder back -------------------------------------------------------------------------
 
 
 def folder(tmp_path: Path, *files: str) -> str:
-    """A snapshot of two sources with files in its `streams`; what begins with a name and `=` has that content."""
+    """A snapshot of two sources with files in its `streams`; what begins with a name and `=` has
+    that content."""
     snapshot = begin(tmp_path / "s", Dataset.range(10).concatenate(Dataset.range(10)))
     for each in files:
         name, _, content = each.partition("=")
@@ -309,7 +355,10 @@ OWNED = "stream_0/owner_worker=a"
 SPLITS = "stream_0/splits/source_0/repetition_0"
 
 BAD = [
-    *([InternalError, "Can't parse", f"{name}/owner_worker=a"] for name in ("stream_", "stream_x", "stream_-1")),
+    *(
+        [InternalError, "Can't parse", f"{name}/owner_worker=a"]
+        for name in ("stream_", "stream_x", "stream_-1")
+    ),
     *(
         [InternalError, "Can't parse", f"stream_0/splits/{name}/repetition_0/split_0_0"]
         for name in ("source_", "source_x", "source_-1")
@@ -320,15 +369,38 @@ BAD = [
     ),
     [InternalError, "Found conflict", "stream_0/splits/source_2/repetition_0/split_0_0"],
     *(
-        [InvalidArgumentError, "Expected split_<local_split_index>_<global_split_index>", f"{SPLITS}/{name}"]
+        [
+            InvalidArgumentError,
+            "Expected split_<local_split_index>_<global_split_index>",
+            f"{SPLITS}/{name}",
+        ]
         for name in ("split_", "split_0", "split_0_x", "split_-1_0", "split_0_0_0", "piece_0_0")
     ),
-    [InvalidArgumentError, "The local split index 1 exceeds the global split index 0", f"{SPLITS}/split_1_0"],
+    [
+        InvalidArgumentError,
+        "The local split index 1 exceeds the global split index 0",
+        f"{SPLITS}/split_1_0",
+    ],
     [InvalidArgumentError, "not a number of positions", f"{SPLITS}/split_0_0=many"],
     [InternalError, "Found missing global split index 0", f"{SPLITS}/split_0_1"],
-    [InternalError, "Found missing global split index 4", f"{SPLITS}/split_0_0=4", f"{SPLITS}/split_4_5"],
-    [InternalError, "Found missing local split index 1", f"{SPLITS}/split_0_0", f"{SPLITS}/split_2_2"],
-    [InternalError, "Found duplicate global split index 1", f"{SPLITS}/split_0_1", f"{SPLITS}/split_1_1"],
+    [
+        InternalError,
+        "Found missing global split index 4",
+        f"{SPLITS}/split_0_0=4",
+        f"{SPLITS}/split_4_5",
+    ],
+    [
+        InternalError,
+        "Found missing local split index 1",
+        f"{SPLITS}/split_0_0",
+        f"{SPLITS}/split_2_2",
+    ],
+    [
+        InternalError,
+        "Found duplicate global split index 1",
+        f"{SPLITS}/split_0_1",
+        f"{SPLITS}/split_1_1",
+    ],
     [
         InternalError,
         "Found duplicate global split index 3",
@@ -364,7 +436,10 @@ def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
     ]
     # Positions 0 to 2 and 4 are stream 0's, in this order; number 4 of it is the next one.
     assert [ask(recovered, "a", 0, local, count=9)[0] for local in range(4)] == [0, 1, 2, 4]
-    assert (ask(recovered, "a", 0, 0, count=9), ask(recovered, "a", 0, 3, count=9)) == ((0, 3), (4, 1))
+    assert (ask(recovered, "a", 0, 0, count=9), ask(recovered, "a", 0, 3, count=9)) == (
+        (0, 3),
+        (4, 1),
+    )
     assert ask(recovered, "a", 0, 4) == (5, 1)
 
 

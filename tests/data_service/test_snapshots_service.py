@@ -1,4 +1,5 @@
-"""distributed_save through a dispatcher and workers: what it refuses, what it writes, what it tells."""
+"""distributed_save through a dispatcher and workers: what it refuses, what it writes, what it
+tells."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def gated(dataset: Dataset, gate: Gate) -> Dataset:
     return dataset.map(gate, output_signature=dataset.element_spec)
 
 
-# -- what it writes -----------------------------------------------------------------------------------------------------
+# -- what it writes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -93,7 +94,11 @@ def test_compression_and_repeated_and_zipped_datasets(tmp_path: Path) -> None:
             assert loaded(tmp_path / str(compression), compression=compression) == list(range(20))
         saved(cluster, Dataset.range(1000).repeat(10), tmp_path / "repeated")
         assert loaded(tmp_path / "repeated") == sorted([*range(1000)] * 10)
-        saved(cluster, Dataset.zip(Dataset.range(20), Dataset.range(100)).repeat(3), tmp_path / "zipped")
+        saved(
+            cluster,
+            Dataset.zip(Dataset.range(20), Dataset.range(100)).repeat(3),
+            tmp_path / "zipped",
+        )
         found = [int(x) for x, _ in Dataset.load(str(tmp_path / "zipped"))]
         assert sorted(found) == sorted([*range(20)] * 3)
 
@@ -103,13 +108,16 @@ def test_structures_and_strings_survive(tmp_path: Path) -> None:
     with TestCluster(2) as cluster:
         saved(cluster, dataset, tmp_path / "s")
     found = sorted(Dataset.load(str(tmp_path / "s")), key=lambda one: len(one["x"]))
-    assert [(one["x"].tolist(), one["t"]) for one in found] == [([x] * x, ("a" * x, b"\0")) for x in range(10)]
+    assert [(one["x"].tolist(), one["t"]) for one in found] == [
+        ([x] * x, ("a" * x, b"\0")) for x in range(10)
+    ]
 
 
 def test_write_multiple_datasets_at_once(tmp_path: Path) -> None:
     with TestCluster(2) as cluster:
         handles = [
-            distributed_save(Dataset.range(n, n + 100), str(tmp_path / str(n)), cluster.target) for n in range(5)
+            distributed_save(Dataset.range(n, n + 100), str(tmp_path / str(n)), cluster.target)
+            for n in range(5)
         ]
         for handle in handles:
             handle.wait(WAIT_S)
@@ -135,10 +143,14 @@ def test_distributed_load(tmp_path: Path, mode: ShardingPolicy, times: int) -> N
                 handle.wait(WAIT_S)
             for repetitions in (1, 5):
                 dataset = Dataset.load(str(tmp_path / str(wait)), wait=True).repeat(repetitions)
-                assert sorted(values(cluster.distribute(dataset, mode))) == sorted([*range(100)] * repetitions * times)
+                assert sorted(values(cluster.distribute(dataset, mode))) == sorted(
+                    [*range(100)] * repetitions * times
+                )
 
 
-def test_a_report_about_a_drain_names_the_stream_of_a_worker_and_the_worker_that_continues_it(tmp_path: Path) -> None:
+def test_a_report_about_a_drain_names_the_stream_of_a_worker_and_the_worker_that_continues_it(
+    tmp_path: Path,
+) -> None:
     gate, path = Gate(tmp_path), str(tmp_path / "s")
     with TestCluster(1) as cluster:
         dispatcher = cluster.dispatcher
@@ -146,14 +158,17 @@ def test_a_report_about_a_drain_names_the_stream_of_a_worker_and_the_worker_that
         handle = distributed_save(gated(Dataset.range(10), gate), path, cluster.target)
         until(lambda: bool(dispatcher.drain_reports()[0].streams))
         (alone,) = dispatcher.drain_reports()
-        assert alone.lines == [f"continued by the next worker that joins: 1 snapshot stream: {path} (stream 0)"]
+        assert alone.lines == [
+            f"continued by the next worker that joins: 1 snapshot stream: {path} (stream 0)"
+        ]
         assert not alone.losses
         assert alone.to_dict()["streams"] == [[path, 0, False]]
         assert dispatcher.data_tasks_by_worker() == {"worker:0": 1}, "it counts as busy"
         cluster.add_worker()
         until(lambda: [each.streams != () for each in dispatcher.drain_reports()] == [True, True])
         assert [each.lines for each in dispatcher.drain_reports()] == [
-            [f"continued by other workers: 1 snapshot stream: {path} (stream {number})"] for number in range(2)
+            [f"continued by other workers: 1 snapshot stream: {path} (stream {number})"]
+            for number in range(2)
         ]
         gate.open()
         handle.wait(WAIT_S)
@@ -165,7 +180,9 @@ def test_skip_first_repetition(tmp_path: Path) -> None:
     """A worker that comes when a repetition has been handed out goes on with the next one."""
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
-        handle = distributed_save(gated(Dataset.range(10).repeat(2), gate), str(tmp_path / "s"), cluster.target)
+        handle = distributed_save(
+            gated(Dataset.range(10).repeat(2), gate), str(tmp_path / "s"), cluster.target
+        )
         until(lambda: handle.progress()["handed_out"] > 0)
         cluster.add_worker()
         until(lambda: len(cluster.snapshot_streams(handle.path)) == 2)
@@ -181,18 +198,22 @@ def test_sample_before_and_after_a_save(tmp_path: Path) -> None:
         assert loaded(tmp_path / "before") == sorted([*range(3)] * 50)
         for number, source in enumerate(sources):
             saved(cluster, source, tmp_path / str(number))
-        after = Dataset.sample_from_datasets([Dataset.load(str(tmp_path / str(n))) for n in range(3)], seed=1)
+        after = Dataset.sample_from_datasets(
+            [Dataset.load(str(tmp_path / str(n))) for n in range(3)], seed=1
+        )
         assert sorted(values(after)) == sorted([*range(3)] * 50)
 
 
 def test_nonrepeated_dataset_doesnt_produce_second_repetition_dir(tmp_path: Path) -> None:
     with TestCluster(3) as cluster:
         saved(cluster, Dataset.range(100), tmp_path / "s")
-    repetitions = {folder.name for folder in (tmp_path / "s").glob("streams/stream_*/splits/source_0/*")}
+    repetitions = {
+        folder.name for folder in (tmp_path / "s").glob("streams/stream_*/splits/source_0/*")
+    }
     assert repetitions == {"repetition_0"}
 
 
-# -- what it refuses ----------------------------------------------------------------------------------------------------
+# -- what it refuses -------------------------------------------------------------------------------
 
 
 def test_bad_dispatcher_address_and_bad_compression(tmp_path: Path) -> None:
@@ -207,13 +228,18 @@ def test_bad_dispatcher_address_and_bad_compression(tmp_path: Path) -> None:
 def test_requires_fault_tolerant_mode(tmp_path: Path) -> None:
     with (
         TestCluster(1, work_dir="", fault_tolerant_mode=False) as cluster,
-        pytest.raises(InvalidArgumentError, match=r"requires running tf\.data service in the fault tolerant mode"),
+        pytest.raises(
+            InvalidArgumentError,
+            match=r"requires running tf\.data service in the fault tolerant mode",
+        ),
     ):
         distributed_save(Dataset.range(1), str(tmp_path / "s"), cluster.target)
     assert not (tmp_path / "s").exists()
 
 
-def test_bad_cardinality_duplicate_snapshot_and_sources_that_cannot_be_dealt_out(tmp_path: Path) -> None:
+def test_bad_cardinality_duplicate_snapshot_and_sources_that_cannot_be_dealt_out(
+    tmp_path: Path,
+) -> None:
     with TestCluster(1) as cluster:
         with pytest.raises(InvalidArgumentError, match="Saving an infinite dataset is not allowed"):
             distributed_save(Dataset.range(1).repeat(), str(tmp_path / "s"), cluster.target)
@@ -271,7 +297,9 @@ def test_a_stream_that_cannot_begin_fails_its_snapshot_and_the_worker_writes_oth
         with monkeypatch.context() as broken:
             broken.setattr("zmqdist.data.service.snapshots.worker.SnapshotStream", spoiled)
             handle = distributed_save(Dataset.range(10), str(tmp_path / "s"), cluster.target)
-            with pytest.raises(UnknownError, match="stream 0 cannot be begun: RuntimeError: spoiled"):
+            with pytest.raises(
+                UnknownError, match="stream 0 cannot be begun: RuntimeError: spoiled"
+            ):
                 handle.wait(WAIT_S)
         saved(cluster, Dataset.range(10), tmp_path / "again")
 
@@ -283,7 +311,9 @@ def streams_being_written(cluster: TestCluster) -> int:
 def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
-        pipeline = gated(Dataset.range(10), gate).map(check_numerics, output_signature=TensorSpec((), np.int64))
+        pipeline = gated(Dataset.range(10), gate).map(
+            check_numerics, output_signature=TensorSpec((), np.int64)
+        )
         distributed_save(pipeline, str(tmp_path / "s"), cluster.target)
         dataset = Dataset.load(str(tmp_path / "s"), wait=True)
         gate.open()
@@ -291,13 +321,14 @@ def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) 
             list(dataset)
 
 
-# -- what it tells ------------------------------------------------------------------------------------------------------
+# -- what it tells ---------------------------------------------------------------------------------
 
 
 def test_listing_the_streams_of_a_snapshot_on_a_slow_disk_does_not_hold_up_the_dispatcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the dispatcher hears no heartbeat while its disk is slow, and takes all workers for lost."""
+    """Else the dispatcher hears no heartbeat while its disk is slow, and takes all workers for
+    lost."""
     writes, written = threading.Event(), threading.Event()
     write = storage.write
 
@@ -331,7 +362,9 @@ def test_listing_the_streams_of_a_snapshot_on_a_slow_disk_does_not_hold_up_the_d
 def test_it_returns_at_once_and_its_handle_tells_how_far_it_is(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(2) as cluster:
-        handle = distributed_save(gated(Dataset.range(10), gate), str(tmp_path / "s"), cluster.target)
+        handle = distributed_save(
+            gated(Dataset.range(10), gate), str(tmp_path / "s"), cluster.target
+        )
         until(lambda: handle.progress()["streams"] == 2)
         progress = handle.progress()
         assert (progress["state"], progress["elements"], progress["positions"]) == ("active", 0, 10)
@@ -346,13 +379,17 @@ def test_it_returns_at_once_and_its_handle_tells_how_far_it_is(tmp_path: Path) -
             "chunks": len(names(tmp_path / "s")),
             "handed_out": 10,
         }
-        assert [each.state for each in cluster.snapshot_streams(handle.path)] == [StreamState.DONE] * 2
+        assert [each.state for each in cluster.snapshot_streams(handle.path)] == [
+            StreamState.DONE
+        ] * 2
 
 
 def test_a_cancelled_save_ends_on_all_workers_and_says_so(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(2) as cluster:
-        handle = distributed_save(gated(Dataset.range(1000), gate), str(tmp_path / "s"), cluster.target)
+        handle = distributed_save(
+            gated(Dataset.range(1000), gate), str(tmp_path / "s"), cluster.target
+        )
         until(lambda: handle.progress()["streams"] == 2)
         handle.cancel()
         handle.cancel()
@@ -368,7 +405,9 @@ def test_a_cancelled_save_ends_on_all_workers_and_says_so(tmp_path: Path) -> Non
 def test_workers_tell_which_streams_they_write_and_wrote(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
-        handle = distributed_save(gated(Dataset.range(10), gate), str(tmp_path / "s"), cluster.target)
+        handle = distributed_save(
+            gated(Dataset.range(10), gate), str(tmp_path / "s"), cluster.target
+        )
         until(lambda: cluster.workers[0].snapshot_task_progresses())
         (progress,) = cluster.workers[0].snapshot_task_progresses()
         assert progress[:3] == (handle.path, 0, False)
@@ -383,12 +422,17 @@ def test_workers_dont_exceed_max_stream_assignments(tmp_path: Path, most: int) -
     gate = Gate(tmp_path)
     with TestCluster(2, worker_max_concurrent_snapshots=most) as cluster:
         handles = [
-            distributed_save(gated(Dataset.range(50), gate), str(tmp_path / str(number)), cluster.target)
+            distributed_save(
+                gated(Dataset.range(50), gate), str(tmp_path / str(number)), cluster.target
+            )
             for number in range(10)
         ]
 
         def counts() -> list[int]:
-            return [sum(not one.completed for one in worker.snapshot_task_progresses()) for worker in cluster.workers]
+            return [
+                sum(not one.completed for one in worker.snapshot_task_progresses())
+                for worker in cluster.workers
+            ]
 
         until(lambda: counts() == [most, most])
         gate.open()
@@ -402,7 +446,9 @@ def test_a_worker_that_leaves_commits_and_others_go_on(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
         dataset = Dataset.range(200)
-        late = dataset.map(lambda x: gate(x) if x >= 100 else x, output_signature=dataset.element_spec)
+        late = dataset.map(
+            lambda x: gate(x) if x >= 100 else x, output_signature=dataset.element_spec
+        )
         handle = distributed_save(late, str(tmp_path / "s"), cluster.target)
         until(gate.reached)
         leaver = threading.Thread(target=cluster.workers[0].stop, args=(WAIT_S,))

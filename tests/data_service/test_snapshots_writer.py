@@ -16,7 +16,16 @@ import pytest
 
 from tests.data.examples import EXAMPLES
 from tests.data.reading import plain, read
-from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
+from tests.data_service.snapshots import (
+    always,
+    ask_of,
+    begin,
+    names,
+    numbers,
+    save,
+    write,
+    writer_of,
+)
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, snapshot_layout, storage
 from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.writer import StreamWriter, commit_interval_s
@@ -30,7 +39,8 @@ class Crash(BaseException):
 
 
 def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Let the `at`-th change of the folder from now on be the last one, until `undo`: what would be tidied up stays, too."""
+    """Let the `at`-th change of the folder from now on be the last one, until `undo`: what would be
+    tidied up stays, too."""
     left = [at]
 
     def counted(function: Any) -> Any:
@@ -50,7 +60,9 @@ def test_a_stream_becomes_chunks_of_the_size_that_was_asked_for(tmp_path: Path) 
     save(Dataset.range(10), tmp_path / "s", chunk_bytes_max=32)
     assert names(tmp_path / "s") == ["chunk_0_0_4", "chunk_0_1_4", "chunk_0_2_2"]
     assert numbers(
-        Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: chunks.flat_map(lambda one: one))
+        Dataset.load(
+            str(tmp_path / "s"), reader_func=lambda chunks: chunks.flat_map(lambda one: one)
+        )
     ) == list(range(10))
 
 
@@ -97,7 +109,7 @@ def test_chunks_appear_at_a_commit_and_not_before(tmp_path: Path) -> None:
     assert len(names(path)) == 6
 
 
-# -- after an end at any point ------------------------------------------------------------------------------------------
+# -- after an end at any point ---------------------------------------------------------------------
 
 PIPELINES = {
     "numbers": lambda: Dataset.range(12),
@@ -110,7 +122,15 @@ PIPELINES = {
 
 def content(path: Path) -> list[Any]:
     return sorted(
-        map(repr, map(plain, Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))))
+        map(
+            repr,
+            map(
+                plain,
+                Dataset.load(
+                    str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one)
+                ),
+            ),
+        )
     )
 
 
@@ -122,8 +142,12 @@ def test_every_element_is_there_once_after_a_crash_at_any_point(
     crash_and_go_on(kind, step, range(1, 60, 23), tmp_path, monkeypatch)
 
 
-def crash_and_go_on(kind: str, step: int, firsts: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`step` changes of the folder at a time, each life begins where the one before it was cut off."""
+def crash_and_go_on(
+    kind: str, step: int, firsts: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`step` changes of the folder at a time, each life begins where the one before it was cut
+    off.
+    """
     wanted = sorted(map(repr, map(plain, PIPELINES[kind]())))
     for first in firsts:
         path = tmp_path / str(first)
@@ -165,13 +189,15 @@ def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
     with pytest.raises(CancelledError, match="has another writer now"):
         old.run()
     assert snapshot.mode is SnapshotMode.DONE
-    assert numbers(Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))) == list(
-        range(30)
-    )
+    assert numbers(
+        Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))
+    ) == list(range(30))
     assert not storage.exists(snapshot_error_path(str(path / "streams" / "stream_0")))
 
 
-def test_a_chunk_that_was_committed_and_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_was_committed_and_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "s"
     snapshot = begin(path, Dataset.range(9))
     assert snapshot.assign("w") == 0
@@ -217,12 +243,14 @@ def test_chunks_before_the_checkpoint_are_moved_and_those_behind_it_deleted(
 
 
 def test_a_pipeline_that_cannot_tell_its_state_is_committed_at_its_end(tmp_path: Path) -> None:
-    dataset = Dataset.range(6).window(2).prefetch(2).flat_map(lambda window: window.map(lambda x: x + 1))
+    dataset = (
+        Dataset.range(6).window(2).prefetch(2).flat_map(lambda window: window.map(lambda x: x + 1))
+    )
     save(dataset, tmp_path / "s", chunk_bytes_max=8, interval_s=always)
     assert content(tmp_path / "s") == sorted(map(repr, map(plain, dataset)))
 
 
-# -- errors and ends ----------------------------------------------------------------------------------------------------
+# -- errors and ends -------------------------------------------------------------------------------
 
 
 def fails_at_five(x: Any) -> Any:
@@ -307,7 +335,11 @@ except ResourceExhaustedError as error:
 """
     path = tmp_path / "s"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert "File too large" in done.stdout
     assert snapshot_layout.read_error(str(path)).error_code == 8  # type: ignore[union-attr]
@@ -315,12 +347,14 @@ except ResourceExhaustedError as error:
         Dataset.load(str(path))
     os.unlink(snapshot_error_path(str(path)))
     Path(snapshot_done_path(str(path))).write_text("")
-    whole = list(Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one)))
+    whole = list(
+        Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))
+    )
     assert [np.random.default_rng(x).bytes(100) for x in range(50)] == whole
     assert os.listdir(path / "streams" / "stream_0" / "uncommitted_chunks") == []
 
 
-# -- iterators over what is dealt out --------------------------------------------------------------------------------
+# -- iterators over what is dealt out --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -334,7 +368,9 @@ def test_an_iterator_over_dealt_positions_goes_on_from_its_state(name: str, tmp_
             reasons.append(str(error))
             continue
         try:
-            goes_on_from_any_state(lambda: open_stream(example.build(folder), partial(deal, providers)))  # noqa: B023
+            goes_on_from_any_state(
+                lambda: open_stream(example.build(folder), partial(deal, providers))  # noqa: B023
+            )
         except Exception as error:
             raise AssertionError(f"{name}, example {number}: {error}") from error
     if len(reasons) == len(EXAMPLES[name]):
@@ -372,7 +408,8 @@ def test_who_cannot_be_asked_again_keeps_the_place(tmp_path: Path) -> None:
 def test_a_wait_of_a_source_ends_when_another_thread_says_so(tmp_path: Path) -> None:
     begin(tmp_path / "s", Dataset.range(3))
     iterator = iter(Dataset.load(str(tmp_path / "s")))
-    threading.Timer(0.2, iterator.close).start()  # by then it waits, most times: either way nothing comes
+    # by then it waits, most times: either way nothing comes
+    threading.Timer(0.2, iterator.close).start()
     with pytest.raises(StopIteration):  # nothing comes of an iterator that was closed
         next(iterator)
 
@@ -384,7 +421,8 @@ def test_an_earlier_writer_that_ends_while_its_folder_is_taken_over_does_not_fai
     list_names = storage.list_names
 
     def listed(path: str) -> list[str]:
-        gone = ["0123456789abcdef"] if path.endswith("uncommitted_chunks") else []  # removed just after it was listed
+        # removed just after it was listed
+        gone = ["0123456789abcdef"] if path.endswith("uncommitted_chunks") else []
         return [*list_names(path), *gone]
 
     monkeypatch.setattr(storage, "list_names", listed)

@@ -27,12 +27,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
 
 
 def asked(address: str, method: str) -> object:
-    with ZmqClient(address, "test", security=Credentials(None, None, False).client(address, "submit")) as client:
+    with ZmqClient(
+        address, "test", security=Credentials(None, None, False).client(address, "submit")
+    ) as client:
         return internal_client.start(client, method).get_value()
 
 
 def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> None:
-    iterator = iter(cluster.distribute(Dataset.range(2**40), ShardingPolicy.DYNAMIC, job_name="mine"))
+    iterator = iter(
+        cluster.distribute(Dataset.range(2**40), ShardingPolicy.DYNAMIC, job_name="mine")
+    )
 
     def status() -> dict[str, object]:
         next(iterator)
@@ -49,14 +53,21 @@ def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> 
 
 
 @pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}, {}], ids=repr)
-def test_what_is_left_falls_to_nothing_while_a_job_is_read(cluster: TestCluster, options: dict[str, Any]) -> None:
-    iterator = iter(cluster.distribute(Dataset.range(200_000), ShardingPolicy.DYNAMIC, job_name="read", **options))
+def test_what_is_left_falls_to_nothing_while_a_job_is_read(
+    cluster: TestCluster, options: dict[str, Any]
+) -> None:
+    iterator = iter(
+        cluster.distribute(
+            Dataset.range(200_000), ShardingPolicy.DYNAMIC, job_name="read", **options
+        )
+    )
 
     def row() -> dict[str, Any]:
         for _ in itertools.islice(iterator, 1000):
             pass
         status: Any = asked(cluster.dispatcher.address, "status")
-        return next(iter(status["data"]["jobs"]), {"positions_left": [0]})  # without a row if all was taken
+        # without a row if all was taken
+        return next(iter(status["data"]["jobs"]), {"positions_left": [0]})
 
     assert 0 < row()["positions_left"][0] < 200_000
     until(lambda: row()["elements_per_s"] > 0 and row()["room"] > 0)
@@ -64,7 +75,9 @@ def test_what_is_left_falls_to_nothing_while_a_job_is_read(cluster: TestCluster,
     iterator.close()
 
 
-def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(cluster: TestCluster) -> None:
+def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(
+    cluster: TestCluster,
+) -> None:
     iterator = iter(cluster.distribute(Dataset.range(2**40), job_name="all"))
     next(iterator)
     (row,) = jobs(asked(cluster.dispatcher.address, "status")).rows  # type: ignore[arg-type]
@@ -72,7 +85,9 @@ def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(cluster:
     iterator.close()
 
 
-def test_an_idle_worker_has_no_trace_and_one_at_work_has_figures_of_its_tasks(cluster: TestCluster) -> None:
+def test_an_idle_worker_has_no_trace_and_one_at_work_has_figures_of_its_tasks(
+    cluster: TestCluster,
+) -> None:
     address = cluster.workers[0].running.address
     with pytest.raises(UnavailableError, match="No trace event was collected"):
         asked(address, "zmqdist.data.profile")

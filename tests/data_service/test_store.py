@@ -1,4 +1,5 @@
-"""The store of descriptions: each id has a file of its own, whole or not at all, and what is lost is told."""
+"""The store of descriptions: each id has a file of its own, whole or not at all, and what is lost
+is told."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import pytest
 
 from zmqdist.data.service.dispatcher import store as module
 from zmqdist.data.service.dispatcher.store import DatasetStore, read
-from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, ResourceExhaustedError
+from zmqdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 
 IDS = [
     "1000",
@@ -34,7 +40,18 @@ IDS = [
     "~",
     "-",
 ]
-IDS += ["é", "e\u0301", "\ud800", "漢" * 100, "x" * 64, "x" * 65, "x" * 100_000, "X" * 64, "con", "a" * 63 + "A"]
+IDS += [
+    "é",
+    "e\u0301",
+    "\ud800",
+    "漢" * 100,
+    "x" * 64,
+    "x" * 65,
+    "x" * 100_000,
+    "X" * 64,
+    "con",
+    "a" * 63 + "A",
+]
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -58,7 +75,9 @@ def test_the_latest_text_counts(store: DatasetStore) -> None:
 def test_any_text_is_an_id_and_differs_from_all_others(store: DatasetStore) -> None:
     for number, dataset_id in enumerate(IDS):
         store.put(dataset_id, str(number))
-    assert [store.get(dataset_id) for dataset_id in IDS] == [str(number) for number in range(len(IDS))]
+    assert [store.get(dataset_id) for dataset_id in IDS] == [
+        str(number) for number in range(len(IDS))
+    ]
 
 
 def test_no_id_leaves_the_folder_or_depends_on_the_case_of_names(tmp_path: Path) -> None:
@@ -111,14 +130,24 @@ def test_a_file_that_disappeared_is_data_loss_and_named(tmp_path: Path) -> None:
     store.put("1", "x")
     (tmp_path / "datasets" / "1").unlink()
     with pytest.raises(
-        DataLossError, match=f"{tmp_path}/datasets/1: corrupted record: it cannot be read.*Register the dataset again"
+        DataLossError,
+        match=f"{tmp_path}/datasets/1: corrupted record: it cannot be read.*Register the dataset "
+        f"again",
     ):
         store.get("1")
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n", b"text garbage\n" * 100, b"00000000\nother text", b"\xff" * 50, b"cut", b"flipped"],
+    [
+        b"",
+        b"\n",
+        b"text garbage\n" * 100,
+        b"00000000\nother text",
+        b"\xff" * 50,
+        b"cut",
+        b"flipped",
+    ],
 )
 def test_a_damaged_file_is_data_loss(tmp_path: Path, content: bytes) -> None:
     store = DatasetStore(str(tmp_path))
@@ -142,7 +171,8 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "fsync", full)
         with pytest.raises(
-            ResourceExhaustedError, match=r"datasets/1: .*No space left on device.*make room on that disk"
+            ResourceExhaustedError,
+            match=r"datasets/1: .*No space left on device.*make room on that disk",
         ):
             store.put("1", "after")
     assert os.listdir(tmp_path / "datasets") == ["1"]
@@ -153,7 +183,9 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceExhaustedError, match=r"file/datasets/1: .*let the dispatcher's user write there"):
+    with pytest.raises(
+        ResourceExhaustedError, match=r"file/datasets/1: .*let the dispatcher's user write there"
+    ):
         DatasetStore(str(tmp_path / "file")).put("1", "x")
 
 
@@ -174,7 +206,9 @@ except ResourceExhaustedError as error:
 """
 
 
-def test_a_text_beyond_the_limit_of_the_user_is_told(tmp_path: Path, child: Callable[..., Popen[str]]) -> None:
+def test_a_text_beyond_the_limit_of_the_user_is_told(
+    tmp_path: Path, child: Callable[..., Popen[str]]
+) -> None:
     filling = child(FILLING, str(tmp_path))
     assert filling.communicate(timeout=50)[0] == "before\n"
     assert os.listdir(tmp_path / "datasets") == ["1"]
@@ -206,7 +240,7 @@ def test_killed_while_writing_the_old_or_the_new_text_is_there(
         assert set(os.listdir(tmp_path / "datasets")) <= {"1", "1.tmp"}
 
 
-# -- who may write there --------------------------------------------------------------------------------------------------
+# -- who may write there ---------------------------------------------------------------------------
 
 STRANGER = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
@@ -221,8 +255,17 @@ def give_away(path: Path) -> None:
 
 
 SPOILED = [
-    pytest.param(make_writable, r"is open to other users \(mode 0\d\d\d\): make it private with `chmod", id="writable"),
-    pytest.param(give_away, f"belongs to user {STRANGER}, this process runs as 0", marks=needs_root, id="strangers"),
+    pytest.param(
+        make_writable,
+        r"is open to other users \(mode 0\d\d\d\): make it private with `chmod",
+        id="writable",
+    ),
+    pytest.param(
+        give_away,
+        f"belongs to user {STRANGER}, this process runs as 0",
+        marks=needs_root,
+        id="strangers",
+    ),
 ]
 
 
@@ -235,7 +278,9 @@ def test_a_work_dir_of_another_user_or_open_to_one_is_refused(
     (tmp_path / "journal.db").touch(0o600)
     DatasetStore(str(tmp_path))
     spoil(tmp_path / name)
-    with pytest.raises(FailedPreconditionError, match=rf"the dispatcher's (work_dir|journal) {tmp_path}.* {told}"):
+    with pytest.raises(
+        FailedPreconditionError, match=rf"the dispatcher's (work_dir|journal) {tmp_path}.* {told}"
+    ):
         DatasetStore(str(tmp_path))
 
 

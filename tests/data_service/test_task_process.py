@@ -1,4 +1,5 @@
-"""Tasks of the data service in processes of their own: what dies with what, what readers are told, and what goes on."""
+"""Tasks of the data service in processes of their own: what dies with what, what readers are told,
+and what goes on."""
 
 from __future__ import annotations
 
@@ -97,7 +98,10 @@ def test_large_elements_arrive_whole() -> None:
 
 def test_tasks_draw_numbers_of_their_own() -> None:
     with serving(workers=1) as service:
-        drawn = [float(next(iter(service.whole(Dataset.range(1).map(lambda x: np.random.random()))))) for _ in range(2)]
+        drawn = [
+            float(next(iter(service.whole(Dataset.range(1).map(lambda x: np.random.random())))))
+            for _ in range(2)
+        ]
     assert drawn[0] != drawn[1]
 
 
@@ -148,7 +152,9 @@ def test_a_whole_iteration_does_not_begin_again_behind_a_crash() -> None:
 
 def test_a_dealt_iteration_goes_on_behind_a_crash_with_what_is_left() -> None:
     with serving() as service:
-        found, problems = read_all(service.dealt(Dataset.range(2000).map(dies_at({1000}, lambda: os._exit(7)))))
+        found, problems = read_all(
+            service.dealt(Dataset.range(2000).map(dies_at({1000}, lambda: os._exit(7))))
+        )
     (problem,) = problems
     assert "exit code 7" in str(problem)
     assert "position 1000 of source 0" in str(problem)
@@ -160,11 +166,15 @@ def test_a_dealt_iteration_goes_on_behind_a_crash_with_what_is_left() -> None:
 def test_a_task_that_dies_again_and_again_fails_for_good() -> None:
     with (
         serving() as service,
-        iter(service.dealt(Dataset.range(1000).map(dies_at(set(range(1000)), lambda: os._exit(1))))) as iterator,
+        iter(
+            service.dealt(Dataset.range(1000).map(dies_at(set(range(1000)), lambda: os._exit(1))))
+        ) as iterator,
     ):
         problems: list[str] = []
         while not (problems and "failed for good" in problems[-1]):
-            with pytest.raises(UnknownError, match=r"another process continues|failed for good") as raised:
+            with pytest.raises(
+                UnknownError, match=r"another process continues|failed for good"
+            ) as raised:
                 next(iterator)
             problems.append(str(raised.value))
         assert len(problems) <= CRASHES_MAX  # fewer where several deaths come between two questions
@@ -173,7 +183,10 @@ def test_a_task_that_dies_again_and_again_fails_for_good() -> None:
 
 
 def test_killing_the_process_of_a_task_is_told_once() -> None:
-    with serving() as service, iter(service.dealt(Dataset.range(1_000_000).map(process_of))) as iterator:
+    with (
+        serving() as service,
+        iter(service.dealt(Dataset.range(1_000_000).map(process_of))) as iterator,
+    ):
         later = first = int(next(iterator))
         os.kill(first, signal.SIGKILL)
         problems = []
@@ -199,7 +212,10 @@ def test_no_process_of_a_task_outlives_its_worker() -> None:
 
 
 def test_a_worker_that_leaves_in_good_order_loses_nothing_of_its_tasks() -> None:
-    with serving(workers=2) as service, iter(service.dealt(Dataset.range(READ_ALL).map(lambda x: x))) as iterator:
+    with (
+        serving(workers=2) as service,
+        iter(service.dealt(Dataset.range(READ_ALL).map(lambda x: x))) as iterator,
+    ):
         found = [int(next(iterator)) for _ in range(10)]
         leaving = threading.Thread(target=service.workers[0].stop, args=(60.0,))
         leaving.start()
@@ -211,7 +227,9 @@ def test_a_worker_that_leaves_in_good_order_loses_nothing_of_its_tasks() -> None
 def test_stopping_a_worker_does_not_wait_for_user_code() -> None:
     with serving() as service:
         iterator = iter(
-            service.whole(Dataset.range(10).map(lambda x: (x, os.getpid(), time.sleep(1000.0 * (x > 0)) or 0)))
+            service.whole(
+                Dataset.range(10).map(lambda x: (x, os.getpid(), time.sleep(1000.0 * (x > 0)) or 0))
+            )
         )
         child = int(next(iterator)[1])
         service.workers[0].stop()
@@ -221,7 +239,9 @@ def test_stopping_a_worker_does_not_wait_for_user_code() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("processes", [True, False])
-def test_dropping_an_iterator_does_not_wait_for_user_code(ahead: int, processes: bool, tmp_path: Path) -> None:
+def test_dropping_an_iterator_does_not_wait_for_user_code(
+    ahead: int, processes: bool, tmp_path: Path
+) -> None:
     begun = tmp_path / "begun"
     goes_on = tmp_path / "goes on"
 
@@ -239,7 +259,9 @@ def test_dropping_an_iterator_does_not_wait_for_user_code(ahead: int, processes:
         goes_on.touch()  # a thread of this process has to end
 
 
-def test_a_reader_that_is_killed_leaves_the_others_theirs(child: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_reader_that_is_killed_leaves_the_others_theirs(
+    child: Callable[..., subprocess.Popen[str]],
+) -> None:
     with serving() as service:
         dataset = Dataset.range(80_000)
         id = register_dataset(service.dispatcher.target, dataset)

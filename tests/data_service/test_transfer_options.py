@@ -1,4 +1,5 @@
-"""Options of a worker's server of elements: a second port for them, how long it answers when the worker stops, and how it compresses."""
+"""Options of a worker's server of elements: a second port for them, how long it answers when the
+worker stops, and how it compresses."""
 
 from __future__ import annotations
 
@@ -49,9 +50,21 @@ def test_readers_are_sent_to_the_second_port_where_there_is_one(
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"data_transfer_port": 5}, InvalidArgumentError, "set data_transfer_protocol='zmq' as well"),
-        ({"data_transfer_address": "a:1"}, InvalidArgumentError, "set data_transfer_protocol='zmq' as well"),
-        ({"data_transfer_protocol": "pigeon"}, NotFoundError, "No data transfer server factory .* protocol pigeon"),
+        (
+            {"data_transfer_port": 5},
+            InvalidArgumentError,
+            "set data_transfer_protocol='zmq' as well",
+        ),
+        (
+            {"data_transfer_address": "a:1"},
+            InvalidArgumentError,
+            "set data_transfer_protocol='zmq' as well",
+        ),
+        (
+            {"data_transfer_protocol": "pigeon"},
+            NotFoundError,
+            "No data transfer server factory .* protocol pigeon",
+        ),
         (
             {"data_transfer_protocol": "zmq", "data_transfer_port": 5, "processes": True},
             InvalidArgumentError,
@@ -62,7 +75,11 @@ def test_readers_are_sent_to_the_second_port_where_there_is_one(
             InvalidArgumentError,
             "data_transfer_address needs %dts_port% in it",
         ),
-        ({"data_transfer_protocol": "zmq", "data_transfer_port": 70000}, InvalidArgumentError, "wants 0 to 65535"),
+        (
+            {"data_transfer_protocol": "zmq", "data_transfer_port": 70000},
+            InvalidArgumentError,
+            "wants 0 to 65535",
+        ),
     ],
 )
 def test_a_second_port_that_no_reader_would_find_is_refused(
@@ -103,7 +120,9 @@ def test_what_was_asked_before_a_worker_stops_is_answered_in_its_quiet_period(
         stopping.join()
     gate.touch()
     stopping.join(PATIENCE_S)
-    assert not stopping.is_alive(), "a worker that has answered all that was asked waits for no more"
+    assert not stopping.is_alive(), (
+        "a worker that has answered all that was asked waits for no more"
+    )
     if quiet_ms:
         until(lambda: len(found) == 2, "what was asked before is answered")
     iterator.close()
@@ -116,10 +135,15 @@ def test_a_codec_whose_package_the_worker_lacks_is_an_error_and_costs_no_element
 ) -> None:
     pytest.importorskip("zstandard")
     cluster.add_worker()
-    iterator = iter(cluster.distribute(Dataset.range(3), compression="ZSTD", data_transfer_protocol="zmq"))
+    iterator = iter(
+        cluster.distribute(Dataset.range(3), compression="ZSTD", data_transfer_protocol="zmq")
+    )
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "zstandard", None)
-        with pytest.raises(FailedPreconditionError, match=r"compression ZSTD needs a package.*zmqdist\[compression\]"):
+        with pytest.raises(
+            FailedPreconditionError,
+            match=r"compression ZSTD needs a package.*zmqdist\[compression\]",
+        ):
             next(iterator)
     found: list[int] = []
     while len(found) < 3:

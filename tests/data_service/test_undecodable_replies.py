@@ -1,4 +1,5 @@
-"""Replies that a reader cannot decode: whatever decoding raises, the reader gets it, and waits for nothing that cannot come."""
+"""Replies that a reader cannot decode: whatever decoding raises, the reader gets it, and waits for
+nothing that cannot come."""
 
 from __future__ import annotations
 
@@ -79,18 +80,26 @@ def test_a_reader_gets_the_error_of_an_element_that_cannot_be_decoded(
             return value
 
         monkeypatch.setattr(future, "payload", SimpleNamespace(unpack=unpack))
-        with pytest.raises(errors.ResourceExhaustedError, match="no room for an array of 20 dimensions"):
+        with pytest.raises(
+            errors.ResourceExhaustedError, match="no room for an array of 20 dimensions"
+        ):
             list(dataset)
 
 
 def map_of_types(value: Any) -> Any:
-    return [map_of_types(item) for item in value] if isinstance(value, (list, tuple)) else type(value).__name__
+    return (
+        [map_of_types(item) for item in value]
+        if isinstance(value, (list, tuple))
+        else type(value).__name__
+    )
 
 
 def test_an_exception_in_the_readers_loop_ends_the_reading(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with TestCluster(1) as cluster:
-        monkeypatch.setattr(runtime, "reads_from", raising(ZeroDivisionError("a fault of the reader")))
+        monkeypatch.setattr(
+            runtime, "reads_from", raising(ZeroDivisionError("a fault of the reader"))
+        )
         with pytest.raises(errors.UnknownError, match="ZeroDivisionError: a fault of the reader"):
             list(cluster.distribute(Dataset.range(10)))

@@ -85,13 +85,20 @@ def read_all(dataset: Dataset) -> tuple[list[Any], list[OpError]]:
 def test_what_user_code_raises_is_told_once_and_named_and_the_rest_follows(
     service: Service, raised: BaseException, seen: type[OpError]
 ) -> None:
-    found, problems = read_all(service.whole(Dataset.range(10).map(raises_at(3, raised)), job_name=None))
+    found, problems = read_all(
+        service.whole(Dataset.range(10).map(raises_at(3, raised)), job_name=None)
+    )
     assert [int(x) for x in found] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     (problem,) = problems
     assert type(problem) is seen
     text = str(problem)
     assert "bad row" in text
-    for part in ("map(function=decode)", "element 3 of dataset", "job ", service.workers[0].advertised_address):
+    for part in (
+        "map(function=decode)",
+        "element 3 of dataset",
+        "job ",
+        service.workers[0].advertised_address,
+    ):
         assert part in text
     if not isinstance(raised, OpError):
         assert type(raised).__name__ in text
@@ -114,16 +121,21 @@ def test_a_failing_operator_is_named_wherever_its_thread_runs(service: Service) 
 @pytest.mark.shares_cluster
 def test_only_one_of_several_readers_gets_an_error(service: Service) -> None:
     dataset = service.whole(
-        Dataset.range(1000).map(raises_at(500, ValueError("no"))), job_name=f"shared by {id(service)}"
+        Dataset.range(1000).map(raises_at(500, ValueError("no"))),
+        job_name=f"shared by {id(service)}",
     )
     results: list[tuple[list[Any], list[OpError]]] = []
-    threads = [threading.Thread(target=lambda: results.append(read_all(_again(dataset)))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: results.append(read_all(_again(dataset)))) for _ in range(3)
+    ]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
     assert sum(len(problems) for _, problems in results) == 1
-    assert sorted(int(x) for found, _ in results for x in found) == [x for x in range(1000) if x != 500]
+    assert sorted(int(x) for found, _ in results for x in found) == [
+        x for x in range(1000) if x != 500
+    ]
 
 
 def _again(dataset: Dataset) -> Dataset:
@@ -132,7 +144,9 @@ def _again(dataset: Dataset) -> Dataset:
 
 
 @pytest.mark.shares_cluster
-def test_an_error_that_comes_again_and_again_fills_no_memory(service: Service, tmp_path: Path) -> None:
+def test_an_error_that_comes_again_and_again_fills_no_memory(
+    service: Service, tmp_path: Path
+) -> None:
     calls = tmp_path / "calls"
 
     def fails(x: Any) -> Any:
@@ -162,7 +176,9 @@ def test_a_module_that_is_missing_on_the_worker_is_named(service: Service) -> No
 @pytest.mark.shares_cluster
 def test_another_structure_than_declared_names_the_leaf(service: Service) -> None:
     signature = {"a": TensorSpec((2,), np.int64), "b": TensorSpec((), np.int64)}
-    wrong = Dataset.range(3).map(lambda x: {"a": np.zeros(3, np.int64), "b": x}, output_signature=signature)
+    wrong = Dataset.range(3).map(
+        lambda x: {"a": np.zeros(3, np.int64), "b": x}, output_signature=signature
+    )
     with pytest.raises(InvalidArgumentError, match=r"\['a'\]"):
         list(service.whole(wrong))
 
@@ -192,7 +208,8 @@ def test_an_element_of_another_shape_than_declared_costs_itself(
 
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize(
-    "raised", [ValueError("bad row"), UnavailableError(None, None, "bad row"), SystemExit("bad row")]
+    "raised",
+    [ValueError("bad row"), UnavailableError(None, None, "bad row"), SystemExit("bad row")],
 )
 @pytest.mark.parametrize(
     ("options", "place"),
@@ -220,13 +237,17 @@ def test_every_way_of_reading_names_the_operator(
 @pytest.mark.shares_cluster
 def test_another_spec_than_the_registered_pipeline_gives_is_an_error(service: Service) -> None:
     id = register_dataset(service.dispatcher.target, Dataset.range(3))
-    read = from_dataset_id("parallel_epochs", service.dispatcher.target, id, element_spec=TensorSpec((4,), np.float32))
+    read = from_dataset_id(
+        "parallel_epochs", service.dispatcher.target, id, element_spec=TensorSpec((4,), np.float32)
+    )
     with pytest.raises(InvalidArgumentError, match="element"):
         list(read)
 
 
 @pytest.mark.shares_cluster
-def test_a_file_that_disappears_is_named_and_the_others_are_read(service: Service, tmp_path: Path) -> None:
+def test_a_file_that_disappears_is_named_and_the_others_are_read(
+    service: Service, tmp_path: Path
+) -> None:
     paths = [tmp_path / f"{number}.txt" for number in range(3)]
     for path in paths:
         path.write_text(f"{path.stem}\n")
@@ -240,7 +261,9 @@ def test_a_file_that_disappears_is_named_and_the_others_are_read(service: Servic
 
 
 @pytest.mark.shares_cluster
-def test_a_file_that_was_cut_off_is_named_and_the_others_are_read(service: Service, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_named_and_the_others_are_read(
+    service: Service, tmp_path: Path
+) -> None:
     paths = [tmp_path / f"{number}.bin" for number in range(3)]
     for path in paths:
         path.write_bytes(bytes(8))
@@ -277,7 +300,9 @@ def test_a_stuck_task_does_not_keep_the_others(tmp_path: Path) -> None:
             return x
 
         dataset = Dataset.range(1).repeat().map(lambda x: x + 1).apply(_each(first_hangs))
-        read = dataset.apply(distribute(ShardingPolicy.OFF, service.dispatcher.target, max_outstanding_requests=1))
+        read = dataset.apply(
+            distribute(ShardingPolicy.OFF, service.dispatcher.target, max_outstanding_requests=1)
+        )
         try:
             with iter(read) as iterator:
                 assert [int(next(iterator)) for _ in range(100)] == [1] * 100
@@ -324,10 +349,18 @@ def test_every_kind_of_reading_is_told_of_errors_and_does_not_ask_again(
     if "delivery" in options or "ordered" in options:
         dataset = service.dealt(Dataset.range(10).map(away), **options)
     else:
-        dataset = service.whole(Dataset.counter().map(away), job_name=f"{options} {id(service)}", **options)
+        dataset = service.whole(
+            Dataset.counter().map(away), job_name=f"{options} {id(service)}", **options
+        )
     with iter(dataset) as iterator, pytest.raises(UnknownError) as raised:
         list(iterator)
     text = str(raised.value)
-    for part in ("UnavailableError: the database is away", "map(function=decode", "element ", "of dataset", "job "):
+    for part in (
+        "UnavailableError: the database is away",
+        "map(function=decode",
+        "element ",
+        "of dataset",
+        "job ",
+    ):
         assert part in text
     assert service.workers[0].advertised_address in text

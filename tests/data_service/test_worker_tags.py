@@ -27,7 +27,9 @@ def test_read_from_local_worker() -> None:
         for target in ("AUTO", "LOCAL"):
             dataset = cluster.distribute(Dataset.range(10), target_workers=target)
             assert values(dataset) == TEN
-        assert sorted(values(cluster.distribute(Dataset.range(10), target_workers="ANY"))) == sorted(4 * TEN)
+        assert sorted(
+            values(cluster.distribute(Dataset.range(10), target_workers="ANY"))
+        ) == sorted(4 * TEN)
 
 
 def test_read_from_local_and_non_tpu_workers() -> None:
@@ -50,7 +52,9 @@ def test_local_worker_dynamic_sharding() -> None:
 
 def test_local_worker_static_sharding() -> None:
     with MultiProcessCluster(1, 4, TAGS, worker_addresses=["localhost"] * 5) as cluster:
-        assert values(cluster.distribute(Dataset.range(100), FILE_OR_DATA)) == list(range(0, 100, 5))
+        assert values(cluster.distribute(Dataset.range(100), FILE_OR_DATA)) == list(
+            range(0, 100, 5)
+        )
 
 
 def test_coordinated_read() -> None:
@@ -90,5 +94,8 @@ def test_unused_tags() -> None:
 
 
 def test_invalid_tag() -> None:
-    with TestCluster(0) as cluster, pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."):
+    with (
+        TestCluster(0) as cluster,
+        pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."),
+    ):
         cluster.add_worker(worker_tags=[""])

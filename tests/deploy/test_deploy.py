@@ -1,4 +1,5 @@
-"""The files of deploy/: each command is one of ours with options that there are, each role has the keys that it needs and no others."""
+"""The files of deploy/: each command is one of ours with options that there are, each role has the
+keys that it needs and no others."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_a_wrong_option_is_noticed() -> None:
         parsed(["zmqdist", "worker", "--slotts", "2"])
 
 
-# -- compose.yaml ----------------------------------------------------------------------------------------------------------
+# -- compose.yaml ----------------------------------------------------------------------------------
 
 
 def compose() -> dict[str, Any]:
@@ -50,7 +51,9 @@ def test_compose_has_a_dispatcher_two_workers_and_a_ps_with_the_keys_of_their_ro
     services = compose()["services"]
     assert list(services) == ["dispatcher", "worker-0", "worker-1", "ps-0", "program"]
     for name, service in services.items():
-        assert set(service["secrets"]) <= set(ROLE_FILES[name.partition("-")[0]]) | {"client.key"}, name
+        assert set(service["secrets"]) <= set(ROLE_FILES[name.partition("-")[0]]) | {
+            "client.key"
+        }, name
         assert ("server.key" in service["secrets"]) == (name in ("dispatcher", "ps-0"))
         assert set(service["secrets"]) <= compose()["secrets"].keys()
         assert service["user"].startswith("${ZMQDIST_USER:?")
@@ -60,7 +63,10 @@ def test_compose_has_a_dispatcher_two_workers_and_a_ps_with_the_keys_of_their_ro
 def test_the_commands_of_compose_are_ours_and_fit_together() -> None:
     services = compose()["services"]
     dispatcher = parsed(services["dispatcher"]["command"])
-    assert parsed(services["dispatcher"]["healthcheck"]["test"][1:])["target"] == f"127.0.0.1:{dispatcher['port']}"
+    assert (
+        parsed(services["dispatcher"]["healthcheck"]["test"][1:])["target"]
+        == f"127.0.0.1:{dispatcher['port']}"
+    )
     for index in (0, 1):
         worker = parsed(services[f"worker-{index}"]["command"])
         assert (worker["target"], worker["index"]) == (f"dispatcher:{dispatcher['port']}", index)
@@ -68,7 +74,9 @@ def test_the_commands_of_compose_are_ours_and_fit_together() -> None:
     assert (ps["spec"], ps["job"], ps["index"]) == ('{"ps": ["ps-0:5052"]}', "ps", 0)
 
 
-def test_the_program_of_compose_finds_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_compose_finds_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from zmqdist.cluster import ClusterConfig
 
     (tmp_path / "cluster.yaml").write_text(compose()["configs"]["cluster"]["content"])
@@ -77,21 +85,32 @@ def test_the_program_of_compose_finds_the_others(tmp_path: Path, monkeypatch: py
     assert config is not None
     assert config.runtime is not None
     assert config.runtime.dispatcher == "zmq://dispatcher:5050"
-    assert config.runtime.keys_dir == compose()["services"]["program"]["environment"]["ZMQDIST_KEYS_DIR"]
+    assert (
+        config.runtime.keys_dir
+        == compose()["services"]["program"]["environment"]["ZMQDIST_KEYS_DIR"]
+    )
     assert config.spec.as_dict() == {"dispatcher": ["dispatcher:5050"], "ps": ["ps-0:5052"]}
     assert list(config.command) == compose()["services"]["program"]["command"]
 
 
-# -- the image -------------------------------------------------------------------------------------------------------------
+# -- the image -------------------------------------------------------------------------------------
 
 
 def instructions() -> list[tuple[str, str]]:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
-    return [(line.split()[0], line.partition(" ")[2]) for line in text.splitlines() if line and line[0] != "#"]
+    return [
+        (line.split()[0], line.partition(" ")[2])
+        for line in text.splitlines()
+        if line and line[0] != "#"
+    ]
 
 
 def test_the_image_copies_what_is_there_and_lets_it_into_the_build() -> None:
-    let_in = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    let_in = {
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
     copied = set()
     for name, rest in instructions():
         if name == "COPY" and "--from" not in rest:
@@ -109,7 +128,7 @@ def test_the_image_runs_as_the_user_of_the_manifests_and_not_as_root() -> None:
     assert next(rest for name, rest in instructions() if name == "FROM").endswith(" AS build")
 
 
-# -- systemd ---------------------------------------------------------------------------------------------------------------
+# -- systemd ---------------------------------------------------------------------------------------
 
 
 def unit(path: Path) -> list[tuple[str, str]]:
@@ -123,17 +142,26 @@ def test_a_unit_runs_a_command_of_ours_with_the_keys_of_its_role(path: Path) -> 
     settings = unit(path)
     (start,) = [value for key, value in settings if key == "ExecStart"]
     role = re.findall(r"zmqdist-(\w+)", path.name)[0]
-    parsed(shlex.split(start.replace("%i", "7").replace("${ZMQDIST_DISPATCHER}", "a:5050").replace("%S", "/var/lib")))
-    loaded = [value.partition(":") for key, value in settings if key == "LoadCredential"]
-    assert {name for name, _, _ in loaded} == set(ROLE_FILES[role]) - {"client.key", "server.pub"} | (
-        {"server.pub"} if role == "worker" else set()
+    parsed(
+        shlex.split(
+            start.replace("%i", "7")
+            .replace("${ZMQDIST_DISPATCHER}", "a:5050")
+            .replace("%S", "/var/lib")
+        )
     )
+    loaded = [value.partition(":") for key, value in settings if key == "LoadCredential"]
+    assert {name for name, _, _ in loaded} == set(ROLE_FILES[role]) - {
+        "client.key",
+        "server.pub",
+    } | ({"server.pub"} if role == "worker" else set())
     assert all(source == f"/etc/zmqdist/keys/{name}" for name, _, source in loaded)
     assert ("Environment", "ZMQDIST_KEYS_DIR=%d") in settings
     assert ("DynamicUser", "yes") in settings
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on this machine")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on this machine"
+)
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_a_unit_and_finds_it_hardened(path: Path, tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "zmqdist"
@@ -141,9 +169,16 @@ def test_systemd_takes_a_unit_and_finds_it_hardened(path: Path, tmp_path: Path) 
     file = tmp_path / path.name.replace("@.", "@0.")
     file.write_text(text)
     (tmp_path / path.name).write_text(text)  # the template, of which the other is an instance
-    for words in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=30", "--no-pager"]):
+    for words in (
+        ["verify", "--man=no"],
+        ["security", "--offline=true", "--threshold=30", "--no-pager"],
+    ):
         done = subprocess.run(
-            ["systemd-analyze", *words, file], capture_output=True, text=True, timeout=30, check=False
+            ["systemd-analyze", *words, file],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert words[0] != "verify" or not done.stderr

@@ -1,9 +1,11 @@
-"""GB/s of a 256 MiB array from one host to another, with keys and without, beside one frame of ZeroMQ with CURVE and one stream of TLS.
+"""GB/s of a 256 MiB array from one host to another, with keys and without, beside one frame of
+ZeroMQ with CURVE and one stream of TLS.
 
     python -m tests.engines.between_hosts [ROUNDS]      5 unless said otherwise
 
-The hosts are two namespaces of this machine, joined by a cable without a limit (tests/campaigns/hosts.py), so both ends share its cores.
-The lanes take turns, in another order each round. A transfer ends when the receiver, which then has the whole array in its memory, has
+The hosts are two namespaces of this machine, joined by a cable without a limit
+(tests/campaigns/hosts.py), so both ends share its cores. The lanes take turns, in another order
+each round. A transfer ends when the receiver, which then has the whole array in its memory, has
 said so. The seconds of CPU are those of sender and receiver for one transfer.
 """
 
@@ -53,7 +55,7 @@ def received(array: Any) -> float:
     return time.process_time()
 
 
-# -- the receiving host -----------------------------------------------------------------------------------------------
+# -- the receiving host ----------------------------------------------------------------------------
 
 
 def serve(folder: Path, host: str) -> None:
@@ -63,7 +65,8 @@ def serve(folder: Path, host: str) -> None:
         server.register("received", received)
     with_keys.start()
     with mock.patch("zmqdist.rpc.server.server_security", partial(server_security, insecure=True)):
-        without.start()  # no program can have such a server: `insecure` is for tasks and dispatchers
+        # no program can have such a server: `insecure` is for tasks and dispatchers
+        without.start()
     for lane in (serve_curve, serve_tls):
         threading.Thread(target=lane, args=(folder, host), daemon=True).start()
     print(READY, flush=True)
@@ -97,7 +100,7 @@ def serve_tls(folder: Path, host: str) -> None:
                 stream.sendall(json.dumps(received(array)).encode().ljust(32))
 
 
-# -- the sending host -------------------------------------------------------------------------------------------------
+# -- the sending host ------------------------------------------------------------------------------
 
 
 def senders(folder: Path, host: str, array: Any) -> dict[str, Callable[[], float]]:
@@ -113,7 +116,10 @@ def senders(folder: Path, host: str, array: Any) -> dict[str, Callable[[], float
     context.check_hostname = False
     context.load_verify_locations(folder / "certificate")
     stream = context.wrap_socket(socket.create_connection((host, PORTS["tls"])))
-    print(json.dumps([zmq.zmq_version(), stream.version(), stream.cipher()[0], ssl.OPENSSL_VERSION]), flush=True)
+    print(
+        json.dumps([zmq.zmq_version(), stream.version(), stream.cipher()[0], ssl.OPENSSL_VERSION]),
+        flush=True,
+    )
 
     def by_zmqdist(client: ZmqClient) -> float:
         (seconds,) = client.call("received", array).get_value()
@@ -156,7 +162,7 @@ def ask(folder: Path, host: str, rounds: int) -> None:
             print(json.dumps(row), flush=True)
 
 
-# -- this machine -----------------------------------------------------------------------------------------------------
+# -- this machine ----------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -167,16 +173,32 @@ def main() -> None:
         public, secret = zmq.curve_keypair()
         (folder / "curve.pub").write_bytes(public)
         (folder / "curve").write_bytes(secret)
-        made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=receiver", "-days", "1"]
+        made = [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-subj",
+            "/CN=receiver",
+            "-days",
+            "1",
+        ]
         files = ["-keyout", folder / "key", "-out", folder / "certificate"]
-        subprocess.run(["openssl", "req", "-x509", "-nodes", *made, *files], check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", "req", "-x509", "-nodes", *made, *files], check=True, capture_output=True
+        )
         command = [sys.executable, "-m", __spec__.name]  # type: ignore[name-defined]
         host = net["receiver"].ip
         receiver = net["receiver"].run(
-            [*command, "serve", name, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, "serve", name, host],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert receiver.stdout.readline().strip() == READY
-        sender = net["sender"].run([*command, "ask", name, host, str(rounds)], stdout=subprocess.PIPE, text=True)
+        sender = net["sender"].run(
+            [*command, "ask", name, host, str(rounds)], stdout=subprocess.PIPE, text=True
+        )
         first, *lines = sender.communicate()[0].splitlines()
         assert sender.returncode == 0
         receiver.communicate(timeout=20)

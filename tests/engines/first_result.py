@@ -2,8 +2,9 @@
 
     python -m tests.engines.first_result [RUNS]
 
-A result counts when the program has it; the time of the command's own start is in it. The third figure is `zmqdist --version`, which every
-command takes, and the last line says how busy the machine was.
+A result counts when the program has it; the time of the command's own start is in it. The third
+figure is `zmqdist --version`, which every command takes, and the last line says how busy the
+machine was.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ FILE = "name: first\nprogram: python {program}\njobs: {{worker: {{count: 3}}, ps
 def seconds(start: Callable[..., subprocess.Popen[Any]], *arguments: str) -> float:
     """Return the seconds until the first line of a command's output."""
     begun = time.monotonic()
-    process = start([sys.executable, "-m", "zmqdist_cli", *arguments], stdout=subprocess.PIPE, text=True)
+    process = start(
+        [sys.executable, "-m", "zmqdist_cli", *arguments], stdout=subprocess.PIPE, text=True
+    )
     line = process.stdout.readline()
     took = time.monotonic() - begun
     rest, _ = process.communicate(timeout=60)
@@ -55,9 +58,14 @@ def main() -> None:
                 "three hosts": ("launch", str(by_ssh)),
                 "the command alone": ("--version",),
             }
-            took = {row: [seconds(net.head.run, *arguments) for _ in range(runs)] for row, arguments in rows.items()}
+            took = {
+                row: [seconds(net.head.run, *arguments) for _ in range(runs)]
+                for row, arguments in rows.items()
+            }
     for row, each in took.items():
-        print(f"{row:18} median {statistics.median(each):5.2f} s, best {min(each):5.2f} s of {runs}")
+        print(
+            f"{row:18} median {statistics.median(each):5.2f} s, best {min(each):5.2f} s of {runs}"
+        )
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

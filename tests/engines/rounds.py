@@ -1,9 +1,11 @@
-"""Rounds of ends of a cluster on three hosts by ssh, or on two nodes of Slurm: after each, nothing may be left on any host.
+"""Rounds of ends of a cluster on three hosts by ssh, or on two nodes of Slurm: after each, nothing
+may be left on any host.
 
     python -m tests.engines.rounds [ROUNDS] [slurm]      50 unless said otherwise; each has every kind of end once
 
-Kinds: the program ends, Ctrl-C, kill -9 of the launcher, and a link that is cut while the cluster ends (there the cut host has
-`orphan_limit_s` + 10 s); under Slurm the program ends, and scancel. The exit code is 1 where something was left.
+Kinds: the program ends, Ctrl-C, kill -9 of the launcher, and a link that is cut while the cluster
+ends (there the cut host has `orphan_limit_s` + 10 s); under Slurm the program ends, and scancel.
+The exit code is 1 where something was left.
 """
 
 from __future__ import annotations
@@ -32,10 +34,15 @@ ENDS = "from zmqdist.coordinator import ClusterCoordinator as C\nwith C() as c: 
 
 
 def play(net: SshNetwork, folder: Path, kind: str) -> float:
-    """Run a cluster to such an end; return the seconds until nothing was left. Raises AssertionError."""
-    jobs = FILE.replace("{count: 2}", f"{{count: 3, orphan_limit_s: {ORPHAN_LIMIT_S:g}}}\n  ps: {{count: 3}}")
+    """Run a cluster to such an end; return the seconds until nothing was left. Raises
+    AssertionError."""
+    jobs = FILE.replace(
+        "{count: 2}", f"{{count: 3, orphan_limit_s: {ORPHAN_LIMIT_S:g}}}\n  ps: {{count: 3}}"
+    )
     file = f"{jobs}launcher: ssh\nssh: {{hosts: [{', '.join(HOSTS)}], options: {net.options}}}\n"
-    job = Launched(folder, ENDS if kind == KINDS[0] else BUSY, file=file, grace_s=2.0, start=net.head.run)
+    job = Launched(
+        folder, ENDS if kind == KINDS[0] else BUSY, file=file, grace_s=2.0, start=net.head.run
+    )
     with contextlib.ExitStack() as closing:
         closing.callback(job.kill)
         job.saw("3" if kind == KINDS[0] else "a function runs", 100)
@@ -49,7 +56,9 @@ def play(net: SshNetwork, folder: Path, kind: str) -> float:
         begun = time.monotonic()
         limit_s = LEFT_S + (ORPHAN_LIMIT_S if kind == "a cut link" else 0.0)
         for name in HOSTS:
-            eventually(lambda name=name: not left_on(net[name]), f"nothing is left on {name}", limit_s)  # type: ignore[misc]
+            eventually(
+                lambda name=name: not left_on(net[name]), f"nothing is left on {name}", limit_s
+            )  # type: ignore[misc]
         net["b"].mend()
         return time.monotonic() - begun
 
@@ -79,7 +88,9 @@ def play_in_slurm(slurm: SlurmCluster, folder: Path, kind: str) -> float:
         assert code == (0 if kind == KINDS_OF_SLURM[0] else 143), f"exit code {code}: {text}"
         begun = time.monotonic()
         for name in ("login", *NODES):
-            eventually(lambda name=name: not slurm.left_on(name), f"nothing is left on {name}", LEFT_S)  # type: ignore[misc]
+            eventually(
+                lambda name=name: not slurm.left_on(name), f"nothing is left on {name}", LEFT_S
+            )  # type: ignore[misc]
         left = list((folder / "temporary").iterdir())
         assert not left, left
         return time.monotonic() - begun
@@ -88,7 +99,8 @@ def play_in_slurm(slurm: SlurmCluster, folder: Path, kind: str) -> float:
 
 
 def run_rounds(rounds: int, kinds: Sequence[str], play_one: Callable[[int, str], float]) -> int:
-    """Play each kind of end so many times, and print what was left; return how many times something was."""
+    """Play each kind of end so many times, and print what was left; return how many times something
+    was."""
     longest = dict.fromkeys(kinds, 0.0)
     failures = 0
     for number in range(rounds):
@@ -113,13 +125,17 @@ def main() -> int:
             failures = run_rounds(
                 rounds,
                 KINDS_OF_SLURM,
-                lambda number, kind: play_in_slurm(slurm, folder / f"{number}-{KINDS_OF_SLURM.index(kind)}", kind),
+                lambda number, kind: play_in_slurm(
+                    slurm, folder / f"{number}-{KINDS_OF_SLURM.index(kind)}", kind
+                ),
             )
         else:
             (folder / "ssh").mkdir()
             net = closing.enter_context(SshNetwork(folder / "ssh", *HOSTS))
             failures = run_rounds(
-                rounds, KINDS, lambda number, kind: play(net, folder / f"{number}-{KINDS.index(kind)}", kind)
+                rounds,
+                KINDS,
+                lambda number, kind: play(net, folder / f"{number}-{KINDS.index(kind)}", kind),
             )
     return 1 if failures else 0
 

@@ -1,12 +1,15 @@
-"""A real Slurm on this machine: a controller and several nodes, each a host with its own network, processes and /dev/shm.
+"""A real Slurm on this machine: a controller and several nodes, each a host with its own network,
+processes and /dev/shm.
 
     with SlurmCluster("n1", "n2") as slurm:
         job = slurm.run(["sbatch", "--wrap", "hostname"]).stdout
         assert slurm.left_on("n1") == []
 
-The controller (slurmctld) and munged run on the host `login`, where users type their commands; a slurmd runs on each node. Configuration,
-state and logs are in a folder of their own, and nothing of the machine's own Slurm is touched. Everything ends with the hosts, also after a
-kill -9 of the test. The `with` statement skips the test, with the reason, where the machine has no Slurm or makes no hosts.
+The controller (slurmctld) and munged run on the host `login`, where users type their commands; a
+slurmd runs on each node. Configuration, state and logs are in a folder of their own, and nothing of
+the machine's own Slurm is touched. Everything ends with the hosts, also after a kill -9 of the
+test. The `with` statement skips the test, with the reason, where the machine has no Slurm or makes
+no hosts.
 
     apt-get install slurm-wlm munge
 """
@@ -104,7 +107,11 @@ class SlurmCluster:
             self.login = self._network[LOGIN]
             self.nodes = {name: self._network[name] for name in self._names}
             self.environment = {
-                **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))},
+                **{
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith(("SLURM", "SBATCH"))
+                },
                 "SLURM_CONF": str(self.folder / "slurm.conf"),
                 "PATH": _path(),
             }
@@ -119,12 +126,15 @@ class SlurmCluster:
         self._closing.close()
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a command on the login host, as `Host.run`. `environment` is laid over that of this cluster."""
+        """Start a command on the login host, as `Host.run`. `environment` is laid over that of this
+        cluster."""
         environment = {**self.environment, **options.pop("environment", {})}
         return self.login.run(command, env=environment, **options)
 
     def run(self, *command: str, timeout_s: float = READY_S) -> str:
-        """Run a command on the login host and return its output; it fails the test where it fails."""
+        """Run a command on the login host and return its output; it fails the test where it
+        fails.
+        """
         process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         out, error = process.communicate(timeout=timeout_s)
         assert process.returncode == 0, f"{' '.join(command)}: {error.strip()}"
@@ -150,7 +160,8 @@ class SlurmCluster:
         return Path("/proc", str(self._host(name).first_process), "root", "dev", "shm")
 
     def left_on(self, name: str) -> list[str]:
-        """Return what is on a host beside Slurm's own: command lines of processes, and files in /dev/shm."""
+        """Return what is on a host beside Slurm's own: command lines of processes, and files in
+        /dev/shm."""
         files = [f"/dev/shm/{path.name}" for path in self.memory(name).iterdir()]
         return [*self._processes(name).values(), *files]
 
@@ -158,7 +169,8 @@ class SlurmCluster:
         return self.login if name == LOGIN else self.nodes[name]
 
     def _processes(self, name: str) -> dict[int, str]:
-        """Return the command lines of processes by number, without the host's first process and Slurm's daemons."""
+        """Return the command lines of processes by number, without the host's first process and
+        Slurm's daemons."""
         host = self._host(name)
         space = os.readlink(f"/proc/{host.first_process}/ns/pid")
         found = {}
@@ -166,25 +178,52 @@ class SlurmCluster:
             try:
                 if not folder.name.isdigit() or os.readlink(folder / "ns" / "pid") != space:
                     continue
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                command = (
+                    (folder / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                    .strip()
+                )
                 kind = (folder / "comm").read_text().strip()
             except OSError:  # it has just ended
                 continue
-            if int(folder.name) != host.first_process and kind not in ("slurmd", "slurmctld", "slurmscriptd", "munged"):
+            if int(folder.name) != host.first_process and kind not in (
+                "slurmd",
+                "slurmctld",
+                "slurmscriptd",
+                "munged",
+            ):
                 found[int(folder.name)] = command or f"[{kind}]"
         return found
 
-    # -- start and end ------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def _write_config(self) -> None:
-        lines = [_CONFIG.format(login=LOGIN, login_ip=self.login.ip, folder=self.folder, kill_wait_s=self._kill_wait_s)]
+        lines = [
+            _CONFIG.format(
+                login=LOGIN,
+                login_ip=self.login.ip,
+                folder=self.folder,
+                kill_wait_s=self._kill_wait_s,
+            )
+        ]
         for name, host in self.nodes.items():
-            lines.append(f"NodeName={name} NodeHostname={name} NodeAddr={host.ip} CPUs={CPUS} RealMemory=4000")
+            lines.append(
+                f"NodeName={name} NodeHostname={name} NodeAddr={host.ip} CPUs={CPUS} "
+                f"RealMemory=4000"
+            )
         everywhere = ",".join(self.nodes)
-        lines.append(f"PartitionName=short Nodes={everywhere} Default=YES MaxTime=60 PriorityTier=1 GraceTime=30")
-        lines.append(f"PartitionName=urgent Nodes={everywhere} MaxTime=60 PriorityTier=9 PreemptMode=OFF")
+        lines.append(
+            f"PartitionName=short Nodes={everywhere} Default=YES MaxTime=60 PriorityTier=1 "
+            f"GraceTime=30"
+        )
+        lines.append(
+            f"PartitionName=urgent Nodes={everywhere} MaxTime=60 PriorityTier=9 PreemptMode=OFF"
+        )
         (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n")
-        # Without a plugin for control groups slurmd of 22.05 does not start; none is used, so none is made.
+        # Without a plugin for control groups slurmd of 22.05 does not start; none is used, so none
+        # is made.
         plugin = "cgroup/v1" if _version(self.environment) < (23, 2) else "disabled"
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
@@ -205,11 +244,19 @@ class SlurmCluster:
             self._start_daemon(name, name, ["slurmd", "-D", "-N", name])
 
     def _start_daemon(self, host: str, name: str, command: Sequence[str]) -> None:
-        # Outside of the test's own marks: what a daemon starts must not look like a process that a test has left.
-        environment = {key: value for key, value in self.environment.items() if not key.startswith("ZMQDIST_")}
+        # Outside of the test's own marks: what a daemon starts must not look like a process that a
+        # test has left.
+        environment = {
+            key: value for key, value in self.environment.items() if not key.startswith("ZMQDIST_")
+        }
         with (self.folder / f"{name}.out").open("w") as out:
             self._daemons[name] = self._host(host).run(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=self.folder,
             )
 
     def _stop_daemons(self) -> None:
@@ -219,8 +266,14 @@ class SlurmCluster:
 
     def _wait_until_idle(self) -> None:
         def idle() -> bool:
-            assert all(daemon.poll() is None for daemon in self._daemons.values()), "a daemon has ended"
-            done = self.start(["sinfo", "--noheader", "--format=%T"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            assert all(daemon.poll() is None for daemon in self._daemons.values()), (
+                "a daemon has ended"
+            )
+            done = self.start(
+                ["sinfo", "--noheader", "--format=%T"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
             out, _ = done.communicate(timeout=READY_S)
             return set(out.split()) == {b"idle"}
 
@@ -237,7 +290,9 @@ def _path() -> str:
 
 def _version(environment: dict[str, str]) -> tuple[int, int]:
     """Return the version of Slurm: (22, 5)."""
-    done = subprocess.run(["slurmctld", "-V"], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["slurmctld", "-V"], env=environment, capture_output=True, text=True, check=True
+    )
     major, minor = done.stdout.split()[-1].split(".")[:2]  # "slurm-wlm 22.05.8"
     return int(major), int(minor)
 

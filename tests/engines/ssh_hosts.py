@@ -1,11 +1,12 @@
-"""Hosts of a test (tests/campaigns/hosts.py) that ssh reaches: each has an sshd of its own, and a key that was made on the spot.
+"""Hosts of a test (tests/campaigns/hosts.py) that ssh reaches: each has an sshd of its own, and a
+key that was made on the spot.
 
     with SshNetwork(tmp_path, "a", "b") as net:
         net.head.run([sys.executable, "-m", "zmqdist_cli", "launch", ...])   # on the host that has no sshd
         net["b"].cut()
 
-Nothing of the user's ssh is read or written: the client's config, its known hosts and its key stand in a temporary folder, and
-`net.options` names them (`ssh.options` of a cluster file).
+Nothing of the user's ssh is read or written: the client's config, its known hosts and its key stand
+in a temporary folder, and `net.options` names them (`ssh.options` of a cluster file).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ Host *
 
 
 class SshNetwork(Network):
-    """A host called "head", and hosts with an sshd; in a `with` statement. Skips the test where there can be none.
+    """A host called "head", and hosts with an sshd; in a `with` statement. Skips the test where
+    there can be none.
 
     Args:
       folder: for keys and configs; every host sees it.
@@ -87,7 +89,9 @@ class SshNetwork(Network):
     def make_key(self, name: str) -> None:
         """Make a key pair in the folder."""
         path = self.folder / name
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=READY_S)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=READY_S
+        )
 
     def know_hosts(self, key: str) -> None:
         """Have ssh expect this key from each host."""
@@ -101,7 +105,9 @@ class SshNetwork(Network):
         log = (self.folder / f"sshd-{name}.log").open("ab")
         with log:
             self[name].run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        eventually(lambda: b"Server listening" in Path(log.name).read_bytes(), f"sshd of {name} listens")
+        eventually(
+            lambda: b"Server listening" in Path(log.name).read_bytes(), f"sshd of {name} listens"
+        )
 
 
 def left_on(host: Host) -> list[str]:

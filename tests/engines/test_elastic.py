@@ -1,4 +1,6 @@
-"""`zmqdist scale` of clusters on several hosts: on hosts that ssh reaches, and in a job of Slurm."""
+"""`zmqdist scale` of clusters on several hosts: on hosts that ssh reaches, and in a job of
+Slurm.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def output(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def leaving(done: tuple[int, str, str]) -> list[str]:
-    """Check that a smaller size was accepted, and return the names of the workers that leave, sorted. They have running functions."""
+    """Check that a smaller size was accepted, and return the names of the workers that leave,
+    sorted. They have running functions."""
     code, out, err = done
     assert (code, err) == (0, ""), done
     *reports, last = out.splitlines()
@@ -92,7 +95,9 @@ def workers_among(pids: Iterable[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["normal end", "kill -9"])
-def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(tmp_path: Path, end: str) -> None:
+def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(
+    tmp_path: Path, end: str
+) -> None:
     (tmp_path / "ssh").mkdir()
     with SshNetwork(tmp_path / "ssh", *HOSTS) as net:
         file = f"{ON_SSH}  options: {net.options}\nprogram: python program.py\n"
@@ -100,8 +105,14 @@ def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(t
 
         def scaled(size: str) -> tuple[int, str, str]:
             environment = {**os.environ, "TMPDIR": str(job.temporary)}
-            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            return output(net.head.run(scale(size), cwd=job.process_folder, env=environment, **pipes))
+            pipes: dict[str, Any] = {
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+            }
+            return output(
+                net.head.run(scale(size), cwd=job.process_folder, env=environment, **pipes)
+            )
 
         def workers() -> list[str]:
             return workers_among(pid for name in HOSTS for pid in net[name].processes())
@@ -113,7 +124,10 @@ def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(t
             assert scaled("worker=5") == (
                 2,
                 "",
-                "zmqdist scale: there cannot be 5 workers: the hosts of launcher: ssh have slots for 4 workers\n",
+                (
+                    "zmqdist scale: there cannot be 5 workers: the hosts of launcher: ssh have slots "
+                    "for 4 workers\n"
+                ),
             )
             if end == "kill -9":
                 job.process.kill()
@@ -129,13 +143,17 @@ def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(t
                 assert job.ends(STEP_S) == 0, job.text
             job.left_nothing(folders=end != "kill -9")
             for name in HOSTS:
-                eventually(lambda name=name: not left_on(net[name]), f"nothing is left on {name}", STEP_S)  # type: ignore[misc]
+                eventually(
+                    lambda name=name: not left_on(net[name]), f"nothing is left on {name}", STEP_S
+                )  # type: ignore[misc]
         finally:
             job.kill()
 
 
 @pytest.mark.parametrize("end", ["normal end", "scancel"])
-def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is_left(tmp_path: Path, end: str) -> None:
+def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is_left(
+    tmp_path: Path, end: str
+) -> None:
     with SlurmCluster(*NODES) as slurm:
         commands = Commands(slurm, tmp_path)
         try:
@@ -147,10 +165,25 @@ def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is
             command.saw("functions run on worker:0@")
 
             def scaled(size: str) -> tuple[int, str, str]:
-                step = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n1"]
-                pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                step = [
+                    "srun",
+                    f"--jobid={number}",
+                    "--overlap",
+                    "--nodes=1",
+                    "--ntasks=1",
+                    "--nodelist=n1",
+                ]
+                pipes: dict[str, Any] = {
+                    "stdout": subprocess.PIPE,
+                    "stderr": subprocess.PIPE,
+                    "text": True,
+                }
                 environment = {"TMPDIR": str(tmp_path / "temporary")}
-                return output(slurm.start([*step, *scale(size)], cwd=tmp_path, environment=environment, **pipes))
+                return output(
+                    slurm.start(
+                        [*step, *scale(size)], cwd=tmp_path, environment=environment, **pipes
+                    )
+                )
 
             def workers() -> list[str]:
                 return workers_among(pid for node in NODES for pid in slurm.find(node, ""))
@@ -160,7 +193,8 @@ def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is
             code, out, err = scaled("worker=5")
             assert (code, out) == (2, "")
             assert err.startswith(
-                "zmqdist scale: there cannot be 5 workers: the allocation of Slurm has 4 cores, which are slots for 4 workers\n"
+                "zmqdist scale: there cannot be 5 workers: the allocation of Slurm has 4 cores, "
+                "which are slots for 4 workers\n"
             ), err
             if end == "scancel":
                 slurm.run("scancel", number)
@@ -184,14 +218,24 @@ def test_in_an_allocation_a_user_at_the_same_host_changes_the_size(tmp_path: Pat
         (tmp_path / "temporary").mkdir()
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         environment = {"TMPDIR": str(tmp_path / "temporary")}
-        words = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", sys.executable, "-m", "zmqdist_cli"]
+        words = [
+            "salloc",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            "--cpus-per-task=2",
+            sys.executable,
+            "-m",
+            "zmqdist_cli",
+        ]
         launching = slurm.start(
             [*words, "launch", commands.file(GROWS)], cwd=tmp_path, environment=environment, **pipes
         )
         try:
             found = next(line for line in launching.stdout if line.startswith("functions run on"))
             assert found.split()[3:] == ["worker:0@n1", "worker:1@n2"]
-            done = output(slurm.start(scale("worker=3"), cwd=tmp_path, environment=environment, **pipes))
+            done = output(
+                slurm.start(scale("worker=3"), cwd=tmp_path, environment=environment, **pipes)
+            )
             assert done == (0, "worker:2 starts\n", "")
             assert any(" worker:2@" in line for line in launching.stdout)
             (tmp_path / "end").touch()

@@ -1,7 +1,9 @@
-"""The manifests against the schemas that Kubernetes publishes, strictly: a key that there is not is a mistake.
+"""The manifests against the schemas that Kubernetes publishes, strictly: a key that there is not is
+a mistake.
 
-The package kubernetes-validate has the schemas: pip install zmqdist[engines]. It is large, so that `make test` compares the keys with the
-models of the client of Kubernetes instead (tests/launch/test_kubernetes.py).
+The package kubernetes-validate has the schemas: pip install zmqdist[engines]. It is large, so that
+`make test` compares the keys with the models of the client of Kubernetes instead
+(tests/launch/test_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from tests.launch.test_kubernetes import FULL, IMAGE, JOBS, TOP
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.kubernetes import render
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs pip install zmqdist[engines]")
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="needs pip install zmqdist[engines]"
+)
 
 OLDEST = "1.28"
-"""The first version that labels a pod of a StatefulSet with its index, by which a task knows which one it is."""
+"""The first version that labels a pod of a StatefulSet with its index, by which a task knows which
+one it is."""
 
 
 def versions() -> list[str]:
@@ -35,6 +40,11 @@ def test_the_manifests_fit_the_schemas(tmp_path: Path, text: str, version: str) 
 
 
 def test_a_key_that_there_is_not_is_noticed() -> None:
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"selektor": {}}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "a"},
+        "spec": {"selektor": {}},
+    }
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(service, OLDEST, strict=True)

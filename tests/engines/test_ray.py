@@ -1,4 +1,5 @@
-"""Workers and parameter servers in a real Ray cluster of this machine: the digits are learnt, and nothing is left, whatever ends.
+"""Workers and parameter servers in a real Ray cluster of this machine: the digits are learnt, and
+nothing is left, whatever ends.
 
 Needs the package ray: pip install zmqdist[engines].
 """
@@ -78,13 +79,30 @@ class Ray:
         self._mark = f"ZMQDIST_RAY={uuid.uuid4()}"
         name, value = self._mark.split("=")
         self.folders: set[Path] = set()
-        """The folders for secrets of the agents that `roles` has seen; others of this machine may belong to other tests."""
+        """The folders for secrets of the agents that `roles` has seen; others of this machine may
+        belong to other tests."""
         self.environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-        words = ["--head", "--block", "--num-cpus", "8", "--include-dashboard", "false", "--disable-usage-stats"]
+        words = [
+            "--head",
+            "--block",
+            "--num-cpus",
+            "8",
+            "--include-dashboard",
+            "false",
+            "--disable-usage-stats",
+        ]
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [Path(sys.executable).parent / "ray", "start", *words, "--port", str(port), "--temp-dir", folder],
+                [
+                    Path(sys.executable).parent / "ray",
+                    "start",
+                    *words,
+                    "--port",
+                    str(port),
+                    "--temp-dir",
+                    folder,
+                ],
                 env={**self.environment, name: value},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -95,16 +113,19 @@ class Ray:
         eventually(lambda: "Ray runtime started" in self._log.read_text(), "Ray starts", START_S)
 
     def roles(self) -> dict[str, int]:
-        """The pids of the processes of zmqdist in Ray, by their names ("worker:0"), or by their command where they have none."""
+        """The pids of the processes of zmqdist in Ray, by their names ("worker:0"), or by their
+        command where they have none."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and self._mark in read(folder / "environ").split("\0"):
                 name, command = read(folder / "comm").strip(), read(folder / "cmdline")
                 self.folders |= held_folders(folder)
                 if "zmqdist" in command or re.fullmatch(r"\w+:\d+", name):
-                    found[name if ":" in name else f"{command.replace(chr(0), ' ')[:60]} {folder.name}"] = int(
-                        folder.name
-                    )
+                    found[
+                        name
+                        if ":" in name
+                        else f"{command.replace(chr(0), ' ')[:60]} {folder.name}"
+                    ] = int(folder.name)
         return found
 
     def actor_of(self, role: str) -> int:
@@ -119,7 +140,10 @@ class Ray:
     def has_nothing_left(self) -> None:
         assert self.folders
         eventually(lambda: not self.roles(), "roles and agents end")
-        eventually(lambda: not any(folder.exists() for folder in self.folders), "the files of the agents go")
+        eventually(
+            lambda: not any(folder.exists() for folder in self.folders),
+            "the files of the agents go",
+        )
         self.folders.clear()
 
     def stop(self) -> None:
@@ -156,7 +180,9 @@ def ray() -> Iterator[Ray]:
 class Launcher:
     """`zmqdist launch FILE` in a child process; Ray has `place_s` to place each actor."""
 
-    def __init__(self, ray: Ray, folder: Path, file: str, place_s: float = limits.RAY_PLACE_S) -> None:
+    def __init__(
+        self, ray: Ray, folder: Path, file: str, place_s: float = limits.RAY_PLACE_S
+    ) -> None:
         (folder / "cluster.yaml").write_text(file.replace("ADDRESS", ray.address))
         command = [sys.executable, "-c", LAUNCH, str(place_s), "launch", "cluster.yaml"]
         self.process = subprocess.Popen(
@@ -179,7 +205,9 @@ class Launcher:
             self.lines.extend(line.rstrip("\n") for line in lines)
 
     def saw(self, text: str) -> None:
-        eventually(lambda: text in "\n".join(self.lines) or not self._reader.is_alive(), text, START_S)
+        eventually(
+            lambda: text in "\n".join(self.lines) or not self._reader.is_alive(), text, START_S
+        )
         assert text in "\n".join(self.lines), "\n".join(self.lines)
 
     def ends(self) -> int:
@@ -210,7 +238,9 @@ def launch(ray: Ray, tmp_path: Path, start: Callable[..., Launcher]) -> Launcher
     launcher = start(FILE)
     launcher.saw("workers: [0, 1]")
     ray.folders.clear()
-    eventually(lambda: {"worker:0", "worker:1", "ps:0"} <= ray.roles().keys(), "all roles run in Ray")
+    eventually(
+        lambda: {"worker:0", "worker:1", "ps:0"} <= ray.roles().keys(), "all roles run in Ray"
+    )
     assert ray.folders
     assert all(folder.exists() for folder in ray.folders)
     return launcher
@@ -241,7 +271,9 @@ def test_the_example_learns_the_digits(
 def conformance(ray: Ray, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The checks of tests/launch/conformance.py with four workers in Ray."""
     file = folder / "conformance.yaml"
-    file.write_text(FILE.replace("ADDRESS", ray.address).replace("count: 2}, ps: {count: 1", "count: 4"))
+    file.write_text(
+        FILE.replace("ADDRESS", ray.address).replace("count: 2}, ps: {count: 1", "count: 4")
+    )
     return subprocess.Popen(
         [sys.executable, "-m", "tests.launch.conformance", str(file), *arguments],
         cwd=ROOT,
@@ -273,10 +305,14 @@ def test_roles_end_when_their_launcher_is_killed(ray: Ray, tmp_path: Path) -> No
     ray.has_nothing_left()
 
 
-def test_the_slots_of_an_actor_share_its_cpus(ray: Ray, tmp_path: Path, start: Callable[..., Launcher]) -> None:
+def test_the_slots_of_an_actor_share_its_cpus(
+    ray: Ray, tmp_path: Path, start: Callable[..., Launcher]
+) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(THREADS))
     ray.environment.pop("OMP_NUM_THREADS", None)
-    launcher = start(FILE.replace("count: 2}", "count: 1, slots: 2}").replace('S"}', 'S", worker: {cpus: 4}}'))
+    launcher = start(
+        FILE.replace("count: 2}", "count: 1, slots: 2}").replace('S"}', 'S", worker: {cpus: 4}}')
+    )
     assert launcher.ends() == 0, "\n".join(launcher.lines)
     assert "threads: 2" in launcher.lines
 
@@ -293,7 +329,9 @@ def test_a_launcher_that_is_ended_leaves_nothing(ray: Ray, launch: Launcher, num
         os.killpg(launch.process.pid, number)
     else:
         launch.process.send_signal(number)
-    assert launch.ends() == (-number if number == signal.SIGKILL else 128 + number), "\n".join(launch.lines)
+    assert launch.ends() == (-number if number == signal.SIGKILL else 128 + number), "\n".join(
+        launch.lines
+    )
     assert "SIGTERM received" not in "\n".join(launch.lines)
     ray.has_nothing_left()
 
@@ -309,10 +347,13 @@ def test_an_actor_for_which_there_is_no_place_is_one_sentence(
     ray: Ray, tmp_path: Path, start: Callable[..., Launcher]
 ) -> None:
     (tmp_path / "program.py").touch()
-    launcher = start(FILE.replace('S"}', 'S", worker: {gpus: 1, resources: {big: 2}}}'), place_s=3.0)
+    launcher = start(
+        FILE.replace('S"}', 'S", worker: {gpus: 1, resources: {big: 2}}}'), place_s=3.0
+    )
     assert launcher.ends() == 3
     assert launcher.lines[-1] == (
-        "zmqdist launch: ray-worker-0: Ray has not placed its actor within 3 s, which asks for 1 CPU, 1 GPU, 2 big: `ray status` "
+        "zmqdist launch: ray-worker-0: Ray has not placed its actor within 3 s, which asks for 1 "
+        "CPU, 1 GPU, 2 big: `ray status` "
         "shows what is free"
     )
     eventually(lambda: not ray.roles(), "roles and agents end")

@@ -1,4 +1,5 @@
-"""The launcher `slurm` with a real Slurm: jobs on two nodes that share a file system and nothing else."""
+"""The launcher `slurm` with a real Slurm: jobs on two nodes that share a file system and nothing
+else."""
 
 from __future__ import annotations
 
@@ -127,7 +128,11 @@ class Command:
 
     def saw(self, text: str) -> str:
         """Wait for a line with this in it, and return it."""
-        eventually(lambda: text in self.text or not self._reader.is_alive(), f"{text!r} in\n{self.text}", JOB_S)
+        eventually(
+            lambda: text in self.text or not self._reader.is_alive(),
+            f"{text!r} in\n{self.text}",
+            JOB_S,
+        )
         assert text in self.text, self.text
         return next(line for line in self.lines if text in line)
 
@@ -163,7 +168,9 @@ class Commands:
     def file(self, program: str, more: str = "") -> str:
         """Write a cluster file and its program; return the name of the file."""
         (self.folder / "program.py").write_text(textwrap.dedent(program))
-        (self.folder / "cluster.yaml").write_text(FILE.format(program="python program.py", more=more))
+        (self.folder / "cluster.yaml").write_text(
+            FILE.format(program="python program.py", more=more)
+        )
         return "cluster.yaml"
 
     def run(self, *words: str) -> Command:
@@ -198,7 +205,9 @@ class Commands:
 
 def test_the_digits_job_on_two_nodes_learns_the_digits(commands: Commands) -> None:
     (commands.folder / "cluster.yaml").write_text(
-        FILE.format(program=f"python {ROOT}/examples/digits.py", more="").replace("ps: {count: 1}", "ps: {count: 2}")
+        FILE.format(program=f"python {ROOT}/examples/digits.py", more="").replace(
+            "ps: {count: 1}", "ps: {count: 2}"
+        )
     )
     command = commands.run("launch", "cluster.yaml")
     assert command.ends() == 0, command.text
@@ -206,7 +215,9 @@ def test_the_digits_job_on_two_nodes_learns_the_digits(commands: Commands) -> No
     commands.left_nothing()
 
 
-def test_functions_run_on_both_nodes_and_each_resolver_finds_the_cluster(commands: Commands) -> None:
+def test_functions_run_on_both_nodes_and_each_resolver_finds_the_cluster(
+    commands: Commands,
+) -> None:
     command = commands.run("launch", commands.file(HOSTS), "--on", "slurm", "--", "an argument")
     assert command.ends() == 7, command.text
     assert "functions ran on n1 n2 and the program on n1 an argument" in command.lines
@@ -216,7 +227,16 @@ def test_functions_run_on_both_nodes_and_each_resolver_finds_the_cluster(command
 def test_in_an_allocation_it_submits_no_job(commands: Commands) -> None:
     name = commands.file(HOSTS)
     process = commands.slurm.start(
-        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "zmqdist_cli", "launch", name],
+        [
+            "salloc",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            sys.executable,
+            "-m",
+            "zmqdist_cli",
+            "launch",
+            name,
+        ],
         cwd=commands.folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -267,7 +287,8 @@ def test_ctrl_c_cancels_the_job_after_saying_so(commands: Commands) -> None:
     command.process.send_signal(signal.SIGINT)
     assert command.ends() == 130
     assert (
-        f"[slurm] job {commands.job(command)} is cancelled; a second Ctrl-C does not wait for its end" in command.lines
+        f"[slurm] job {commands.job(command)} is cancelled; a second Ctrl-C does not wait for its "
+        f"end" in command.lines
     )
     commands.left_nothing()
 
@@ -295,7 +316,9 @@ def test_no_secret_is_in_an_argument_a_variable_or_a_file_of_others(commands: Co
         assert files
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
         secrets = {
-            match.encode() for file in files for match in re.findall(r"^secret (\S{40})$", file.read_text(), re.M)
+            match.encode()
+            for file in files
+            for match in re.findall(r"^secret (\S{40})$", file.read_text(), re.M)
         }
         assert secrets
         for pid in commands.slurm.find(name, ""):
@@ -332,7 +355,8 @@ def test_a_partition_that_does_not_exist_is_one_sentence(commands: Commands) -> 
     command = commands.run("launch", commands.file(HOSTS, ", partition: nope"))
     assert command.ends() == 2
     assert command.text == (
-        "zmqdist launch: Slurm has no partition 'nope': write one that `sinfo` lists as slurm.partition "
+        "zmqdist launch: Slurm has no partition 'nope': write one that `sinfo` lists as "
+        "slurm.partition "
         "(Batch job submission failed: Invalid partition name specified)"
     )
 
@@ -345,7 +369,9 @@ def test_more_nodes_than_there_are_is_one_sentence(commands: Commands) -> None:
 
 
 def test_the_signal_before_the_time_limit_lets_the_program_end(commands: Commands) -> None:
-    command = commands.run("launch", commands.file(TOLD, ", time: '1', extra: ['--signal=B:TERM@20']"))
+    command = commands.run(
+        "launch", commands.file(TOLD, ", time: '1', extra: ['--signal=B:TERM@20']")
+    )
     assert command.ends() == 5, command.text
     assert "told to end" in command.lines
     commands.left_nothing()
@@ -354,9 +380,17 @@ def test_the_signal_before_the_time_limit_lets_the_program_end(commands: Command
 def test_preemption_lets_the_program_end(commands: Commands) -> None:
     command = commands.run("launch", commands.file(TOLD, ", extra: [--exclusive]"))
     command.saw("it runs")
-    # Look for the nodes of a job that waits, because a job that ends between two looks of its follower has no such line.
+    # Look for the nodes of a job that waits, because a job that ends between two looks of its
+    # follower has no such line.
     command.saw(f"[slurm] job {commands.job(command)} runs on n[1-2]")
-    commands.slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    commands.slurm.run(
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=true",
+    )
     assert command.ends() == 5, command.text
     assert "told to end" in command.lines
     eventually(lambda: not commands.slurm.jobs(), "the urgent job ends, too", JOB_S)
@@ -368,8 +402,8 @@ def test_a_job_that_ignores_its_time_limit_is_ended_with_a_sentence(commands: Co
     command = commands.run("launch", commands.file(BUSY, ", time: '1'"))
     assert command.ends() == 143, command.text  # of the program, by SIGTERM
     assert (
-        f"[slurm] job {commands.job(command)} was ended by its time limit of 00:01:00: ask for more as slurm.time"
-        in command.lines
+        f"[slurm] job {commands.job(command)} was ended by its time limit of 00:01:00: ask for "
+        f"more as slurm.time" in command.lines
     )
     commands.left_nothing(folders=False)
 

@@ -1,4 +1,5 @@
-"""Clusters on hosts that ssh reaches: each host is a namespace with an sshd of its own (ssh_hosts.py)."""
+"""Clusters on hosts that ssh reaches: each host is a namespace with an sshd of its own
+(ssh_hosts.py)."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ Launcher = Callable[..., Launched]
 
 
 def on_hosts(
-    network: SshNetwork, file: str, hosts: str = "a, b, c", options: list[str] | None = None, more: str = ""
+    network: SshNetwork,
+    file: str,
+    hosts: str = "a, b, c",
+    options: list[str] | None = None,
+    more: str = "",
 ) -> str:
     """The text of a file, with these hosts."""
     words = [*network.options, *(options or [])]
@@ -74,10 +79,16 @@ def on_hosts(
 def digits(network: SshNetwork, options: list[str] | None = None) -> str:
     """configs/digits.yaml on these hosts, with the program's path as seen from anywhere."""
     text = (ROOT / "configs" / "digits.yaml").read_text()
-    return on_hosts(network, text.replace("examples/digits.py", str(ROOT / "examples" / "digits.py")), options=options)
+    return on_hosts(
+        network,
+        text.replace("examples/digits.py", str(ROOT / "examples" / "digits.py")),
+        options=options,
+    )
 
 
-def nothing_is_left(network: SshNetwork, within_s: float = 20.0, hosts: tuple[str, ...] = HOSTS) -> None:
+def nothing_is_left(
+    network: SshNetwork, within_s: float = 20.0, hosts: tuple[str, ...] = HOSTS
+) -> None:
     for name in hosts:
         found: list[str] = []
 
@@ -97,7 +108,7 @@ def trained(job: Launched, within_s: float = 200.0) -> None:
     assert trained_accuracy(job.text) >= 0.95
 
 
-# -- the main job --------------------------------------------------------------------------------------------------------
+# -- the main job ----------------------------------------------------------------------------------
 
 
 def test_the_digits_are_learned_on_three_hosts(shared: SshNetwork, launch: Launcher) -> None:
@@ -107,8 +118,11 @@ def test_the_digits_are_learned_on_three_hosts(shared: SshNetwork, launch: Launc
     nothing_is_left(shared)
 
 
-def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(net: SshNetwork, launch: Launcher) -> None:
-    net["c"].shape(rate_mbit=1)  # the weights of ps:0 take 35 s, so the job takes longer than the cut
+def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(
+    net: SshNetwork, launch: Launcher
+) -> None:
+    # the weights of ps:0 take 35 s, so the job takes longer than the cut
+    net["c"].shape(rate_mbit=1)
     job = launch(net, file=digits(net))
     job.saw("epoch  2/30", 60)
     net["b"].cut()
@@ -122,7 +136,9 @@ def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(net: SshNetw
     nothing_is_left(net)
 
 
-def test_the_digits_are_learned_though_a_whole_host_is_killed(net: SshNetwork, launch: Launcher) -> None:
+def test_the_digits_are_learned_though_a_whole_host_is_killed(
+    net: SshNetwork, launch: Launcher
+) -> None:
     net["c"].shape(rate_mbit=2)  # the job takes longer than the loss is noticed
     job = launch(net, file=digits(net, DEAD_SOON))
     job.saw("epoch  2/30", 60)
@@ -136,11 +152,16 @@ def test_the_digits_are_learned_though_a_whole_host_is_killed(net: SshNetwork, l
 
 
 def test_the_page_runs_as_it_is_written(tmp_path: Path, launch: Launcher) -> None:
-    """Each command that is printed for the laptop, on hosts that do not share its folder, writes what is printed below it."""
+    """Each command that is printed for the laptop, on hosts that do not share its folder, writes
+    what is printed below it."""
     page = (ROOT / "docs" / "launch_ssh.md").read_text()
     program, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (file,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    shown = dict(re.findall(r"^```text\nme@laptop\$ zmqdist (.*?)\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    shown = dict(
+        re.findall(
+            r"^```text\nme@laptop\$ zmqdist (.*?)\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+        )
+    )
     work = tmp_path / "where"
     for folder in (tmp_path / "ssh", work):
         folder.mkdir()
@@ -174,7 +195,7 @@ def without_numbers(lines: list[str]) -> list[str]:
     return [re.sub(r"/\S+/(\w+)", r"/\1", re.sub(r"\d+", "9", line)) for line in lines]
 
 
-# -- launchers -----------------------------------------------------------------------------------------------------------
+# -- launchers -------------------------------------------------------------------------------------
 
 
 def conformance(network: SshNetwork, folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -223,7 +244,9 @@ def test_nothing_is_left_on_any_host(shared: SshNetwork, launch: Launcher, how: 
     nothing_is_left(shared)
 
 
-def test_a_host_that_is_cut_off_at_the_end_cleans_up_by_itself(net: SshNetwork, launch: Launcher) -> None:
+def test_a_host_that_is_cut_off_at_the_end_cleans_up_by_itself(
+    net: SshNetwork, launch: Launcher
+) -> None:
     file = FILE.replace("{count: 2}", "{count: 3, orphan_limit_s: 5}\n  ps: {count: 3}")
     job = launch(net, BUSY, file=on_hosts(net, file), grace_s=2.0)
     job.saw("a function runs", 60)
@@ -268,24 +291,37 @@ def test_no_memory_is_shared_by_two_hosts(shared: SshNetwork, launch: Launcher) 
 
 def shared_memory(host: Host) -> set[str]:
     """The inodes of memory files of zmqdist that processes of a host have mapped."""
-    lines = [line for pid in host.processes() for line in read(Path("/proc", str(pid), "maps")).splitlines()]
+    lines = [
+        line
+        for pid in host.processes()
+        for line in read(Path("/proc", str(pid), "maps")).splitlines()
+    ]
     return {line.split()[4] for line in lines if "memfd:zmqdist-arena" in line}
 
 
-# -- what is wrong with a host ---------------------------------------------------------------------------------------------
+# -- what is wrong with a host ---------------------------------------------------------------------
 
 
 def python_that(folder: Path, name: str, code: str) -> str:
     """A Python of a host that runs this before anything else."""
     path = folder / name
-    path.write_text(f'#!{sys.executable}\nimport sys\n{code}\nsys.argv[:] = ["-c", *sys.argv[3:]]\nexec(_code)\n')
-    path.write_text(path.read_text().replace("import sys\n", "import sys\n_code = sys.argv[2]\n", 1))
+    path.write_text(
+        f'#!{sys.executable}\nimport sys\n{code}\nsys.argv[:] = ["-c", '
+        f"*sys.argv[3:]]\nexec(_code)\n"
+    )
+    path.write_text(
+        path.read_text().replace("import sys\n", "import sys\n_code = sys.argv[2]\n", 1)
+    )
     path.chmod(0o755)
     return str(path)
 
 
 def refused(
-    network: SshNetwork, launch: Launcher, hosts: str = "a", options: list[str] | None = None, python: str = ""
+    network: SshNetwork,
+    launch: Launcher,
+    hosts: str = "a",
+    options: list[str] | None = None,
+    python: str = "",
 ) -> str:
     """The one line that a launch ends with."""
     more = f"  python: {python}\n" if python else ""
@@ -308,7 +344,8 @@ sys.exit(main(["launch", sys.argv[1], "--grace", sys.argv[2]]))
 def test_a_host_that_is_not_known(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, "nowhere-at-all")
     assert line.startswith(
-        "zmqdist launch: nowhere-at-all: its name is not known: check the name, or add `Host nowhere-at-all`"
+        "zmqdist launch: nowhere-at-all: its name is not known: check the name, or add `Host "
+        "nowhere-at-all`"
     )
 
 
@@ -326,13 +363,16 @@ def test_a_host_that_refuses_the_key(shared: SshNetwork, launch: Launcher) -> No
     options = ["-F", str(shared.folder / "ssh_config_other")]
     line = refused(shared, launch, options=options)
     assert line == (
-        "zmqdist launch: a: it refused your key: run `ssh-copy-id a`, or load the right key with `ssh-add` "
+        "zmqdist launch: a: it refused your key: run `ssh-copy-id a`, or load the right key with "
+        "`ssh-add` "
         "(Permission denied (publickey))"
     )
 
 
 @pytest.mark.parametrize("what", ["not known", "changed"])
-def test_a_host_whose_key_is_not_the_expected_one(shared: SshNetwork, launch: Launcher, what: str) -> None:
+def test_a_host_whose_key_is_not_the_expected_one(
+    shared: SshNetwork, launch: Launcher, what: str
+) -> None:
     known = shared.folder / f"known_hosts_{what.replace(' ', '_')}"
     known.write_text("")
     if what == "changed":
@@ -341,58 +381,77 @@ def test_a_host_whose_key_is_not_the_expected_one(shared: SshNetwork, launch: La
         known.write_text(f"a {kind} {text}\n")
     line = refused(shared, launch, options=["-o", f"UserKnownHostsFile={known}", *shared.options])
     assert line.startswith(
-        f"zmqdist launch: a: its host key {'has changed' if what == 'changed' else 'is not known'}: "
+        f"zmqdist launch: a: its host key "
+        f"{'has changed' if what == 'changed' else 'is not known'}: "
     ), line
     assert ("ssh-keygen -R a" in line) == (what == "changed")
 
 
 def test_a_host_without_an_sshd(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, "head")
-    assert line == "zmqdist launch: head: no sshd answers there: start sshd, or name its port: options: [-p, PORT]"
+    assert (
+        line
+        == "zmqdist launch: head: no sshd answers there: start sshd, or name its port: options: "
+        "[-p, PORT]"
+    )
 
 
 def test_a_host_that_does_not_answer(net: SshNetwork, launch: Launcher) -> None:
     net["b"].cut()
     line = refused(net, launch, "a, b", options=["-o", "ConnectTimeout=2", *net.options])
-    assert line.startswith("zmqdist launch: b: it cannot be reached: is it up, and does `ssh b` work from here?"), line
+    assert line.startswith(
+        "zmqdist launch: b: it cannot be reached: is it up, and does `ssh b` work from here?"
+    ), line
     nothing_is_left(net)
 
 
 def test_a_host_without_that_python(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, python="/opt/nowhere/python")
     assert line == (
-        "zmqdist launch: a: there is no /opt/nowhere/python there: name the Python of that host as `ssh.python` in the file"
+        "zmqdist launch: a: there is no /opt/nowhere/python there: name the Python of that host "
+        "as `ssh.python` in the file"
     )
 
 
 def test_a_host_with_another_python(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
-    python = python_that(tmp_path, "python", "sys.version = sys.version.replace(sys.version.split()[0], '3.9.2')")
+    python = python_that(
+        tmp_path, "python", "sys.version = sys.version.replace(sys.version.split()[0], '3.9.2')"
+    )
     here = sys.version.split()[0]
     line = refused(shared, launch, python=python)
     assert line.startswith(
-        f"zmqdist launch: a: Python 3.9.2 there and {here} here cannot exchange functions: name a Python "
+        f"zmqdist launch: a: Python 3.9.2 there and {here} here cannot exchange functions: name a "
+        f"Python "
     ), line
 
 
 def test_a_host_without_zmqdist(shared: SshNetwork, launch: Launcher) -> None:
     python = shutil.which("python3", path="/usr/bin")
-    if python is None or subprocess.run([python, "-c", "import zmqdist"], capture_output=True, cwd="/").returncode == 0:
+    if (
+        python is None
+        or subprocess.run([python, "-c", "import zmqdist"], capture_output=True, cwd="/").returncode
+        == 0
+    ):
         pytest.skip("this machine has no Python without zmqdist")
     line = refused(shared, launch, python=python)
     assert line == (
-        f"zmqdist launch: a: {python}: No module named 'zmqdist': install zmqdist {__version__} there, or name the Python "
+        f"zmqdist launch: a: {python}: No module named 'zmqdist': install zmqdist {__version__} "
+        f"there, or name the Python "
         "that has it as `python`"
     )
 
 
 def test_a_host_with_another_zmqdist(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(ROOT / "zmqdist", other / "zmqdist", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "zmqdist", other / "zmqdist", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (other / "zmqdist" / "_version.py").write_text('__version__ = "99.1"\n')
     python = python_that(tmp_path, "python", f"sys.path.insert(0, {str(other)!r})")
     line = refused(shared, launch, python=python)
     assert line == (
-        f"zmqdist launch: a: zmqdist 99.1 there ({other / 'zmqdist'}) and {__version__} here ({ROOT / 'zmqdist'}): install "
+        f"zmqdist launch: a: zmqdist 99.1 there ({other / 'zmqdist'}) and {__version__} here "
+        f"({ROOT / 'zmqdist'}): install "
         "the same version on both"
     )
 
@@ -409,12 +468,17 @@ def test_a_host_with_no_folder_that_can_be_written(net: SshNetwork, launch: Laun
 def test_a_host_whose_clock_is_ten_minutes_off_is_a_warning(
     shared: SshNetwork, launch: Launcher, tmp_path: Path
 ) -> None:
-    python = python_that(tmp_path, "python", "import time; now = time.time; time.time = lambda: now() + 601")
-    job = launch(shared, "print('it runs')", file=on_hosts(shared, FILE, "a", more=f"  python: {python}\n"))
-    assert job.ends(60) == 0, job.text
-    assert any(line.startswith("[a] warning: its clock is 10.0 minutes ahead of this host's") for line in job.lines), (
-        job.text
+    python = python_that(
+        tmp_path, "python", "import time; now = time.time; time.time = lambda: now() + 601"
     )
+    job = launch(
+        shared, "print('it runs')", file=on_hosts(shared, FILE, "a", more=f"  python: {python}\n")
+    )
+    assert job.ends(60) == 0, job.text
+    assert any(
+        line.startswith("[a] warning: its clock is 10.0 minutes ahead of this host's")
+        for line in job.lines
+    ), job.text
     assert "it runs" in job.lines
 
 

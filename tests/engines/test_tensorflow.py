@@ -1,4 +1,6 @@
-"""300 pipelines, drawn by seed, against tf.data: the same elements, element_spec and cardinality."""
+"""300 pipelines, drawn by seed, against tf.data: the same elements, element_spec and
+cardinality.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from zmqdist.data import Dataset
 from zmqdist.data.structure import NoElements
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-tf = pytest.importorskip("tensorflow", reason="needs tensorflow-cpu: pip install -e '.[engines]'", exc_type=ImportError)
+tf = pytest.importorskip(
+    "tensorflow", reason="needs tensorflow-cpu: pip install -e '.[engines]'", exc_type=ImportError
+)
 
 PIPELINES = 300
 STEPS_MAX = 5
@@ -32,7 +36,8 @@ class Draw:
     Attributes:
       pair: the dataset of tf.data and ours.
       shown: the steps so far.
-      inferred: whether our spec comes from a first element, so that padded_batch does not rely on it.
+      inferred: whether our spec comes from a first element, so that padded_batch does not rely on
+        it.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +59,9 @@ class Draw:
     def _add(self, name: str, *steps: Step) -> None:
         self.shown.append(name)
         self.inferred |= any(word in name for word in ("flat_map", "interleave", "group_by_window"))
-        self.pair = [step(each) for step, each in zip(steps * (2 // len(steps)), self.pair, strict=True)]
+        self.pair = [
+            step(each) for step, each in zip(steps * (2 // len(steps)), self.pair, strict=True)
+        ]
 
     def _map(self, name: str, in_tf: Any, in_numpy: Any) -> None:
         """Our map learns its spec from a signature, as tf.data learns it from tracing."""
@@ -84,7 +91,11 @@ class Draw:
             self.pair = [kind.range(start, length, step) for kind in (tf.data.Dataset, Dataset)]
 
     def _step(self) -> None:
-        scalar = isinstance(self.spec, tf.TensorSpec) and self.spec.shape == () and self.spec.dtype == tf.int64
+        scalar = (
+            isinstance(self.spec, tf.TensorSpec)
+            and self.spec.shape == ()
+            and self.spec.dtype == tf.int64
+        )
         leaves = tf.nest.flatten(self.spec)
         can_split = all(leaf.shape.rank for leaf in leaves)
         steps = [self._cut, self._join, self._combine]
@@ -120,7 +131,10 @@ class Draw:
         name, step = self.random.choice(
             [
                 (f"batch({size}, {drop})", lambda one: one.batch(size, drop)),
-                (f"padded_batch({size}, {drop})", lambda one: one.padded_batch(size, drop_remainder=drop)),
+                (
+                    f"padded_batch({size}, {drop})",
+                    lambda one: one.padded_batch(size, drop_remainder=drop),
+                ),
                 (
                     f"window({size}, {shift}, {stride}, {drop}).flat_map",
                     lambda one: windows(one, size, shift, stride, drop),
@@ -155,7 +169,10 @@ class Draw:
         step: Step
         name, step = self.random.choice(
             [
-                (f"zip(range({length}))", lambda one: kind_of(one).zip((one, kind_of(one).range(length)))),
+                (
+                    f"zip(range({length}))",
+                    lambda one: kind_of(one).zip((one, kind_of(one).range(length))),
+                ),
                 ("zip(itself.skip)", lambda one: kind_of(one).zip({"x": one, "y": one.skip(1)})),
                 ("concatenate(itself)", lambda one: one.concatenate(one.take(2))),
                 (f"choose({length})", lambda one: choose(one, length)),
@@ -164,7 +181,9 @@ class Draw:
         if isinstance(spec, tf.TensorSpec) and spec.shape == (2,) and self.random.random() < 0.5:
             name, step = (
                 "concatenate(longer)",
-                lambda one: one.concatenate(kind_of(one).from_tensors(np.arange(3).astype(spec.dtype.as_numpy_dtype))),
+                lambda one: one.concatenate(
+                    kind_of(one).from_tensors(np.arange(3).astype(spec.dtype.as_numpy_dtype))
+                ),
             )
         self._add(name, step)
 
@@ -185,14 +204,18 @@ class Draw:
             cycle, block = self.number(1, 3), self.number(1, 3)
             self._add(
                 f"interleave({cycle}, {block})",
-                lambda one: one.interleave(lambda x: kind_of(one).range(x, x + x % 4), cycle, block),
+                lambda one: one.interleave(
+                    lambda x: kind_of(one).range(x, x + x % 4), cycle, block
+                ),
             )
         elif kind == 6:
             self._add("take_while", lambda one: one.take_while(lambda x: x < 2 * modulus))
         else:
             self._add(
                 "group_by_window",
-                lambda one: one.group_by_window(lambda x: x % modulus, lambda key, rows: rows.batch(3), window_size=3),
+                lambda one: one.group_by_window(
+                    lambda x: x % modulus, lambda key, rows: rows.batch(3), window_size=3
+                ),
             )
 
 
@@ -247,7 +270,9 @@ def test_pipelines_are_those_of_tf_data(part: int) -> None:
         about = f"seed {seed}: {' | '.join(draw.shown)}"
         # Without an element our flat_map cannot know what its function would have returned.
         with contextlib.suppress(NoElements):
-            assert ours.element_spec == tf.nest.map_structure(plain_spec, theirs.element_spec), about
+            assert ours.element_spec == tf.nest.map_structure(plain_spec, theirs.element_spec), (
+                about
+            )
         assert ours.cardinality() == int(theirs.cardinality()), about
         elements = read_theirs(theirs)
         if elements is None:

@@ -1,4 +1,5 @@
-"""examples/digits.py: its mathematics and its result. The program as a user starts it: full/test_example_programs.py."""
+"""examples/digits.py: its mathematics and its result. The program as a user starts it:
+full/test_example_programs.py."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
 
 
 def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
-    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    digits: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(digits, "EPOCHS", 4)
     stopped = iter([False, False, True])
@@ -52,7 +56,10 @@ def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
 
     monkeypatch.setattr(digits.network, "accuracy", stopping)
     with zd.local_cluster(workers=2, ps=2, processes=False) as cluster:
-        with zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy, pytest.raises(KeyboardInterrupt):
+        with (
+            zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy,
+            pytest.raises(KeyboardInterrupt),
+        ):
             digits.train(strategy, str(tmp_path))
         with zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy:
             curve = digits.train(strategy, str(tmp_path))
@@ -62,7 +69,10 @@ def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
 
 
 def test_without_matplotlib_it_says_so_in_one_line(
-    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    digits: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     digits.plots.curves(tmp_path / "digits.png", "Digits", "epoch", "test accuracy", [[0.5, 0.9]])

@@ -1,4 +1,5 @@
-"""The examples in the docstrings of public names run, and print what they say; few public callables lack one."""
+"""The examples in the docstrings of public names run, and print what they say; few public callables
+lack one."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ WITHOUT: frozenset[str] = frozenset(
 
 
 def public() -> dict[str, Any]:
-    """The public modules, and by module and name the classes and functions in them, with the methods of the classes.
+    """The public modules, and by module and name the classes and functions in them, with the
+    methods of the classes.
 
     A method without a docstring has that of the class above it, and is left out.
     """
@@ -61,7 +63,10 @@ def public() -> dict[str, Any]:
         found[module_name] = module
         for value in (getattr(module, name) for name in module.__all__):
             if inspect.isclass(value) or inspect.isroutine(value):
-                found |= {f"{part.__module__}.{part.__qualname__}": part for part in (value, *methods(value))}
+                found |= {
+                    f"{part.__module__}.{part.__qualname__}": part
+                    for part in (value, *methods(value))
+                }
     return found
 
 
@@ -69,9 +74,13 @@ def methods(value: Any) -> Iterator[Any]:
     """The public methods of a class, its own and those of its bases in zmqdist."""
     for base in getattr(value, "__mro__", ()):
         if base.__module__.startswith("zmqdist"):
-            functions = {name: getattr(member, "__func__", member) for name, member in vars(base).items()}
+            functions = {
+                name: getattr(member, "__func__", member) for name, member in vars(base).items()
+            }
             yield from (
-                part for name, part in functions.items() if name[0] != "_" and inspect.isfunction(part) and part.__doc__
+                part
+                for name, part in functions.items()
+                if name[0] != "_" and inspect.isfunction(part) and part.__doc__
             )
 
 
@@ -83,8 +92,9 @@ EXAMPLES = {name: value.__doc__ for name, value in PUBLIC.items() if ">>>" in (v
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What the examples may use without making it.
 
-    A `cluster` of two workers and two parameter servers, its `coordinator` and `strategy`; a `client` of an RPC server; a `task`,
-    which is a server alone in its cluster; the name of an empty `folder`.
+    A `cluster` of two workers and two parameter servers, its `coordinator` and `strategy`; a
+    `client` of an RPC server; a `task`, which is a server alone in its cluster; the name of an
+    empty `folder`.
     """
     server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
     server.register("scale", scale)
@@ -135,7 +145,8 @@ def test_public_callables_without_an_example_only_become_fewer() -> None:
     callables = {
         name: value
         for name, value in PUBLIC.items()
-        if not inspect.ismodule(value) and not (inspect.isclass(value) and issubclass(value, BaseException))
+        if not inspect.ismodule(value)
+        and not (inspect.isclass(value) and issubclass(value, BaseException))
     }
     without = {name for name, value in callables.items() if ">>>" not in (value.__doc__ or "")}
     assert not without - WITHOUT, "write an example"

@@ -1,4 +1,5 @@
-"""examples/embedding.py: its mathematics. The program as a user starts it: full/test_example_programs.py."""
+"""examples/embedding.py: its mathematics. The program as a user starts it:
+full/test_example_programs.py."""
 
 from __future__ import annotations
 
@@ -33,4 +34,6 @@ def test_the_gradient_is_the_slope_of_the_summed_loss(embedding: ModuleType) -> 
             rows[at] += step
             above = embedding.gradients(people, things, clicks)[0]
             rows[at] -= step
-            assert len(clicks) * (above - loss) / step == pytest.approx(gradient[at], rel=1e-3, abs=1e-4)
+            assert len(clicks) * (above - loss) / step == pytest.approx(
+                gradient[at], rel=1e-3, abs=1e-4
+            )

@@ -1,4 +1,5 @@
-"""examples/: each is short and stands on its page; a quick one runs. The others, as a user starts them: full/test_example_programs.py."""
+"""examples/: each is short and stands on its page; a quick one runs. The others, as a user starts
+them: full/test_example_programs.py."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def lines_of(program: Path) -> int:
 
 
 def run_cell(source: str, names: dict[str, Any]) -> str:
-    """Run a cell as Jupyter does: the value of an expression that ends it is shown, and may be awaited."""
+    """Run a cell as Jupyter does: the value of an expression that ends it is shown, and may be
+    awaited."""
     tree, printed = ast.parse(source), io.StringIO()
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(printed):
@@ -70,6 +72,9 @@ def test_the_cells_of_the_notebook_show_what_they_have_saved() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]:
         if cell["cell_type"] == "code":
-            saved = ["".join(shown.get("text") or shown["data"]["text/plain"]) for shown in cell["outputs"]]
+            saved = [
+                "".join(shown.get("text") or shown["data"]["text/plain"])
+                for shown in cell["outputs"]
+            ]
             source = "".join(cell["source"])
             assert is_shown("\n".join(saved), run_cell(source, names)), source

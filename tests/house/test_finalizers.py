@@ -1,4 +1,5 @@
-"""Finalizers wait for nothing: the garbage collector runs them in any thread, and collects nothing else meanwhile."""
+"""Finalizers wait for nothing: the garbage collector runs them in any thread, and collects nothing
+else meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "zmqdist"
 
-WAITING = {"Thread", "get_value", "is_ok", "join", "lock", "result", "run", "sleep", "start", "stop", "wait"}
+WAITING = {
+    "Thread",
+    "get_value",
+    "is_ok",
+    "join",
+    "lock",
+    "result",
+    "run",
+    "sleep",
+    "start",
+    "stop",
+    "wait",
+}
 """Names that stand for a wait where they are called or entered."""
 
 
@@ -21,7 +34,11 @@ def waits(source: str) -> list[int]:
             continue
         for node in ast.walk(method):
             if isinstance(node, ast.With):
-                found |= {item.context_expr.lineno for item in node.items if _name(item.context_expr) != "suppress"}
+                found |= {
+                    item.context_expr.lineno
+                    for item in node.items
+                    if _name(item.context_expr) != "suppress"
+                }
             elif isinstance(node, ast.Call) and (
                 _name(node.func) in WAITING or (_name(node.func) == "acquire" and not node.args)
             ):
@@ -31,12 +48,23 @@ def waits(source: str) -> list[int]:
 
 def _name(node: ast.AST) -> str:
     node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def test_no_finalizer_waits() -> None:
-    found = {str(path.relative_to(PACKAGE)): waits(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-    assert {path: lines for path, lines in found.items() if lines} == {}, "leave it to zmqdist.background.in_background"
+    found = {
+        str(path.relative_to(PACKAGE)): waits(path.read_text())
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}, (
+        "leave it to zmqdist.background.in_background"
+    )
 
 
 @pytest.mark.parametrize(

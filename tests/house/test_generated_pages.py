@@ -1,4 +1,5 @@
-"""docs/protocol.md says what zmqdist/messages.py says, and docs/machines.md what the machines promise."""
+"""docs/protocol.md says what zmqdist/messages.py says, and docs/machines.md what the machines
+promise."""
 
 from __future__ import annotations
 
@@ -28,13 +29,18 @@ def generator(name: str) -> ModuleType:
     return module
 
 
-PAGES = {"protocol.md": generator("generate_protocol"), "machines.md": generator("generate_machines")}
+PAGES = {
+    "protocol.md": generator("generate_protocol"),
+    "machines.md": generator("generate_machines"),
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_what_the_generator_makes(name: str) -> None:
     current = (DOCS / name).read_text()
-    assert current == PAGES[name].page(current), f"run: python docs/{Path(PAGES[name].__file__ or '').name}"
+    assert current == PAGES[name].page(current), (
+        f"run: python docs/{Path(PAGES[name].__file__ or '').name}"
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -43,7 +49,9 @@ def test_a_page_without_the_mark_is_refused_and_not_overwritten(name: str) -> No
         PAGES[name].page("# A page\n")
 
 
-def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fields_and_meaning() -> None:
+def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fields_and_meaning() -> (
+    None
+):
     sections = PAGES["protocol.md"].every_message().split("### ")[1:]
     items = {}
     for section in sections:
@@ -54,15 +62,20 @@ def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fie
             if found is not None:
                 items[found[2]] = (int(found[1]), ends, found[3].replace("`", ""))
     assert items == {
-        cls.__name__: (cls.__struct_config__.tag, cls.SENT, ", ".join(cls.__struct_fields__)) for cls in messages.ALL
+        cls.__name__: (cls.__struct_config__.tag, cls.SENT, ", ".join(cls.__struct_fields__))
+        for cls in messages.ALL
     }
 
 
-def test_a_meaning_that_wraps_is_on_the_page_to_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meaning_that_wraps_is_on_the_page_to_its_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wrapped = "The client ends a call and the server\n    frees its arguments.\n\n    Another paragraph.\n    "
     monkeypatch.setattr(messages.CancelCall, "__doc__", wrapped)
     page = PAGES["protocol.md"].every_message()
-    assert "`CancelCall`(`id`): The client ends a call and the server frees its arguments.\n" in page
+    assert (
+        "`CancelCall`(`id`): The client ends a call and the server frees its arguments.\n" in page
+    )
 
 
 def test_each_module_on_the_page_is_held_to_the_rules_of_machines() -> None:
@@ -91,7 +104,10 @@ def test_the_promises_of_each_module_are_numbered_without_a_gap() -> None:
             "a task has one incarnation at a time, unless it restarts. Then two.",
             "a task has one incarnation at a time...",
         ),
-        ("a (job, index) has at most one member at any time", "a (job, index) has at most one member at any time"),
+        (
+            "a (job, index) has at most one member at any time",
+            "a (job, index) has at most one member at any time",
+        ),
     ],
 )
 def test_a_promise_that_goes_on_says_so(promise: str, shown: str) -> None:

@@ -1,4 +1,5 @@
-"""The checks of tests/conftest.py find each kind of thing that a test can leave behind, and nothing else."""
+"""The checks of tests/conftest.py find each kind of thing that a test can leave behind, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -25,14 +26,23 @@ LEAVERS = [
     ),
     (
         "thread",
-        "import threading; e = threading.Event(); x = threading.Thread(target=e.wait, name='zmqdist-loop'); x.start()",
+        (
+            "import threading; e = threading.Event(); x = threading.Thread(target=e.wait, "
+            "name='zmqdist-loop'); x.start()"
+        ),
         "e.set(); x.join()",
         "thread zmqdist-loop *",
     ),
     ("socket", "import socket; x = socket.socket()", "x.close()", "descriptor *: socket:*"),
-    ("memory", "import os; x = os.memfd_create('arena')", "import os; os.close(x)", "descriptor *: /memfd:arena*"),
+    (
+        "memory",
+        "import os; x = os.memfd_create('arena')",
+        "import os; os.close(x)",
+        "descriptor *: /memfd:arena*",
+    ),
 ]
-"""What is left, the statement that leaves it, the one that tidies up in the next test, and what must be told."""
+"""What is left, the statement that leaves it, the one that tidies up in the next test, and what
+must be told."""
 
 
 @pytest.fixture
@@ -49,7 +59,8 @@ def run(inner: pytest.Pytester) -> pytest.RunResult:
 def test_a_test_that_leaves_something_behind_fails_and_is_told_what(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         "\n".join(
-            f"def test_{what}_left():\n    global x, e\n    {leave}\n\ndef test_{what}_tidied():\n    {tidy}\n"
+            f"def test_{what}_left():\n    global x, e\n    {leave}\n\ndef "
+            f"test_{what}_tidied():\n    {tidy}\n"
             for what, leave, tidy, _ in LEAVERS
         )
     )
@@ -62,7 +73,8 @@ def test_a_test_that_leaves_something_behind_fails_and_is_told_what(inner: pytes
 
 
 def test_an_orphan_is_found_after_its_module(inner: pytest.Pytester) -> None:
-    """The grandchild belongs to process 1 by then: no list of children has it. While it calls exec it has no environment to be seen."""
+    """The grandchild belongs to process 1 by then: no list of children has it. While it calls exec
+    it has no environment to be seen."""
     inner.makepyfile(
         """
 import subprocess
@@ -80,7 +92,9 @@ def test_leaves():
     result.stdout.fnmatch_lines(["*this module left processes behind:*", "*process *: sleep 30*"])
 
 
-def test_tidy_tests_pass_also_those_that_change_a_cluster_of_their_module(inner: pytest.Pytester) -> None:
+def test_tidy_tests_pass_also_those_that_change_a_cluster_of_their_module(
+    inner: pytest.Pytester,
+) -> None:
     inner.makepyfile(
         """
 import socket, subprocess, pytest

@@ -1,4 +1,6 @@
-"""A name means one class, modules import downwards, and objects keep their privates to themselves."""
+"""A name means one class, modules import downwards, and objects keep their privates to
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ import pytest
 from tests.house.test_structure import SOURCES, name_of
 
 REACHES = {
-    "threading._register_atexit": "called before the interpreter waits for the program's threads; `atexit` is called after that",
-    "atexit._run_exitfuncs": "what else is to be done at the end is done before `os._exit`, which passes over it",
-    "proxy._authkey": "a proxy of a manager is pickled with the key of its own process, as multiprocessing does",
+    "threading._register_atexit": "called before the interpreter waits for the program's threads; "
+    "`atexit` is called after that",
+    "atexit._run_exitfuncs": "what else is to be done at the end is done before `os._exit`, which "
+    "passes over it",
+    "proxy._authkey": "a proxy of a manager is pickled with the key of its own process, as "
+    "multiprocessing does",
 }
-"""Into privates that another module has made, each with its reason; a function that stands beside its class is no stranger."""
+"""Into privates that another module has made, each with its reason; a function that stands beside
+its class is no stranger."""
 
 
 DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_make", "_replace"}
@@ -22,7 +28,11 @@ DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_m
 
 
 def public_classes(source: str) -> list[str]:
-    return [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    ]
 
 
 def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
@@ -65,7 +75,11 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
         return seen
 
     reach = {name: reachable(name) for name in graph}
-    circles = [{other for other in reach[name] if name in reach[other]} for name in graph if name in reach[name]]
+    circles = [
+        {other for other in reach[name] if name in reach[other]}
+        for name in graph
+        if name in reach[name]
+    ]
     return [circle for index, circle in enumerate(circles) if circle not in circles[:index]]
 
 
@@ -88,9 +102,12 @@ def test_the_check_of_imports_sees_a_circle() -> None:
 
 
 def reaches(source: str) -> Iterator[tuple[int, str]]:
-    """(line, expression) of each private attribute of another object that this module has not made itself."""
+    """(line, expression) of each private attribute of another object that this module has not made
+    itself."""
     tree = ast.parse(source)
-    own = DOCUMENTED | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own = DOCUMENTED | {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")}
     own |= {
@@ -98,14 +115,22 @@ def reaches(source: str) -> Iterator[tuple[int, str]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    own |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    own |= {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     for node in attributes:
         if node.attr[0] == "_" and node.attr[:2] != "__" and node.attr not in own:
             yield node.lineno, ast.unparse(node)
 
 
 def test_few_objects_reach_into_the_privates_of_others() -> None:
-    found = [(f"{name_of(path)}:{line}", what) for path in SOURCES for line, what in reaches(path.read_text())]
+    found = [
+        (f"{name_of(path)}:{line}", what)
+        for path in SOURCES
+        for line, what in reaches(path.read_text())
+    ]
     assert [(place, what) for place, what in found if what not in REACHES] == []
     assert {what for _, what in found} == REACHES.keys(), "a reach is gone: so goes its reason"
 

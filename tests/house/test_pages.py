@@ -1,4 +1,5 @@
-"""The pages are short, and what they say is there: links, files, commands and their options, cluster files, the texts of errors.
+"""The pages are short, and what they say is there: links, files, commands and their options,
+cluster files, the texts of errors.
 
 That their Python blocks run is seen to by conftest.py of the root.
 """
@@ -18,7 +19,16 @@ from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")]
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "examples/README.md",
+    )
+]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 README_LINES_MAX = 90
 DOCS_WORDS_MAX = 50_000
@@ -34,7 +44,8 @@ def blocks(text: str, kind: str) -> list[str]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """(page, words) of each line that starts with one of our commands in a bash or an indented block."""
+    """(page, words) of each line that starts with one of our commands in a bash or an indented
+    block."""
     for page in PAGES:
         text = page.read_text()
         joined = [block.replace("\\\n", " ") for block in blocks(text, "bash")]
@@ -53,15 +64,23 @@ def strings() -> list[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             elif isinstance(node, ast.JoinedStr):
-                parts = [str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values]
+                parts = [
+                    str(part.value) if isinstance(part, ast.Constant) else "..."
+                    for part in node.values
+                ]
                 found.append("".join(parts))
     return found
 
 
 def told(page: Path) -> list[str]:
-    """The texts of errors that a page's entries begin with: what is bold in its lists. A text in italics is not one of ours."""
+    """The texts of errors that a page's entries begin with: what is bold in its lists. A text in
+    italics is not one of ours."""
     entries = re.findall(r"^- (.*\n(?:  .*\n)*)", page.read_text(), re.MULTILINE)
-    return [" ".join(text.split()) for entry in entries for text in re.findall(r"\*\*(.+?)\*\*", entry, re.DOTALL)]
+    return [
+        " ".join(text.split())
+        for entry in entries
+        for text in re.findall(r"\*\*(.+?)\*\*", entry, re.DOTALL)
+    ]
 
 
 def test_the_readme_is_short() -> None:
@@ -72,7 +91,8 @@ def anchors(page: Path) -> set[str]:
     """The names by which links lead to the headings of a page, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = (
-        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -82,11 +102,15 @@ def test_links_lead_somewhere() -> None:
         for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
             target = page.parent / link if link else page
             assert "://" in link or target.exists(), f"{name_of(page)}: {link}"
-            assert not anchor or "://" in link or anchor in anchors(target), f"{name_of(page)}: {link}#{anchor}"
+            assert not anchor or "://" in link or anchor in anchors(target), (
+                f"{name_of(page)}: {link}#{anchor}"
+            )
 
 
 def test_the_pages_are_short() -> None:
-    """Before a page grows, it says the rule and the example, and leaves out what is said elsewhere."""
+    """Before a page grows, it says the rule and the example, and leaves out what is said
+    elsewhere.
+    """
     words = {name_of(page): len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md")}
     assert sum(words.values()) <= DOCS_WORDS_MAX, words
 
@@ -102,8 +126,14 @@ def test_files_that_are_named_exist() -> None:
     for page in PAGES:
         names = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", page.read_text())
         # What a user has, not we: anything that is neither of a folder of ours nor a Python file.
-        ours = [name for name in names if name.endswith((".py", "/")) or (ROOT / name.split("/")[0]).is_dir()]
-        assert not [name for name in ours if not any((place / name).exists() for place in places)], name_of(page)
+        ours = [
+            name
+            for name in names
+            if name.endswith((".py", "/")) or (ROOT / name.split("/")[0]).is_dir()
+        ]
+        assert not [
+            name for name in ours if not any((place / name).exists() for place in places)
+        ], name_of(page)
 
 
 def test_commands_and_their_options_exist() -> None:
@@ -122,12 +152,16 @@ def test_commands_and_their_options_exist() -> None:
         assert command is not None, row
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--") and word != "--"} <= options, row
-        assert not [word for word in words if word.endswith(".yaml") and not (ROOT / word).exists()], row
+        assert not [
+            word for word in words if word.endswith(".yaml") and not (ROOT / word).exists()
+        ], row
 
 
 def test_commands_that_are_named_in_passing_exist() -> None:
     for page in PAGES:
-        assert set(re.findall(r"`zmqdist ([a-z]+)", page.read_text())) <= set(COMMANDS), name_of(page)
+        assert set(re.findall(r"`zmqdist ([a-z]+)", page.read_text())) <= set(COMMANDS), name_of(
+            page
+        )
 
 
 def test_cluster_files_in_pages_are_valid(tmp_path: Path) -> None:
@@ -141,10 +175,14 @@ def test_cluster_files_in_pages_are_valid(tmp_path: Path) -> None:
 
 def test_the_page_of_the_command_has_every_command_with_an_example_and_every_exit_code() -> None:
     page = (ROOT / "docs" / "command.md").read_text()
-    sections = dict(re.findall(r"^### zmqdist (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    sections = dict(
+        re.findall(r"^### zmqdist (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    )
     assert sorted(sections) == sorted(COMMANDS)
     assert not [
-        name for name, text in sections.items() if f"\nzmqdist {name}" not in "\n" + "\n".join(blocks(text, "bash"))
+        name
+        for name, text in sections.items()
+        if f"\nzmqdist {name}" not in "\n" + "\n".join(blocks(text, "bash"))
     ]
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(int(code)) for code in ExitCode]
 

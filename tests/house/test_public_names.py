@@ -1,4 +1,5 @@
-"""The names that users type are pinned: one goes only by a decision, and one comes only with its line here."""
+"""The names that users type are pinned: one goes only by a decision, and one comes only with its
+line here."""
 
 from __future__ import annotations
 
@@ -161,7 +162,10 @@ PINNED: dict[str, frozenset[str]] = {
 
 LISTED = (
     *PINNED,
-    *(f"zmqdist.{name}" for name in ("cluster", "errors", "nest", "collectives", "parameter_server", "tf")),
+    *(
+        f"zmqdist.{name}"
+        for name in ("cluster", "errors", "nest", "collectives", "parameter_server", "tf")
+    ),
 )
 """The modules that users complete."""
 

@@ -1,4 +1,5 @@
-"""Every machine is driven by a simulation: a module that decides is executed when each simulation runs a seed."""
+"""Every machine is driven by a simulation: a module that decides is executed when each simulation
+runs a seed."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ SEEDS = range(1, 3)
 
 
 def methods(path: Any) -> bool:
-    """Whether functions of the module do anything: one of records and protocols alone is driven by those that use them."""
-    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    """Whether functions of the module do anything: one of records and protocols alone is driven by
+    those that use them."""
+    functions = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+    ]
     return any(len(each.body) > 1 or ast.get_docstring(each) is None for each in functions)
 
 
@@ -59,7 +63,8 @@ def executed() -> set[str]:
         if event == "call":
             seen.add(frame.f_code.co_filename)
 
-    for run in SIMULATIONS:  # what is imported on first use is executed by that, and this says nothing
+    for run in SIMULATIONS:
+        # what is imported on first use is executed by that, and this says nothing
         run(0)
     before = sys.getprofile()
     sys.setprofile(note)

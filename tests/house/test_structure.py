@@ -1,7 +1,8 @@
 """The architecture as a test: what the import contracts of .importlinter cannot say.
 
-Those know who imports whom among the packages; here are the purity of the machines, by their names, the size of files,
-functions and classes, what `import zmqdist` loads, and what must not stand in a text.
+Those know who imports whom among the packages; here are the purity of the machines, by their names,
+the size of files, functions and classes, what `import zmqdist` loads, and what must not stand in a
+text.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "zmqdist", ROOT / "cli")
 SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
-FILE_LINES_MAX = 800
-CLASS_LINES_MAX = 640
-FUNCTION_LINES_MAX = 70
+COLUMNS_MAX = 100
+WIDE_SHARE_MAX = 0.005
+"""The share of lines that may be wider: what cannot be split, such as a comment that a tool
+reads.
+"""
 
 IMPURE = {
     "asyncio",
@@ -75,7 +78,9 @@ BESIDE_MACHINES = {
 LAZY = ("asyncio", "click", "matplotlib", "rich", "sqlite3", "yaml")
 
 HOME = re.compile(r"(?<![\w.])/(?:home|root|Users)/\w+|(?<![\w./])/work/\w+")
-REGISTRY = re.compile(r"files\.pythonhosted|(?:test\.)?pypi\.org/simple|--?(?:extra-)?index-url|--find-links")
+REGISTRY = re.compile(
+    r"files\.pythonhosted|(?:test\.)?pypi\.org/simple|--?(?:extra-)?index-url|--find-links"
+)
 
 
 def name_of(path: Path) -> str:
@@ -88,7 +93,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, module) of each import; for `from zmqdist.a import b` both `zmqdist.a` and `zmqdist.a.b`, which may be one."""
+    """(line, module) of each import; for `from zmqdist.a import b` both `zmqdist.a` and
+    `zmqdist.a.b`, which may be one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -98,7 +104,8 @@ def modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def is_machine(path: Path) -> bool:
-    """A module called `machine`, `*_machine`, one in a folder of that name, or one that is listed beside it."""
+    """A module called `machine`, `*_machine`, one in a folder of that name, or one that is listed
+    beside it."""
     folder = path.parent.relative_to(ROOT).as_posix()
     by_name = path.stem.split("_")[-1] == "machine" or path.parent.name == "machine"
     return by_name or path.stem in BESIDE_MACHINES.get(folder, ())
@@ -110,38 +117,31 @@ MACHINES = [path for path in SOURCES if is_machine(path)]
 def impurities(source: str) -> list[str]:
     """What a machine must not do: wait, read a clock, toss a coin, open or print something."""
     tree = ast.parse(source)
-    found = [f"line {line}: imports {module}" for line, module in sorted(set(imported(tree))) if module in IMPURE]
+    found = [
+        f"line {line}: imports {module}"
+        for line, module in sorted(set(imported(tree)))
+        if module in IMPURE
+    ]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in IMPURE_CALLS
+        ):
             found.append(f"line {node.lineno}: calls {node.func.id}()")
         elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global):
             found.append(f"line {node.lineno}: {type(node).__name__}")
     return found
 
 
-def lines_of_docstrings(tree: ast.AST) -> int:
-    """The lines of the docstrings in a class, its own and those of its methods. They have examples, which are not code."""
-    documented = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))
-    first = (node.body[0] for node in documented if ast.get_docstring(node))
-    return sum((line.end_lineno or line.lineno) - line.lineno + 1 for line in first)
-
-
-def overlong(source: str) -> list[str]:
-    """The file, classes and functions that outgrew their screen. Docstrings in a class do not count."""
-    found = [f"the file: {count} lines"] if (count := source.count("\n")) > FILE_LINES_MAX else []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            lines -= lines_of_docstrings(node) if isinstance(node, ast.ClassDef) else 0
-            if lines > (CLASS_LINES_MAX if isinstance(node, ast.ClassDef) else FUNCTION_LINES_MAX):
-                found.append(f"line {node.lineno}: {node.name} has {lines} lines")
-    return found
-
-
 def undocumented(source: str) -> list[str]:
     """A module with code and without a docstring."""
     tree = ast.parse(source)
-    return [] if not tree.body or ast.get_docstring(tree) else ["the first thing in it must be a docstring"]
+    return (
+        []
+        if not tree.body or ast.get_docstring(tree)
+        else ["the first thing in it must be a docstring"]
+    )
 
 
 def offences(check: Callable[[str], list[str]], paths: Iterable[Path]) -> list[str]:
@@ -150,7 +150,8 @@ def offences(check: Callable[[str], list[str]], paths: Iterable[Path]) -> list[s
 
 
 def foreign(source: str) -> list[str]:
-    """What a machine must not know: a module of ours that is neither a machine nor of the vocabulary, which all share."""
+    """What a machine must not know: a module of ours that is neither a machine nor of the
+    vocabulary, which all share."""
     found = []
     for line, module in modules(ast.parse(source)):
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
@@ -167,10 +168,6 @@ def test_a_machine_decides_and_does_nothing_else() -> None:
     assert not offences(foreign, MACHINES)
 
 
-def test_nothing_grows_past_its_screen() -> None:
-    assert not offences(overlong, SOURCES)
-
-
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -185,19 +182,17 @@ def test_the_check_of_the_machines_sees_an_offence(source: str, told: str) -> No
 
 
 def test_the_check_of_what_a_machine_knows_sees_an_offence() -> None:
-    assert foreign("from zmqdist.transport import pace, loop") == ["line 1: imports zmqdist.transport.loop"]
+    assert foreign("from zmqdist.transport import pace, loop") == [
+        "line 1: imports zmqdist.transport.loop"
+    ]
 
 
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("\n" * (FILE_LINES_MAX + 1), f"the file: {FILE_LINES_MAX + 1} lines"),
-        ("def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX, f"line 1: f has {FUNCTION_LINES_MAX + 1} lines"),
-        ("class C:\n" + "    x = 1\n" * CLASS_LINES_MAX, f"line 1: C has {CLASS_LINES_MAX + 1} lines"),
-    ],
-)
-def test_the_check_of_sizes_sees_an_offence(source: str, told: str) -> None:
-    assert overlong(source) == [told]
+def test_code_and_prose_fit_a_hundred_columns() -> None:
+    folders = ("zmqdist", "cli", "tests", "benchmarks", "examples")
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    widths = [len(line) for path in paths for line in path.read_text().splitlines()]
+    wide = sum(width > COLUMNS_MAX for width in widths)
+    assert wide <= WIDE_SHARE_MAX * len(widths)
 
 
 def test_every_module_begins_with_what_it_is_for() -> None:
@@ -212,7 +207,11 @@ def test_the_check_of_docstrings_sees_an_offence() -> None:
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
 def test_every_folder_with_code_is_a_package(package: Path) -> None:
     """find_packages forgets a folder without __init__.py, and then the wheel lacks it."""
-    lacking = {name_of(path.parent) for path in package.rglob("*.py") if not (path.parent / "__init__.py").exists()}
+    lacking = {
+        name_of(path.parent)
+        for path in package.rglob("*.py")
+        if not (path.parent / "__init__.py").exists()
+    }
     assert not lacking
 
 
@@ -230,13 +229,21 @@ def test_importing_zmqdist_loads_no_heavy_module() -> None:
 
 
 def texts() -> list[Path]:
-    """What is in the repository, or would be after `git add .`; in an unpacked archive, everything."""
+    """What is in the repository, or would be after `git add .`; in an unpacked archive,
+    everything.
+    """
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        listing, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
     if done.returncode == 0:
         found = [ROOT / name for name in done.stdout.split("\0") if name]
     else:
-        found = [path for path in ROOT.rglob("*") if not any(part.startswith(".venv") for part in path.parts)]
+        found = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(part.startswith(".venv") for part in path.parts)
+        ]
     return [path for path in found if path.is_file() and path.suffix not in {".gz", ".png", ".pyc"}]
 
 

@@ -1,4 +1,5 @@
-"""The tiers hold what tests/tiers.py says: pure folders exist, and each capability is shown with real processes and with a kill -9."""
+"""The tiers hold what tests/tiers.py says: pure folders exist, and each capability is shown with
+real processes and with a kill -9."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def shown() -> dict[str, set[str]]:
 @pytest.mark.parametrize("kind", ["processes", "killed"])
 def test_each_capability_is_shown_in_make_test(kind: str) -> None:
     names = shown()[kind]
-    assert sorted(set(CAPABILITIES) - names) == [], f"no test is marked @pytest.mark.{kind}(...) for these"
+    assert sorted(set(CAPABILITIES) - names) == [], (
+        f"no test is marked @pytest.mark.{kind}(...) for these"
+    )
     assert sorted(names - set(CAPABILITIES)) == [], "tests/tiers.py does not know these"
 
 

@@ -1,4 +1,5 @@
-"""The rules of CONTRIBUTING.md ("How sentences read") that a program can check, for the folders that are written by them."""
+"""The rules of CONTRIBUTING.md ("How sentences read") that a program can check, for the folders
+that are written by them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ GERUNDS = {
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of each comment and string of a module."""
-    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    kinds = {
+        tokenize.COMMENT,
+        tokenize.STRING,
+        getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+    }
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type in kinds:
             yield token.start[0], token.string
@@ -85,7 +90,10 @@ def modules() -> list[Path]:
 
 def pages() -> list[Path]:
     """Those by hand: the generated ones are written by the docstrings of the code."""
-    own = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+    own = [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ]
     return sorted(page for page in own if page.name not in ("machines.md", "protocol.md"))
 
 
@@ -98,16 +106,26 @@ def test_a_sentence_names_its_actor() -> None:
         for word in headless(text)
     ]
     assert not found
-    prose = ((page, re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)) for page in pages())
-    assert not [f"{page.relative_to(ROOT)}: {word}" for page, text in prose for word in headless(text)]
+    prose = (
+        (page, re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)) for page in pages()
+    )
+    assert not [
+        f"{page.relative_to(ROOT)}: {word}" for page, text in prose for word in headless(text)
+    ]
 
 
 def test_a_variable_is_a_noun_for_what_it_holds() -> None:
     assert vague("told = f(asked)\nuntold = 1\n") == ["line 1: told", "line 1: asked"]
-    assert not {str(path.relative_to(ROOT)): found for path in modules() if (found := vague(path.read_text()))}
+    assert not {
+        str(path.relative_to(ROOT)): found
+        for path in modules()
+        if (found := vague(path.read_text()))
+    }
 
 
 def test_a_file_is_named_by_a_noun() -> None:
-    files = [path.relative_to(ROOT / "zmqdist").as_posix() for path in (ROOT / "zmqdist").rglob("*.py")]
+    files = [
+        path.relative_to(ROOT / "zmqdist").as_posix() for path in (ROOT / "zmqdist").rglob("*.py")
+    ]
     gerunds = {name for name in files if name.endswith("ing.py")}
     assert gerunds == set(GERUNDS), "give the file a noun, or the list a reason"

@@ -38,7 +38,9 @@ def test_arrays_become_tensors() -> None:
 
 
 def test_what_is_written_into_a_tensor_does_not_come_again() -> None:
-    loader = DataLoader(IterableDataset(Dataset.from_tensor_slices(np.ones((2, 3))).cache()), batch_size=None)
+    loader = DataLoader(
+        IterableDataset(Dataset.from_tensor_slices(np.ones((2, 3))).cache()), batch_size=None
+    )
     for _ in range(2):
         for tensor in loader:
             assert tensor.tolist() == [1, 1, 1]
@@ -51,15 +53,21 @@ def test_a_loader_has_the_length_of_the_dataset() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_processes_of_a_loader_share_an_epoch(workers: int) -> None:
-    loader = DataLoader(IterableDataset(Dataset.range(20).batch(2)), batch_size=None, num_workers=workers)
+    loader = DataLoader(
+        IterableDataset(Dataset.range(20).batch(2)), batch_size=None, num_workers=workers
+    )
     for _ in range(2):
         assert sorted(read(loader)) == list(range(20))
 
 
-@pytest.mark.parametrize("stay", [False, True], ids=["new processes each epoch", "processes that stay"])
+@pytest.mark.parametrize(
+    "stay", [False, True], ids=["new processes each epoch", "processes that stay"]
+)
 def test_the_processes_of_a_loader_share_a_shuffle_that_differs_in_each_epoch(stay: bool) -> None:
     dataset = Dataset.range(200).shuffle(200)
-    loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2, persistent_workers=stay)
+    loader = DataLoader(
+        IterableDataset(dataset), batch_size=None, num_workers=2, persistent_workers=stay
+    )
     epochs = [[int(x) for x in loader] for _ in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(200))] * 2
     assert epochs[0] != epochs[1]

@@ -1,4 +1,5 @@
-"""Hosts for tests: each is an agent as a process of this host, whose byte stream goes over pipes instead of ssh."""
+"""Hosts for tests: each is an agent as a process of this host, whose byte stream goes over pipes
+instead of ssh."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def pipe_host(
     def open_stream(on_note: NoteHandler) -> AgentStream:
         command = agent_command(python, silence_limit_s)
         return ProcessStream(
-            command, lambda code, notes: f"its agent ended ({describe_exit(code)}) {notes}".strip(), on_note
+            command,
+            lambda code, notes: f"its agent ended ({describe_exit(code)}) {notes}".strip(),
+            on_note,
         )
 
     return AgentHost(name, slots, open_stream)
@@ -45,7 +48,8 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 
 
 def agent_of(role: int) -> int:
-    """Return the agent that started a role: the parent of the zygote from which the role was forked."""
+    """Return the agent that started a role: the parent of the zygote from which the role was
+    forked."""
     zygote = parent(role)
     assert Path("/proc", str(zygote), "comm").read_text() == f"{NAME}\n"
     return parent(zygote)

@@ -1,12 +1,13 @@
-"""The promises of a launcher (zmqdist/launch/launcher_interface.py) as checks that each launcher passes.
+"""The promises of a launcher (zmqdist/launch/launcher_interface.py) as checks that each launcher
+passes.
 
     for check in CHECKS:
         with Rig(config) as rig:
             check(rig)
 
-`Rig` makes the launcher that a cluster file names. Without pytest, on a host of a test or inside a job,
-`python -m tests.launch.conformance FILE` runs all checks with this launcher. With the second argument KILLED it starts roles, prints their
-pids, and waits until a test kills it (R4).
+`Rig` makes the launcher that a cluster file names. Without pytest, on a host of a test or inside a
+job, `python -m tests.launch.conformance FILE` runs all checks with this launcher. With the second
+argument KILLED it starts roles, prints their pids, and waits until a test kills it (R4).
 """
 
 from __future__ import annotations
@@ -91,9 +92,13 @@ class Rig:
     def _launcher(self) -> Launcher:
         if self.pool is None:
             return Children(self.exits.append)
-        runtime = RuntimeConfig(dispatcher=self.dispatcher.target, keys_dir=self.credentials.keys_dir)
+        runtime = RuntimeConfig(
+            dispatcher=self.dispatcher.target, keys_dir=self.credentials.keys_dir
+        )
         cluster = msgspec.structs.replace(self._config, runtime=runtime)
-        files = RoleFiles(cluster, lambda name, address: self.dispatcher.open_join(name, address=address))
+        files = RoleFiles(
+            cluster, lambda name, address: self.dispatcher.open_join(name, address=address)
+        )
         return Hosts(self.pool, self.exits.append, self.said.append, files)
 
     def start(
@@ -174,7 +179,9 @@ def r2_lines_come_once_in_order_and_before_the_end(rig: Rig) -> None:
     role.signal(signal.SIGTERM)
     rig.exited(role)
     ends_after.append(len(lines))
-    assert [line for line in lines if line.startswith("line ")] == [f"line {number}: é" for number in range(LINES)]
+    assert [line for line in lines if line.startswith("line ")] == [
+        f"line {number}: é" for number in range(LINES)
+    ]
     assert role.tail.splitlines() == lines[-len(role.tail.splitlines()) :]
     assert len(lines) == ends_after[0]
 
@@ -224,7 +231,11 @@ def r5_a_role_has_the_given_variables_over_those_of_its_host(rig: Rig) -> None:
     assert role.pid > 0
 
 
-CHECKS = [check for name, check in list(globals().items()) if name.startswith(("r1_", "r2_", "r3_", "r5_"))]
+CHECKS = [
+    check
+    for name, check in list(globals().items())
+    if name.startswith(("r1_", "r2_", "r3_", "r5_"))
+]
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""A launcher in a child process, as a terminal would start it: its lines as it prints them, its processes, the files that it leaves."""
+"""A launcher in a child process, as a terminal would start it: its lines as it prints them, its
+processes, the files that it leaves."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_
 
 
 def stop(pid: int) -> None:
-    """Send SIGSTOP to a process, and wait until none of its threads runs. `waitpid` cannot do this for a child of the zygote."""
+    """Send SIGSTOP to a process, and wait until none of its threads runs. `waitpid` cannot do this
+    for a child of the zygote."""
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: _states(pid) == {"T"}, f"process {pid} stops")
 
@@ -89,8 +91,10 @@ class Launched:
       file: text of the cluster file, or its path.
       run: Python text of the launcher.
       terminal: the descriptor of the controlling terminal; None: without a terminal.
-      grace_s: the time that program and workers have to end. The default is longer than a test needs, even on a busy host.
-      start: the function that starts the process: subprocess.Popen, or `Host.run` of a host of a test.
+      grace_s: the time that program and workers have to end. The default is longer than a test
+        needs, even on a busy host.
+      start: the function that starts the process: subprocess.Popen, or `Host.run` of a host of a
+        test.
     """
 
     def __init__(
@@ -114,8 +118,14 @@ class Launched:
             file = folder / "cluster.yaml"
         self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
         name, value = self._mark.split("=")
-        environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
-        # Under this variable `print` writes a line in several pieces, and a line of another process may come between them.
+        environment = {
+            **os.environ,
+            name: value,
+            "TMPDIR": str(self.temporary),
+            "PYTHONWARNINGS": "error",
+        }
+        # Under this variable `print` writes a line in several pieces, and a line of another process
+        # may come between them.
         environment.pop("PYTHONUNBUFFERED", None)
         self.process = start(
             [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
@@ -126,7 +136,9 @@ class Launched:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+            preexec_fn=None
+            if terminal is None
+            else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -140,10 +152,14 @@ class Launched:
         """Wait for a line that contains this text, and return the line."""
         with contextlib.suppress(AssertionError):  # the text of the one below has the output
             eventually(
-                lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), repr(text), within_s
+                lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
+                repr(text),
+                within_s,
             )
         found = [line for line in self.lines if text in line]
-        assert found, f"it ended without {text!r}, or did not print it within {within_s:g} s:\n{self.text}"
+        assert found, (
+            f"it ended without {text!r}, or did not print it within {within_s:g} s:\n{self.text}"
+        )
         return found[0]
 
     def ends(self, within_s: float = PATIENCE_S) -> int:
@@ -164,7 +180,8 @@ class Launched:
 
         def look() -> bool:
             for folder in self._processes():
-                if read(folder / "comm") == f"{job}:{index}\n":  # the name of the process in `ps`, `top` and `pgrep`
+                if read(folder / "comm") == f"{job}:{index}\n":
+                    # the name of the process in `ps`, `top` and `pgrep`
                     found.append(int(folder.name))
             return bool(found)
 
@@ -181,12 +198,15 @@ class Launched:
         return found
 
     def interrupt(self) -> None:
-        """Send SIGINT to the launcher's process group, as Ctrl-C at a terminal does. Without a terminal the program is in another group."""
+        """Send SIGINT to the launcher's process group, as Ctrl-C at a terminal does. Without a
+        terminal the program is in another group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def left_nothing(self, folders: bool = True) -> None:
         """Check that the launcher, which has ended, has left no process and no file."""
-        eventually(lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}")
+        eventually(
+            lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}"
+        )
         left = [str(path) for path in self.temporary.rglob("*")]
         assert not (folders and left)
 

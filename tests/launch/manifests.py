@@ -1,6 +1,8 @@
-"""The pods of rendered manifests as processes of this host: each in a folder of its own that has only the files which the pod mounts.
+"""The pods of rendered manifests as processes of this host: each in a folder of its own that has
+only the files which the pod mounts.
 
-There is no DNS of a cluster: each name of a Service in the manifests is replaced by an address of loopback.
+There is no DNS of a cluster: each name of a Service in the manifests is replaced by an address of
+loopback.
 """
 
 from __future__ import annotations
@@ -36,16 +38,21 @@ def named(text: str) -> dict[str, dict[str, Any]]:
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variables in commands and environments as Kubernetes does: $(NAME) by the value of a known variable, $$ by a dollar."""
+    """Replace variables in commands and environments as Kubernetes does: $(NAME) by the value of a
+    known variable, $$ by a dollar."""
     return re.sub(
-        r"\$\$|\$\((\w+)\)", lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]), text
+        r"\$\$|\$\((\w+)\)",
+        lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
+        text,
     )
 
 
 class Pod:
     """One pod: its folder with its mounts, its environment, its process."""
 
-    def __init__(self, name: str, spec: Mapping[str, Any], index: int | None, cluster: Pods) -> None:
+    def __init__(
+        self, name: str, spec: Mapping[str, Any], index: int | None, cluster: Pods
+    ) -> None:
         self.name = name
         self.folder = cluster.folder / name
         self.container = spec["containers"][0]
@@ -64,12 +71,16 @@ class Pod:
             self.environment[each["name"]] = self._here(value)
 
     def _mount(self, folder: Path, volume: Mapping[str, Any]) -> None:
-        """Write mounted files as the kubelet does: into a hidden folder with a new name for each version, with links to it."""
+        """Write mounted files as the kubelet does: into a hidden folder with a new name for each
+        version, with links to it."""
         real = folder / "..2026_11_25"
         real.mkdir(parents=True)
         folder.joinpath("..data").symlink_to(real.name)
         if "secret" in volume:
-            files = {each["path"]: self._cluster.secret[each["key"]] for each in volume["secret"]["items"]}
+            files = {
+                each["path"]: self._cluster.secret[each["key"]]
+                for each in volume["secret"]["items"]
+            }
             mode = volume["secret"]["defaultMode"]
         else:
             data = self._cluster.objects[f"ConfigMap/{volume['configMap']['name']}"]["data"]
@@ -88,7 +99,10 @@ class Pod:
         """Return the command of a manifest as a command of this host."""
         own = self._cluster.own_addresses.get(self.name, "")
         words = [self._here(expanded(word, self.environment)) for word in words]
-        words = [own.rpartition(":")[2] if words[at - 1] == "--port" else word for at, word in enumerate(words)]
+        words = [
+            own.rpartition(":")[2] if words[at - 1] == "--port" else word
+            for at, word in enumerate(words)
+        ]
         words = [own if word.startswith("127.0.0.1:") else word for word in words]
         words = ["127.0.0.1" if word == "0.0.0.0" else word for word in words]
         return [*COMMAND.get(words[0], [words[0]]), *words[1:]]
@@ -111,7 +125,9 @@ class Pod:
         """Run an exec probe of the container, and return its exit code."""
         words = self.command(self.container[kind]["exec"]["command"])
         environment = {**os.environ, **self.environment}
-        return subprocess.run(words, env=environment, capture_output=True, timeout=PATIENCE_S, check=False).returncode
+        return subprocess.run(
+            words, env=environment, capture_output=True, timeout=PATIENCE_S, check=False
+        ).returncode
 
     def ended(self, within_s: float = PATIENCE_S) -> int:
         assert self.process is not None
@@ -128,7 +144,9 @@ class Pods:
       working_directory: stands for the working directory of the image.
     """
 
-    def __init__(self, text: str, secret: Mapping[str, str], folder: Path, working_directory: Path) -> None:
+    def __init__(
+        self, text: str, secret: Mapping[str, str], folder: Path, working_directory: Path
+    ) -> None:
         self.objects = named(text)
         self.secret = secret
         self.folder = folder
@@ -140,7 +158,8 @@ class Pods:
         self.pods = {pod.name: pod for pod in self._pods()}
 
     def address_of(self, address: str) -> str:
-        """Return the loopback address that replaces the name of a pod or Service; a pod listens at the address of its own name."""
+        """Return the loopback address that replaces the name of a pod or Service; a pod listens at
+        the address of its own name."""
         if address not in self._addresses:
             self._addresses[address] = free_address()
             pod = address.partition(".")[0]
@@ -163,7 +182,8 @@ class Pods:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the pods as the deletion of the manifests does: by SIGTERM. Check that no process is left after the grace."""
+        """End the pods as the deletion of the manifests does: by SIGTERM. Check that no process is
+        left after the grace."""
         running = [pod.process for pod in self.pods.values() if pod.process is not None]
         for process in running:
             if process.poll() is None:
@@ -191,7 +211,9 @@ class Pods:
 
     def text(self) -> str:
         """Return the output of all pods, for the text of a failure."""
-        return "\n".join(f"== {pod.name}\n{pod.output.read_text()}" for pod in self.pods.values() if pod.process)
+        return "\n".join(
+            f"== {pod.name}\n{pod.output.read_text()}" for pod in self.pods.values() if pod.process
+        )
 
     def wait_until_alive(self, *names: str) -> None:
         """Poll the exec probes of pods until they succeed."""

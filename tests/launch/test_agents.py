@@ -1,4 +1,5 @@
-"""A cluster whose roles run under agents, with pipes to plain processes in place of ssh, Slurm or Ray."""
+"""A cluster whose roles run under agents, with pipes to plain processes in place of ssh, Slurm or
+Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from tests.launch.launched import BUSY, FILE, UNTIL_TOLD, Launched, eventually
 from zmqdist import errors
 from zmqdist._version import __version__
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_protocol import CloseAgent, ReservePort, RoleEnded, StartRole, decode_event, encode
+from zmqdist.launch.agent_protocol import (
+    CloseAgent,
+    ReservePort,
+    RoleEnded,
+    StartRole,
+    decode_event,
+    encode,
+)
 from zmqdist.launch.folders import remove_left_behind
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
@@ -84,7 +92,8 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
     line = job.saw("it is started again (1 of 3)")
     # The agent may have been killed before it told the launcher that the worker had started.
     assert line in [
-        f"[worker-1@b] ended ({how}); it is started again (1 of 3)" for how in ("killed by SIGKILL", f"b: {why}")
+        f"[worker-1@b] ended ({how}); it is started again (1 of 3)"
+        for how in ("killed by SIGKILL", f"b: {why}")
     ]
     eventually(lambda: not Path("/proc", str(before)).exists(), "the old one ends by its lifeline")
     eventually(lambda: job.worker(1) != before, "another is there")
@@ -99,7 +108,8 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
 
 
 def three_agents(job: Launched) -> dict[int, Path]:
-    """Return the agents of three hosts. A worker may run functions before the host of a ps has its agent."""
+    """Return the agents of three hosts. A worker may run functions before the host of a ps has its
+    agent."""
     eventually(lambda: len(job.agents()) == 3, "each host has an agent")
     return job.agents()
 
@@ -133,7 +143,9 @@ class Pool:
         self.hosts = Hosts(pool, self.exits.append, said.append)
 
     def start(self, index: int, address: str) -> RunningRole:
-        return self.hosts.start_role(TaskConfig({"ps": {index: address}}, "ps", index), {}, lambda line: None)
+        return self.hosts.start_role(
+            TaskConfig({"ps": {index: address}}, "ps", index), {}, lambda line: None
+        )
 
     def ends(self, role: RunningRole) -> str:
         eventually(lambda: role in self.exits, f"{role.name} ends")
@@ -156,7 +168,8 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         assert cluster.ends(again) == "a: its agent ended (killed by SIGKILL)"
         never = cluster.start(0, address)
         assert cluster.ends(never) == (
-            "its address is on a, which is lost, and programs know no other address of it: start `zmqdist launch` again without that host; "
+            "its address is on a, which is lost, and programs know no other address of it: start "
+            "`zmqdist launch` again without that host; "
             "a program that restores its last checkpoint continues from it"
         )
         assert (never.exit_code, never.host) == (REFUSED, "")
@@ -167,7 +180,9 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         pool.close()
 
 
-def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy(launch: Launcher) -> None:
+def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy(
+    launch: Launcher,
+) -> None:
     job = launch(UNTIL_TOLD, run=ON_PIPES, file=WITH_PS)
     job.saw("it runs")
     os.kill(agent_of(job.task("ps", 0)), signal.SIGKILL)
@@ -176,7 +191,8 @@ def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy
     assert job.ends() == 0, job.text
     host = line[len("[ps-0@")]
     assert line == (
-        f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no other address of it: start "
+        f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no "
+        f"other address of it: start "
         "`zmqdist launch` again without that host; a program that restores its last checkpoint "
         "continues from it); its variables are lost; it is not started again"
     )
@@ -205,25 +221,40 @@ def test_the_error_of_a_port_that_cannot_be_bound_names_the_host() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(
-                errors.UnknownError, match=f"a: could not bind 127.0.0.1:{port}: Address already in use"
+                errors.UnknownError,
+                match=f"a: could not bind 127.0.0.1:{port}: Address already in use",
             ):
                 pool.reserve("ps:0", port)
     finally:
         pool.close()
 
 
-# -- the agent alone -----------------------------------------------------------------------------------------------------
+# -- the agent alone -------------------------------------------------------------------------------
 
 
 def agent(silence_limit_s: float = 60.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        agent_command(sys.executable, silence_limit_s), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        agent_command(sys.executable, silence_limit_s),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
 
 
 def worker(order_id: int) -> StartRole:
-    fields = {"dispatcher_address": "127.0.0.1:1", "job": "worker", "index": order_id, "processes": True}
-    return StartRole(order_id, f"worker:{order_id}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
+    fields = {
+        "dispatcher_address": "127.0.0.1:1",
+        "job": "worker",
+        "index": order_id,
+        "processes": True,
+    }
+    return StartRole(
+        order_id,
+        f"worker:{order_id}",
+        "WorkerConfig",
+        json.dumps(fields),
+        {},
+        {"keys/secret": "text"},
+    )
 
 
 def events(process: subprocess.Popen[bytes], count: int) -> list[dict[str, object]]:
@@ -241,12 +272,14 @@ def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
 
 
 def test_an_agent_whose_launcher_does_not_read_still_carries_out_orders() -> None:
-    """When a link is cut, lines fill the pipe. The agent must not wait for the pipe before it handles the end of its input."""
+    """When a link is cut, lines fill the pipe. The agent must not wait for the pipe before it
+    handles the end of its input."""
     with agent() as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
         for order_id in range(2, 2000):
-            process.stdin.write(encode(ReservePort(order_id, "192.0.2.1")))  # the agent refuses each with a sentence
+            # the agent refuses each with a sentence
+            process.stdin.write(encode(ReservePort(order_id, "192.0.2.1")))
         process.stdin.close()
         assert process.wait(20) == 0
         assert not Path(str(hello["folder"])).exists()
@@ -279,7 +312,7 @@ def test_an_agent_ends_with_its_roles_and_its_folder(how: str) -> None:
         assert not Path(str(hello["folder"])).exists()
 
 
-# -- hosts that cannot run roles -----------------------------------------------------------------------------------------
+# -- hosts that cannot run roles -------------------------------------------------------------------
 
 PYTHON = sys.version.split()[0]
 HELLO = {
@@ -293,14 +326,21 @@ HELLO = {
     "pid": 1,
     "folder": "/nowhere",
 }
-UNFIT = {"is": "AgentUnfit", "python": PYTHON, "executable": "/there/python", "reason": "No module named 'zmqdist'"}
+UNFIT = {
+    "is": "AgentUnfit",
+    "python": PYTHON,
+    "executable": "/there/python",
+    "reason": "No module named 'zmqdist'",
+}
 OTHER_PYTHON = (
-    f"a: Python 3.9.2 there and {PYTHON} here cannot exchange functions: name a Python {PYTHON.rpartition('.')[0]} of "
+    f"a: Python 3.9.2 there and {PYTHON} here cannot exchange functions: name a Python "
+    f"{PYTHON.rpartition('.')[0]} of "
     "that host as `python` in the file"
 )
 OTHER_VERSION = f"a: zmqdist 99.1 there (/there/zmqdist) and {__version__} here ({ROOT / 'zmqdist'}): install the same version on both"
 MISSING = (
-    f"a: /there/python: No module named 'zmqdist': install zmqdist {__version__} there, or name the Python that has it "
+    f"a: /there/python: No module named 'zmqdist': install zmqdist {__version__} there, or name "
+    f"the Python that has it "
     "as `python`"
 )
 READ_ONLY = UNFIT | {"reason": "no folder can be written", "remedy": "set TMPDIR there"}
@@ -315,7 +355,9 @@ BAD: list[tuple[dict[str, object], str]] = [
 
 
 def speaking(tmp_path: Path, *lines: str) -> str:
-    """Return a command that prints these lines in place of an agent, and runs until its input ends."""
+    """Return a command that prints these lines in place of an agent, and runs until its input
+    ends.
+    """
     script = tmp_path / "python"
     text = "\n".join(lines)
     ends = "cat > /dev/null" if lines else ""
@@ -325,15 +367,21 @@ def speaking(tmp_path: Path, *lines: str) -> str:
 
 
 @pytest.mark.parametrize(("event", "told"), BAD, ids=[row[1][3:30] for row in BAD])
-def test_one_sentence_says_why_a_host_cannot_run_roles(tmp_path: Path, event: dict[str, object], told: str) -> None:
+def test_one_sentence_says_why_a_host_cannot_run_roles(
+    tmp_path: Path, event: dict[str, object], told: str
+) -> None:
     python = speaking(tmp_path, json.dumps(event)) if event else speaking(tmp_path)
     with pytest.raises((errors.FailedPreconditionError, errors.UnavailableError)) as caught:
         AgentPool([pipe_host("a", python=python)], lambda line: None)
     assert str(caught.value) == told
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")])
-def test_a_clock_that_is_minutes_off_is_a_warning(tmp_path: Path, ahead_s: float, told: str) -> None:
+@pytest.mark.parametrize(
+    ("ahead_s", "told"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")]
+)
+def test_a_clock_that_is_minutes_off_is_a_warning(
+    tmp_path: Path, ahead_s: float, told: str
+) -> None:
     said: list[str] = []
     python = speaking(tmp_path, json.dumps(HELLO | {"clock_s": time.time() + ahead_s}))
     AgentPool([pipe_host("a", python=python)], said.append).close()

@@ -1,4 +1,5 @@
-"""The program's code for hosts: which files are packed, which are refused, and what an agent does with the archive."""
+"""The program's code for hosts: which files are packed, which are refused, and what an agent does
+with the archive."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_hidden_files_environments_and_compiled_files_are_left_out(project: Path
     assert (bundle.root, bundle.imports, bundle.files) == (project, (".",), 4)
 
 
-def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_directory_is_the_root(project: Path) -> None:
+def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_directory_is_the_root(
+    project: Path,
+) -> None:
     (project / "examples").mkdir()
     (project / "examples" / "digits.py").write_text("")
     bundle = bundle_of(["examples", "helpers.py"], "examples/digits.py")
@@ -63,7 +66,9 @@ def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_director
     assert (bundle.root, bundle.imports) == (project, ("examples",))
 
 
-def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(project: Path, tmp_path: Path) -> None:
+def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(
+    project: Path, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.py").write_text("")
     bundle = bundle_of(["helpers.py", "../other"], "../other/train.py")
@@ -71,12 +76,16 @@ def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(proj
     assert names(bundle) == ["other/train.py", "project/helpers.py"]
 
 
-def test_without_a_script_the_working_directory_is_on_the_module_path(project: Path, tmp_path: Path) -> None:
+def test_without_a_script_the_working_directory_is_on_the_module_path(
+    project: Path, tmp_path: Path
+) -> None:
     (tmp_path / "util.py").write_text("")
     assert bundle_of(["helpers.py", "../util.py"], None).imports == ("project",)
 
 
-def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named(project: Path, tmp_path: Path) -> None:
+def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named(
+    project: Path, tmp_path: Path
+) -> None:
     keygen(project / "keys")
     (project / "prod.env").write_text("PASSWORD=1")
     (tmp_path / "shadow").write_text("secret")
@@ -90,11 +99,16 @@ def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named
         "keys/server.pub",
     ]
     assert f"; without link.txt (a link out of {project})" in bundle.describe()
-    assert "; without keys/admin.key, keys/client.key, keys/server.key, ... (a secret by its name)" in bundle.describe()
+    assert (
+        "; without keys/admin.key, keys/client.key, keys/server.key, ... (a secret by its name)"
+        in bundle.describe()
+    )
     assert ("a secret by its name", "prod.env") in bundle.left_out
 
 
-def test_a_secret_that_code_names_itself_is_sent_and_stays_private(project: Path, tmp_path: Path) -> None:
+def test_a_secret_that_code_names_itself_is_sent_and_stays_private(
+    project: Path, tmp_path: Path
+) -> None:
     (project / "service.pem").write_text("secret")
     (project / "service.pem").chmod(0o600)
     bundle = bundle_of(["service.pem"], None)
@@ -116,7 +130,10 @@ def test_a_large_file_is_left_out_and_named(project: Path, monkeypatch: pytest.M
     (project / "data.bin").write_bytes(bytes(2**20 + 1))
     bundle = bundle_of(["."], None)
     assert bundle.left_out == (("above 1 MiB", "data.bin"),)
-    assert bundle.describe() == f"0.0 MiB of code, 4 files of {project}; without data.bin (above 1 MiB)"
+    assert (
+        bundle.describe()
+        == f"0.0 MiB of code, 4 files of {project}; without data.bin (above 1 MiB)"
+    )
 
 
 @pytest.mark.parametrize(("bound", "value"), [("CODE_BYTES_MAX", 10), ("CODE_FILES_MAX", 3)])
@@ -125,7 +142,8 @@ def test_too_much_code_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(f"zmqdist.launch.code_bundle.{bound}", value)
     with pytest.raises(
-        ResourceExhaustedError, match=r"too much for code that is sent to hosts: name what .* as `code:`"
+        ResourceExhaustedError,
+        match=r"too much for code that is sent to hosts: name what .* as `code:`",
     ):
         bundle_of(["."], None)
 
@@ -186,12 +204,16 @@ class Hosts:
         self.said: list[str] = []
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
-        self.pool = AgentPool([AgentHost(name, None, self._open) for name in ("a", "b")], self.said.append)
+        self.pool = AgentPool(
+            [AgentHost(name, None, self._open) for name in ("a", "b")], self.said.append
+        )
 
     def _open(self, note: NoteHandler) -> ProcessStream:
         environment = {**os.environ, "TMPDIR": str(self.temporary)}
         command = agent_command(sys.executable, 60.0)
-        return ProcessStream(command, lambda code, notes: f"ended ({code}) {notes}", note, environment)
+        return ProcessStream(
+            command, lambda code, notes: f"ended ({code}) {notes}", note, environment
+        )
 
     @property
     def received(self) -> list[Path]:
@@ -207,17 +229,23 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     assert not list(made.temporary.iterdir()), "an agent removes the code at its end"
 
 
-def test_a_host_that_has_the_same_files_in_the_same_place_gets_nothing(project: Path, hosts: Hosts) -> None:
+def test_a_host_that_has_the_same_files_in_the_same_place_gets_nothing(
+    project: Path, hosts: Hosts
+) -> None:
     hosts.pool.send_code(bundle_of(["."], "train.py"))
     assert hosts.said == []
     assert hosts.received == []
 
 
-def test_each_host_without_the_files_gets_them_once_and_the_user_sees_how_many(project: Path, hosts: Hosts) -> None:
+def test_each_host_without_the_files_gets_them_once_and_the_user_sees_how_many(
+    project: Path, hosts: Hosts
+) -> None:
     bundle = bundle_of(["."], "train.py")
     (project / "helpers.py").write_text("VALUE = 2")  # the hosts find another version of the file
     hosts.pool.send_code(bundle)
-    assert sorted(hosts.said) == [f"[{host}] gets 0.0 MiB of code, 4 files of {project}" for host in ("a", "b")]
+    assert sorted(hosts.said) == [
+        f"[{host}] gets 0.0 MiB of code, 4 files of {project}" for host in ("a", "b")
+    ]
     assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2
 
 
@@ -231,5 +259,8 @@ def test_a_larger_bundle_arrives_in_parts(project: Path, hosts: Hosts) -> None:
 
 def test_a_bundle_that_cannot_be_unpacked_is_one_sentence_that_names_the_host(hosts: Hosts) -> None:
     bundle = CodeBundle(Path("/nowhere"), (".",), (".",), forged("../outside.py"), 1)
-    with pytest.raises(UnknownError, match=r"^a: the code of the program cannot be unpacked there: .* no file below"):
+    with pytest.raises(
+        UnknownError,
+        match=r"^a: the code of the program cannot be unpacked there: .* no file below",
+    ):
         hosts.pool.send_code(dataclasses.replace(bundle))

@@ -1,4 +1,5 @@
-"""The local launcher, and the launcher over agents, keep the promises of launchers; tests/engines checks ssh."""
+"""The local launcher, and the launcher over agents, keep the promises of launchers; tests/engines
+checks ssh."""
 
 from __future__ import annotations
 

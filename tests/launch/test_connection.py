@@ -1,4 +1,5 @@
-"""One object for each kind of cluster: what `connect` and `local_cluster` return has the same attributes."""
+"""One object for each kind of cluster: what `connect` and `local_cluster` return has the same
+attributes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,16 @@ def connected(local: zd.local_cluster, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def test_both_kinds_have_the_same_attributes(local: zd.local_cluster, connected: Cluster) -> None:
     public = {name for name in dir(connected) if not name.startswith("_")}
-    assert public == {"close", "config", "coordinator", "credentials", "scale", "status", "target", "workers"}
+    assert public == {
+        "close",
+        "config",
+        "coordinator",
+        "credentials",
+        "scale",
+        "status",
+        "target",
+        "workers",
+    }
     assert public <= set(dir(local))
     for name in ("scale", "coordinator", "status", "close"):
         assert list(inspect.signature(getattr(local, name)).parameters) == list(
@@ -54,7 +64,10 @@ def test_both_say_the_same_of_one_cluster(local: zd.local_cluster, connected: Cl
 
 
 def test_coordinators_and_executors_take_a_connection(connected: Cluster) -> None:
-    with connected.coordinator(cancel_grace_s=1.0) as coordinator, zd.Executor(connected) as executor:
+    with (
+        connected.coordinator(cancel_grace_s=1.0) as coordinator,
+        zd.Executor(connected) as executor,
+    ):
         assert coordinator.schedule(add, (1, 2)).fetch() == 3
         assert executor.submit(add, 3, 4).result() == 7
 
@@ -64,7 +77,9 @@ def test_a_connection_may_be_an_address_with_or_without_scheme(connected: Cluste
         assert again.target == connected.target
 
 
-def test_a_closed_connection_leaves_the_cluster_and_connects_again_when_it_is_used(connected: Cluster) -> None:
+def test_a_closed_connection_leaves_the_cluster_and_connects_again_when_it_is_used(
+    connected: Cluster,
+) -> None:
     connected.close()
     connected.close()
     assert connected.workers == 2
@@ -89,12 +104,16 @@ WRONG: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("place", "kind", "told"), WRONG, ids=[row[0] for row in WRONG])
-def test_what_is_no_place_is_an_error_that_says_what_is(place: str, kind: type[Exception], told: str) -> None:
+def test_what_is_no_place_is_an_error_that_says_what_is(
+    place: str, kind: type[Exception], told: str
+) -> None:
     with pytest.raises(kind, match=told):
         zd.connect(place)
 
 
-def test_without_argument_and_environment_the_error_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_argument_and_environment_the_error_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ZMQDIST_CONFIG", raising=False)
     with pytest.raises(ValueError, match="ZMQDIST_CONFIG names no running cluster"):
         zd.connect()
@@ -103,13 +122,18 @@ def test_without_argument_and_environment_the_error_says_what_to_write(monkeypat
 @pytest.mark.parametrize("timeout", [0, 0.2])
 def test_nothing_that_listens_is_an_error_in_time(timeout: float) -> None:
     address = free_address()
-    with pytest.raises(errors.UnavailableError, match=f"no dispatcher answered at {address} within .* is it running"):
+    with pytest.raises(
+        errors.UnavailableError,
+        match=f"no dispatcher answered at {address} within .* is it running",
+    ):
         zd.connect(address, timeout=timeout)
 
 
 def test_another_server_is_not_taken_for_a_dispatcher() -> None:
     with zd.rpc.Server.create("zmq", "127.0.0.1:0") as server:  # noqa: SIM117
-        with pytest.raises(errors.FailedPreconditionError, match=f"the server at {server.address} is no dispatcher"):
+        with pytest.raises(
+            errors.FailedPreconditionError, match=f"the server at {server.address} is no dispatcher"
+        ):
             zd.connect(server.address)
 
 
@@ -117,20 +141,30 @@ def test_a_local_cluster_of_processes_grows_shrinks_and_counts_what_it_is_to_hav
     with zd.local_cluster(workers=1) as cluster, cluster.coordinator() as coordinator:
         cluster.scale(3)
         assert cluster.workers == 3
-        eventually(lambda: coordinator.workers() == ["worker:0", "worker:1", "worker:2"], "the coordinator hears of it")
+        eventually(
+            lambda: coordinator.workers() == ["worker:0", "worker:1", "worker:2"],
+            "the coordinator hears of it",
+        )
         gone = cluster.pids["worker:2"]
         cluster.kill_worker(1)
         assert cluster.workers == 3  # a lost worker still counts
         cluster.scale(1)
         assert (cluster.workers, list(cluster.pids)) == (1, ["worker:0"])
-        eventually(lambda: not Path(f"/proc/{gone}").exists(), "the process of a worker that has left ends")
+        eventually(
+            lambda: not Path(f"/proc/{gone}").exists(), "the process of a worker that has left ends"
+        )
         cluster.scale(2)
-        eventually(lambda: coordinator.workers() == ["worker:0", "worker:1"], "the index is used again")
+        eventually(
+            lambda: coordinator.workers() == ["worker:0", "worker:1"], "the index is used again"
+        )
         assert coordinator.schedule(abs, (-1,), worker=1).fetch() == 1
 
 
 def test_a_local_cluster_refuses_to_lose_a_kept_value() -> None:
-    with zd.local_cluster(workers=2, processes=False) as cluster, cluster.coordinator() as coordinator:
+    with (
+        zd.local_cluster(workers=2, processes=False) as cluster,
+        cluster.coordinator() as coordinator,
+    ):
         _kept = coordinator.schedule(bytes, (100_000,), worker=1, keep=True)
         coordinator.join()
         with pytest.raises(errors.DrainRefusedError, match="worker:1"):
@@ -142,14 +176,18 @@ def test_a_local_cluster_refuses_to_lose_a_kept_value() -> None:
 
 @pytest.mark.parametrize("count", [-1, 1.5, "2"])
 def test_a_size_that_is_none_is_refused(local: zd.local_cluster, count: object) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=f"count is {count!r}, wants a number, 0 or more"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=f"count is {count!r}, wants a number, 0 or more"
+    ):
         local.scale(count)  # type: ignore[arg-type]
 
 
 def test_a_launched_cluster_is_found_by_its_file_and_can_be_scaled(
     launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = launch(UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1") + "security: {results: safe}\n")
+    job = launch(
+        UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1") + "security: {results: safe}\n"
+    )
     job.saw("it runs")
     monkeypatch.setenv("TMPDIR", str(job.temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -161,9 +199,12 @@ def test_a_launched_cluster_is_found_by_its_file_and_can_be_scaled(
         assert (cluster.workers, len(cluster.status()["workers"])) == (1, 1)
         with cluster.coordinator() as coordinator:
             assert coordinator.schedule(abs, (-3,)).fetch() == 3
-            with pytest.raises(errors.OpError, match="results"):  # the file's `results: safe` prevails
+            with pytest.raises(errors.OpError, match="results"):
+                # the file's `results: safe` prevails
                 coordinator.schedule(range, (3,)).fetch()
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
-    with pytest.raises(errors.NotFoundError, match=r"no cluster 'test' of .* runs on this host: start it with"):
+    with pytest.raises(
+        errors.NotFoundError, match=r"no cluster 'test' of .* runs on this host: start it with"
+    ):
         zd.connect(job.process_folder / "cluster.yaml")

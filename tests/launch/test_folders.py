@@ -1,4 +1,5 @@
-"""The folder of a run: it is private, it is removed however its owner ends, and no other folder is touched."""
+"""The folder of a run: it is private, it is removed however its owner ends, and no other folder is
+touched."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All tests of this file, and their child processes, use a folder of their own for temporary files."""
+    """All tests of this file, and their child processes, use a folder of their own for temporary
+    files."""
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -66,7 +68,9 @@ def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(tempor
     folder.close()
 
 
-def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(temporary: Path) -> None:
+def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(
+    temporary: Path,
+) -> None:
     left = temporary / "zmqdist-x.removed"
     left.mkdir(mode=0o700)
     (left / "keys").mkdir()  # the file `owner` is removed already
@@ -124,8 +128,12 @@ def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each
         assert remove_left_behind() == [left]
 
 
-@pytest.mark.parametrize("what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"])
-def test_a_folder_in_use_or_of_another_kind_is_left_alone(what: str, temporary: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"]
+)
+def test_a_folder_in_use_or_of_another_kind_is_left_alone(
+    what: str, temporary: Path, tmp_path: Path
+) -> None:
     folder = None
     place = temporary / ("other-x" if what == "another name" else "zmqdist-x")
     if what == "its owner lives":
@@ -149,7 +157,9 @@ def test_a_folder_in_use_or_of_another_kind_is_left_alone(what: str, temporary: 
 
 def test_a_folder_that_a_forked_child_of_its_owner_may_still_use_stays(temporary: Path) -> None:
     code = KILLED.replace("signal.pause()", "print(os.getpid(), flush=True); signal.pause()")
-    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, "forks"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, "forks"], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         assert process.wait(20) == -signal.SIGKILL

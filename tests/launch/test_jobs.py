@@ -1,4 +1,5 @@
-"""The jobs of a cluster file besides the workers: parameter servers, the chief, an evaluator; and which tasks are started again."""
+"""The jobs of a cluster file besides the workers: parameter servers, the chief, an evaluator; and
+which tasks are started again."""
 
 from __future__ import annotations
 
@@ -19,21 +20,29 @@ from zmqdist.launch.launcher import launch as launch_here
 Launcher = Callable[..., Launched]
 
 
-def test_a_port_of_a_ps_that_is_in_use_is_an_error_before_any_process_starts(tmp_path: Path) -> None:
+def test_a_port_of_a_ps_that_is_in_use_is_an_error_before_any_process_starts(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         file = tmp_path / "cluster.yaml"
         file.write_text(WITH_PS.replace("{count: 2}", f"{{tasks: [{place}]}}"))
-        with pytest.raises(errors.UnknownError, match=f"could not bind {place}: Address already in use"):
+        with pytest.raises(
+            errors.UnknownError, match=f"could not bind {place}: Address already in use"
+        ):
             launch_here(ClusterConfig.load(str(file)))
 
 
-def test_a_killed_ps_is_started_again_at_its_address_and_its_loss_is_printed(launch: Launcher) -> None:
+def test_a_killed_ps_is_started_again_at_its_address_and_its_loss_is_printed(
+    launch: Launcher,
+) -> None:
     job = launch(UNTIL_TOLD, file=WITH_PS)
     job.saw("it runs")
     before = job.task("ps", 1)
     os.kill(before, signal.SIGKILL)
-    job.saw("[ps-1] ended (killed by SIGKILL); its variables are lost; it is started again (1 of 3)")
+    job.saw(
+        "[ps-1] ended (killed by SIGKILL); its variables are lost; it is started again (1 of 3)"
+    )
     eventually(lambda: job.task("ps", 1) != before, "another is there")
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
@@ -43,7 +52,16 @@ def test_a_killed_ps_is_started_again_at_its_address_and_its_loss_is_printed(lau
 def test_pauses_between_restarts_grow_and_have_a_bound() -> None:
     restarts = tasks.Restarts(8)
     restarts.began(100.0)
-    assert [restarts.pause_after(-9, 100.0) for _ in range(8)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert [restarts.pause_after(-9, 100.0) for _ in range(8)] == [
+        0.2,
+        0.4,
+        0.8,
+        1.6,
+        3.2,
+        6.4,
+        10.0,
+        10.0,
+    ]
     assert restarts.pause_after(-9, 100.0) is None
     assert restarts.used == 8
     assert restarts.pause_after(-9, 1e6) == 0.2, "the task has run for long"

@@ -1,4 +1,5 @@
-"""The manifests of a cluster file: their content, the files that cannot be rendered, and a cluster of their pods that runs the program."""
+"""The manifests of a cluster file: their content, the files that cannot be rendered, and a cluster
+of their pods that runs the program."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def mounted(pod: dict[str, Any]) -> set[str]:
     return {item["path"] for secret in secrets for item in secret["items"]}
 
 
-# -- what they say ---------------------------------------------------------------------------------------------------------
+# -- what they say ---------------------------------------------------------------------------------
 
 
 def test_a_file_gives_one_object_for_each_thing_that_it_describes(config: Load) -> None:
@@ -107,7 +108,10 @@ def test_the_cluster_file_in_the_pods_has_names_of_services_as_addresses(config:
     (text,) = objects["ConfigMap/train-config"]["data"].values()
     raw = yaml.safe_load(text)
     runtime = raw.pop("runtime")
-    assert runtime == {"dispatcher": "zmq://train-dispatcher.training.svc:5050", "keys_dir": "/etc/zmqdist/keys"}
+    assert runtime == {
+        "dispatcher": "zmq://train-dispatcher.training.svc:5050",
+        "keys_dir": "/etc/zmqdist/keys",
+    }
     assert raw["security"] == {"curve": True, "keys": "/etc/zmqdist/keys"}
     loaded = ClusterConfig.from_dict(raw)
     assert loaded.spec.as_dict() == {
@@ -125,7 +129,9 @@ def test_the_cluster_file_in_the_pods_has_names_of_services_as_addresses(config:
 
 def test_a_service_finds_the_pods_of_its_job_and_no_others(config: Load) -> None:
     objects = named(render(config(FULL)))
-    templates = [each["spec"]["template"] for each in objects.values() if "template" in each.get("spec", {})]
+    templates = [
+        each["spec"]["template"] for each in objects.values() if "template" in each.get("spec", {})
+    ]
     for job in ("dispatcher", "worker", "ps"):
         selector = objects[f"Service/train-{job}"]["spec"]["selector"].items()
         matched = [each for each in templates if selector <= each["metadata"]["labels"].items()]
@@ -145,10 +151,17 @@ def test_each_pod_mounts_the_keys_of_its_role_only(config: Load) -> None:
     }
 
 
-def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(config: Load, tmp_path: Path) -> None:
+def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(
+    config: Load, tmp_path: Path
+) -> None:
     loaded = config(FULL)
     text, command = render(loaded), secret_command(loaded)
-    secrets = [each for pod in pods(named(text)).values() for each in pod.get("volumes", ()) if "secret" in each]
+    secrets = [
+        each
+        for pod in pods(named(text)).values()
+        for each in pod.get("volumes", ())
+        if "secret" in each
+    ]
     assert {each["secret"]["secretName"] for each in secrets} == {"train-keys"}
     assert command in text
     start = "kubectl create secret generic train-keys --namespace training "
@@ -156,7 +169,9 @@ def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(c
     assert "admin.key" not in command
     needed = set().union(*map(mounted, pods(named(text)).values()))
     assert all(f"/{name}" in command for name in needed)
-    assert secret_command(config(TOP + JOBS + IMAGE)).startswith("zmqdist keygen keys && kubectl create secret ")
+    assert secret_command(config(TOP + JOBS + IMAGE)).startswith(
+        "zmqdist keygen keys && kubectl create secret "
+    )
 
 
 def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> None:
@@ -182,7 +197,9 @@ def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> Non
         ("slots: 2", "null", None),
     ],
 )
-def test_the_slots_of_a_pod_share_its_cores(config: Load, keys: str, cpu: str, threads: int | None) -> None:
+def test_the_slots_of_a_pod_share_its_cores(
+    config: Load, keys: str, cpu: str, threads: int | None
+) -> None:
     image = f"kubernetes: {{image: x, resources: {{worker: {{cpu: {cpu}}}}}}}\n"
     text = render(config(f"{TOP}jobs: {{worker: {{count: 1, {keys}}}}}\n{image}"))
     file = yaml.safe_load(named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"])
@@ -191,9 +208,9 @@ def test_the_slots_of_a_pod_share_its_cores(config: Load, keys: str, cpu: str, t
 
 def test_every_pod_of_the_cluster_takes_its_free_ports_from_the_range(config: Load) -> None:
     found = pods(named(render(config(FULL + "ports: 6000-6100\n"))))
-    assert {name for name, pod in found.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"} == set(found) - {
-        "evaluator"
-    }
+    assert {
+        name for name, pod in found.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"
+    } == set(found) - {"evaluator"}
 
 
 def test_every_pod_is_without_root_privileges_and_the_token_of_the_api(config: Load) -> None:
@@ -211,14 +228,21 @@ def test_variables_of_a_job_are_in_its_pods_only_and_keep_their_dollars(config: 
     text = render(config(FULL))
     found = pods(named(text))
     assert variables(found["worker"])["PRICE"] == "5$$ $$(POD_INDEX)"
-    assert {name for name, pod in found.items() if "PASSWORD" in variables(pod)} == {"ps", "program"}
+    assert {name for name, pod in found.items() if "PASSWORD" in variables(pod)} == {
+        "ps",
+        "program",
+    }
     assert "secret" not in named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"]
     assert found["evaluator"]["containers"][0]["command"] == ["python", "app/evaluate.py", "$$HOME"]
 
 
 def test_a_task_knows_which_one_it_is_by_the_index_of_its_pod(config: Load) -> None:
     found = pods(named(render(config(FULL))))
-    for job, task, index in (("worker", "worker", "7"), ("ps", "ps", "7"), ("program", "chief", "0")):
+    for job, task, index in (
+        ("worker", "worker", "7"),
+        ("ps", "ps", "7"),
+        ("program", "chief", "0"),
+    ):
         environment = found[job]["containers"][0]["env"]
         if job != "program":  # Kubernetes fills it into the variables that come after it
             assert environment[0]["name"] == "POD_INDEX"
@@ -247,18 +271,24 @@ def test_a_work_dir_is_on_a_volume_that_outlives_the_pod(config: Load) -> None:
     assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
     mount = spec["template"]["spec"]["containers"][0]["volumeMounts"][-1]
     assert mount["name"] == claim["metadata"]["name"]
-    assert f"work_dir: {mount['mountPath']}/work\n" in objects["ConfigMap/train-config"]["data"]["cluster.yaml"]
     assert (
-        "volumeClaimTemplates" not in named(render(config(TOP + JOBS + IMAGE)))["StatefulSet/train-dispatcher"]["spec"]
+        f"work_dir: {mount['mountPath']}/work\n"
+        in objects["ConfigMap/train-config"]["data"]["cluster.yaml"]
+    )
+    assert (
+        "volumeClaimTemplates"
+        not in named(render(config(TOP + JOBS + IMAGE)))["StatefulSet/train-dispatcher"]["spec"]
     )
 
 
 def test_arguments_are_added_to_the_program(config: Load) -> None:
-    program = pods(named(render(config(TOP + JOBS + IMAGE), ["--rate", "0.1"])))["program"]["containers"][0]
+    program = pods(named(render(config(TOP + JOBS + IMAGE), ["--rate", "0.1"])))["program"][
+        "containers"
+    ][0]
     assert program["command"] == ["python", "app/train.py", "--epochs", "3", "--rate", "0.1"]
 
 
-# -- what Kubernetes takes -------------------------------------------------------------------------------------------------
+# -- what Kubernetes takes -------------------------------------------------------------------------
 
 KINDS = {
     "ConfigMap": kubernetes.client.V1ConfigMap,
@@ -270,7 +300,8 @@ PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 
 def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
-    """Yield the parts of an object that do not fit the models of Kubernetes' own client: unknown keys, and values of another type."""
+    """Yield the parts of an object that do not fit the models of Kubernetes' own client: unknown
+    keys, and values of another type."""
     container = re.fullmatch(
         r"(?i)(list|dict)[\[(](?:str, *)?(.*)[\])]", kind
     )  # list[X], List[X]; dict(str, X), Dict[str, X]
@@ -294,52 +325,74 @@ def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
-def test_every_key_is_known_to_kubernetes_and_has_a_value_of_its_type(config: Load, text: str) -> None:
+def test_every_key_is_known_to_kubernetes_and_has_a_value_of_its_type(
+    config: Load, text: str
+) -> None:
     for each in documents(render(config(text))):
         assert list(mistakes(each, KINDS[each["kind"]].__name__, each["kind"])) == []
-    wrong = {"kind": "Service", "spec": {"selektor": {}, "ports": [{"port": "5050"}], "clusterIP": "None"}}
+    wrong = {
+        "kind": "Service",
+        "spec": {"selektor": {}, "ports": [{"port": "5050"}], "clusterIP": "None"},
+    }
     assert list(mistakes(wrong, "V1Service", "Service")) == [
         "Service.spec.selektor: there is no such key",
         "Service.spec.ports[0].port: '5050' is no int",
     ]
 
 
-# -- what cannot be rendered -----------------------------------------------------------------------------------------------
+# -- what cannot be rendered -----------------------------------------------------------------------
 
 REFUSED = {
     "no image": (
         TOP + JOBS,
-        "c.yaml:1: kubernetes.image: required key is missing (an image with zmqdist and the program in it)",
+        (
+            "c.yaml:1: kubernetes.image: required key is missing (an image with zmqdist and the "
+            "program in it)"
+        ),
     ),
     "a name with capitals": (
         TOP.replace("train", "Train", 1) + JOBS + IMAGE,
         (
-            "c.yaml:1: name: 'Train' cannot begin the names of objects in Kubernetes (at most 40 small letters, digits and '-', a "
+            "c.yaml:1: name: 'Train' cannot begin the names of objects in Kubernetes (at most 40 "
+            "small letters, digits and '-', a "
             "letter first)"
         ),
     ),
     "no keys": (
         TOP + JOBS + IMAGE + "security: {curve: false}\n",
-        "c.yaml:5: security.curve: launcher: kubernetes connects hosts, which needs keys (write curve: auto)",
+        (
+            "c.yaml:5: security.curve: launcher: kubernetes connects hosts, which needs keys (write "
+            "curve: auto)"
+        ),
     ),
     "addresses of tasks": (
         TOP + "jobs: {worker: {tasks: ['a:1', 'b:1']}}\n" + IMAGE,
-        "c.yaml:3: jobs.worker.tasks: launcher: kubernetes finds the addresses itself (write count instead)",
+        (
+            "c.yaml:3: jobs.worker.tasks: launcher: kubernetes finds the addresses itself (write "
+            "count instead)"
+        ),
     ),
     "a host for the dispatcher": (
         TOP + "jobs: {dispatcher: {address: 'head:5050'}, worker: {count: 1}}\n" + IMAGE,
-        "c.yaml:3: jobs.dispatcher.address: names the host 'head', which Kubernetes chooses (leave the address out)",
+        (
+            "c.yaml:3: jobs.dispatcher.address: names the host 'head', which Kubernetes chooses "
+            "(leave the address out)"
+        ),
     ),
     "slots of unknown cores": (
         TOP + "jobs: {worker: {count: 1, slots: auto}}\n" + IMAGE,
         (
-            "c.yaml:3: jobs.worker.slots: is auto, but the file does not say how many cores a worker's pod has (write "
+            "c.yaml:3: jobs.worker.slots: is auto, but the file does not say how many cores a "
+            "worker's pod has (write "
             "kubernetes.resources.worker.cpu, or a number of slots)"
         ),
     ),
     "a size without a unit": (
         TOP + JOBS + IMAGE.replace("'}", "', resources: {ps: {memory: '4'}}}"),
-        "c.yaml:4: kubernetes.resources.ps.memory: expected a size such as 512Mi or 4Gi, or null, got '4'",
+        (
+            "c.yaml:4: kubernetes.resources.ps.memory: expected a size such as 512Mi or 4Gi, or null, "
+            "got '4'"
+        ),
     ),
 }
 
@@ -358,10 +411,13 @@ def test_a_key_that_has_no_meaning_in_a_pod_is_refused(
 
 def test_the_command_writes_manifests_and_says_how_the_secret_is_made(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
-    done = run_here("launch", "c.yaml", "--on", "kubernetes", "--render", "--", "--rate", "1", cwd=tmp_path)
+    done = run_here(
+        "launch", "c.yaml", "--on", "kubernetes", "--render", "--", "--rate", "1", cwd=tmp_path
+    )
     assert (done.code, len(documents(done.out))) == (0, 8), done.err
     assert done.err.startswith(
-        "make the Secret of the keys once: zmqdist keygen keys && kubectl create secret generic train-keys "
+        "make the Secret of the keys once: zmqdist keygen keys && kubectl create secret generic "
+        "train-keys "
     )
 
 
@@ -373,24 +429,34 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
             ("c.yaml", "--on", "kubernetes"),
             "manifests are written with --render and applied with kubectl: zmqdist launch FILE",
         ),
-        (("c.yaml", "--render"), "--render is for Kubernetes, and the launcher is local: add --on kubernetes"),
-        (("none.yaml", "--on", "kubernetes", "--render"), "none.yaml:1: kubernetes.image: required key is missing"),
+        (
+            ("c.yaml", "--render"),
+            "--render is for Kubernetes, and the launcher is local: add --on kubernetes",
+        ),
+        (
+            ("none.yaml", "--on", "kubernetes", "--render"),
+            "none.yaml:1: kubernetes.image: required key is missing",
+        ),
     ):
         done = run_here("launch", *arguments, cwd=tmp_path)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"zmqdist launch: {problem}")
 
 
-def test_validate_checks_what_kubernetes_needs_and_not_the_files_of_this_host(tmp_path: Path) -> None:
+def test_validate_checks_what_kubernetes_needs_and_not_the_files_of_this_host(
+    tmp_path: Path,
+) -> None:
     file = TOP.replace("python", "program-of-the-image") + JOBS + "launcher: kubernetes\n"
     (tmp_path / "c.yaml").write_text(file + IMAGE)
     (tmp_path / "none.yaml").write_text(file)
     assert run_here("validate", "c.yaml", cwd=tmp_path).code == 0
     done = run_here("validate", "none.yaml", cwd=tmp_path)
-    assert (done.code, done.err[:47]) == (2, "zmqdist validate: none.yaml:1: kubernetes.image"), done.err
+    assert (done.code, done.err[:47]) == (2, "zmqdist validate: none.yaml:1: kubernetes.image"), (
+        done.err
+    )
 
 
-# -- that the pods are a cluster -------------------------------------------------------------------------------------------
+# -- that the pods are a cluster -------------------------------------------------------------------
 
 PROGRAM = """
     import json, os, sys
@@ -419,7 +485,9 @@ BESIDE = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.processes("launch")
-def test_processes_in_place_of_the_pods_run_the_program_to_its_end(config: Load, tmp_path: Path) -> None:
+def test_processes_in_place_of_the_pods_run_the_program_to_its_end(
+    config: Load, tmp_path: Path
+) -> None:
     for name, text in (("train.py", PROGRAM), ("beside.py", BESIDE)):
         (tmp_path / "app").mkdir(exist_ok=True)
         (tmp_path / "app" / name).write_text(textwrap.dedent(text))

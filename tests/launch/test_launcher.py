@@ -1,4 +1,5 @@
-"""A launcher starts a cluster file, runs its program, and stops all processes, whatever the program, the user or the host does."""
+"""A launcher starts a cluster file, runs its program, and stops all processes, whatever the
+program, the user or the host does."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ Launcher = Callable[..., Launched]
 
 
 @pytest.mark.processes("launch")
-def test_a_program_has_its_arguments_finds_the_cluster_and_gives_the_exit_code(launch: Launcher) -> None:
+def test_a_program_has_its_arguments_finds_the_cluster_and_gives_the_exit_code(
+    launch: Launcher,
+) -> None:
     program = """
         import json, os, sys
         from zmqdist.coordinator import ClusterCoordinator
@@ -56,9 +59,13 @@ COUNTS = """
 
 @pytest.mark.parametrize("at", ["terminal", "group"])
 def test_a_program_gets_one_sigint_for_a_ctrl_c(launch: Launcher, at: str) -> None:
-    """Wherever the program's standard input comes from: a second KeyboardInterrupt would interrupt the handling of the first."""
+    """Wherever the program's standard input comes from: a second KeyboardInterrupt would interrupt
+    the handling of the first."""
     keyboard, terminal = os.openpty()
-    with os.fdopen(keyboard, "wb", buffering=0) as keys, os.fdopen(terminal, "wb", buffering=0) as screen:
+    with (
+        os.fdopen(keyboard, "wb", buffering=0) as keys,
+        os.fdopen(terminal, "wb", buffering=0) as screen,
+    ):
         job = launch(COUNTS, terminal=screen.fileno() if at == "terminal" else None)
         job.saw("ready")
         if at == "terminal":
@@ -88,7 +95,8 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 
 
 def test_a_ctrl_c_while_the_program_starts_reaches_it_once(launch: Launcher) -> None:
-    """The program gets the signal from the terminal, although the launcher does not know the program's pid yet."""
+    """The program gets the signal from the terminal, although the launcher does not know the
+    program's pid yet."""
     program = COUNTS.replace('print("ready", flush=True)', 'open("blocks", "w").close()')
     keyboard, terminal = os.openpty()
     with os.fdopen(keyboard, "wb"), os.fdopen(terminal, "wb") as screen:
@@ -132,7 +140,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "kind", "told"), REFUSED, ids=[row[3][:20] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "told"), REFUSED, ids=[row[3][:20] for row in REFUSED]
+)
 def test_a_program_that_cannot_start_is_refused_before_any_process_starts(
     tmp_path: Path, before: str, after: str, kind: type[Exception], told: str
 ) -> None:

@@ -34,11 +34,16 @@ def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
     return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
 
 
-@pytest.mark.parametrize("host", ["LOCALHOST.", "[::1]", "::1", "0:0:0:0:0:0:0:1", "[::ffff:127.0.0.1]", "lo"])
+@pytest.mark.parametrize(
+    "host", ["LOCALHOST.", "[::1]", "::1", "0:0:0:0:0:0:0:1", "[::ffff:127.0.0.1]", "lo"]
+)
 def test_the_host_of_a_cluster_may_have_any_spelling(host: str) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this host has no IPv6")
-    with zd.local_cluster(workers=1, ps=1, processes=False, host=host) as cluster, ClusterCoordinator(cluster) as c:
+    with (
+        zd.local_cluster(workers=1, ps=1, processes=False, host=host) as cluster,
+        ClusterCoordinator(cluster) as c,
+    ):
         assert c.schedule(sum, ([1, 2],)).get() == 3
 
 
@@ -63,13 +68,19 @@ def test_a_cluster_that_nothing_refers_to_any_more_is_closed(processes: bool) ->
 
     eventually(refused, "the dispatcher has ended")
     eventually(
-        lambda: not any(each.name == "zmqdist-local-cluster-close" for each in threading.enumerate()), "all has ended"
+        lambda: (
+            not any(each.name == "zmqdist-local-cluster-close" for each in threading.enumerate())
+        ),
+        "all has ended",
     )
 
 
 @pytest.mark.processes("local cluster")
 def test_functions_run_in_processes_of_their_own() -> None:
-    with zd.local_cluster(workers=1, slots=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with (
+        zd.local_cluster(workers=1, slots=2) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
         assert cluster.dispatcher.num_workers == 1
         assert os.getpid() not in pids(coordinator, 4)
         assert cluster.target == cluster.dispatcher.target
@@ -83,9 +94,13 @@ def test_with_processes_false_functions_run_in_threads_of_this_process() -> None
     ):
         assert cluster.dispatcher.num_workers == 2
         assert pids(coordinator, 4) == {os.getpid()}
-        with pytest.raises(ValueError, match="has no process worker:0; the number of its worker processes is 0"):
+        with pytest.raises(
+            ValueError, match="has no process worker:0; the number of its worker processes is 0"
+        ):
             cluster.kill_worker(0)
-        with pytest.raises(ValueError, match="has no process ps:0; the number of its ps processes is 0"):
+        with pytest.raises(
+            ValueError, match="has no process ps:0; the number of its ps processes is 0"
+        ):
             cluster.restart_ps(0)
 
 
@@ -102,7 +117,10 @@ def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
 
 def test_parameter_servers_keep_their_addresses_when_they_are_started_again() -> None:
     with zd.local_cluster(workers=1, ps=2) as cluster:
-        assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address], "ps": cluster.ps}
+        assert cluster.spec.as_dict() == {
+            "dispatcher": [cluster.dispatcher.address],
+            "ps": cluster.ps,
+        }
 
         def about(index: int) -> dict[str, Any]:
             security = cluster.credentials.client(cluster.ps[index], "submit")
@@ -113,13 +131,18 @@ def test_parameter_servers_keep_their_addresses_when_they_are_started_again() ->
         before = about(1)
         assert (before["task"], about(0)["task"]) == ("ps:1", "ps:0")
         cluster.kill_ps(1)
-        with pytest.raises(ConnectionRefusedError), socket.create_connection(cluster.ps[1].split(":")):  # type: ignore[arg-type]
+        with (
+            pytest.raises(ConnectionRefusedError),
+            socket.create_connection(cluster.ps[1].split(":")),
+        ):  # type: ignore[arg-type]
             pass
         cluster.restart_ps(1)
         after = about(1)
         assert (after["task"], after["address"]) == ("ps:1", before["address"])
         assert after["pid"] != before["pid"]
-        with pytest.raises(ValueError, match="has no process ps:2; the number of its ps processes is 2"):
+        with pytest.raises(
+            ValueError, match="has no process ps:2; the number of its ps processes is 2"
+        ):
             cluster.kill_ps(2)
 
 
@@ -136,7 +159,8 @@ def test_a_worker_is_started_again_under_its_index() -> None:
 @pytest.mark.killed("local cluster")
 def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
     def run(index: int) -> int:
-        """Do not return at the first start of each index, so that the function ends with its process."""
+        """Do not return at the first start of each index, so that the function ends with its
+        process."""
         try:
             (tmp_path / str(index)).touch(exist_ok=False)
         except FileExistsError:
@@ -153,7 +177,10 @@ def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
 
 
 def test_two_clusters_in_one_process_are_separate() -> None:
-    with zd.local_cluster(workers=1, processes=False) as one, zd.local_cluster(workers=1, processes=False) as other:
+    with (
+        zd.local_cluster(workers=1, processes=False) as one,
+        zd.local_cluster(workers=1, processes=False) as other,
+    ):
         with ClusterCoordinator(one) as first, ClusterCoordinator(other) as second:
             assert first.schedule(int, ("1",)).get(20) + second.schedule(int, ("2",)).get(20) == 3
         with pytest.raises(errors.UnauthenticatedError), ClusterCoordinator(one.target) as stranger:
@@ -180,12 +207,18 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slots": 0}, errors.InvalidArgumentError, "slots is 0, wants 1 to 4096"),
     ({"lease_s": 0}, errors.InvalidArgumentError, "lease_s is 0, wants more than 0 s"),
     ({"leases": 1}, TypeError, "leases"),
-    ({"host": "192.0.2.1"}, errors.UnknownError, r"could not bind 192\.0\.2\.1:0: Cannot assign requested address"),
+    (
+        {"host": "192.0.2.1"},
+        errors.UnknownError,
+        r"could not bind 192\.0\.2\.1:0: Cannot assign requested address",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "kind", "told"), BAD, ids=[str(row[0]) for row in BAD])
-def test_impossible_arguments_are_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
+def test_impossible_arguments_are_refused(
+    options: dict[str, Any], kind: type[Exception], told: str
+) -> None:
     with pytest.raises(kind, match=told):
         zd.local_cluster(**options)
 
@@ -193,13 +226,19 @@ def test_impossible_arguments_are_refused(options: dict[str, Any], kind: type[Ex
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with zd.DispatchServer() as other:
         port = int(other.address.rpartition(":")[2])
-        with pytest.raises(errors.UnknownError, match=f"could not bind 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(
+            errors.UnknownError, match=f"could not bind 127.0.0.1:{port}: Address already in use"
+        ):
             zd.local_cluster(port=port)
 
 
-def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    told = r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
+    told = (
+        r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
+    )
     with pytest.raises(errors.UnavailableError, match=told):
         zd.local_cluster(workers=1)
 
@@ -207,9 +246,16 @@ def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(monkeypatch: 
 def test_a_closed_cluster_refuses_each_call_with_that_reason() -> None:
     with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
         pass
-    uses = (ClusterCoordinator, zd.ParameterServerStrategy, lambda one: one.kill_ps(0), lambda one: one.add_worker())
+    uses = (
+        ClusterCoordinator,
+        zd.ParameterServerStrategy,
+        lambda one: one.kill_ps(0),
+        lambda one: one.add_worker(),
+    )
     for use in uses:
-        with pytest.raises(errors.FailedPreconditionError, match="this local_cluster has been closed"):
+        with pytest.raises(
+            errors.FailedPreconditionError, match="this local_cluster has been closed"
+        ):
             use(cluster)
 
 

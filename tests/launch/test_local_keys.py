@@ -1,4 +1,5 @@
-"""With CURVE keys, children of a launcher join by tickets, as roles on other hosts do: each has keys of its own, also after a restart."""
+"""With CURVE keys, children of a launcher join by tickets, as roles on other hosts do: each has
+keys of its own, also after a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ program: python program.py
 """
 
 
-def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(launch: Callable[..., Launched]) -> None:
+def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(
+    launch: Callable[..., Launched],
+) -> None:
     job = launch(UNTIL_TOLD, file=FILE)
     job.saw("it runs")
     (path,) = job.temporary.glob("zmqdist-*/cluster.yaml")
@@ -43,7 +46,10 @@ def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(launch: Cal
     before = joined()
     eventually(lambda: "worker:1" in pids(), "worker:1 registers")
     os.kill(pids()["worker:1"], signal.SIGKILL)
-    eventually(lambda: joined().get("worker:1", before["worker:1"]) != before["worker:1"], "worker:1 joins again")
+    eventually(
+        lambda: joined().get("worker:1", before["worker:1"]) != before["worker:1"],
+        "worker:1 joins again",
+    )
     after = joined()
     assert {name for name in after if after[name] != before[name]} == {"worker:1"}
     Path(job.process_folder, "end").touch()

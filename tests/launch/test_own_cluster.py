@@ -1,4 +1,5 @@
-"""`zd.Executor()` without a target: the cluster of the environment, else one of its own that ends with it."""
+"""`zd.Executor()` without a target: the cluster of the environment, else one of its own that ends
+with it."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def test_an_impossible_number_of_workers_starts_nothing() -> None:
 def test_a_function_on_a_worker_must_name_a_target() -> None:
     with zd.Executor(max_workers=1) as executor:
         future = executor.submit(zd.Executor)
-        with pytest.raises(errors.FailedPreconditionError, match="starts workers, and this function runs on one"):
+        with pytest.raises(
+            errors.FailedPreconditionError, match="starts workers, and this function runs on one"
+        ):
             future.result()
 
 
@@ -92,7 +95,11 @@ def test_a_program_that_forgets_the_executor_leaves_nothing(
     tmp_path: Path, how: str, program: Callable[..., subprocess.Popen[str]]
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = {"file": [str(tmp_path / "program.py")], "standard input": ["-"], "-c": ["-c", PROGRAM]}[how]
+    words = {
+        "file": [str(tmp_path / "program.py")],
+        "standard input": ["-"],
+        "-c": ["-c", PROGRAM],
+    }[how]
     child = program(*words)
     out, err = child.communicate(PROGRAM if how == "standard input" else None, timeout=50)
     assert (child.returncode, out, err) == (0, "21\n", "")

@@ -1,4 +1,5 @@
-"""What the Ray launcher decides before it connects to Ray; the tests with a real Ray are in tests/engines."""
+"""What the Ray launcher decides before it connects to Ray; the tests with a real Ray are in
+tests/engines."""
 
 from __future__ import annotations
 
@@ -35,10 +36,16 @@ def load(text: str) -> ClusterConfig:
     return ClusterConfig.load("c.yaml")
 
 
-def test_each_worker_and_ps_is_a_host_with_one_slot_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_and_ps_is_a_host_with_one_slot_workers_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     hosts = ray_hosts(load(FILE), 60.0)
-    assert [(host.name, host.slots) for host in hosts] == [("ray-worker-0", 1), ("ray-worker-1", 1), ("ray-ps-0", 1)]
+    assert [(host.name, host.slots) for host in hosts] == [
+        ("ray-worker-0", 1),
+        ("ray-worker-1", 1),
+        ("ray-ps-0", 1),
+    ]
 
 
 def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() -> None:
@@ -70,12 +77,16 @@ def test_the_cpus_of_an_actor_are_shared_by_its_slots_unless_the_launchers_envir
     [
         (
             FILE.replace("slots: 3", "slots: auto"),
-            "c.yaml:4: jobs.worker.slots: is auto, but Ray needs the number of slots to place a worker (write for example 4)",
+            (
+                "c.yaml:4: jobs.worker.slots: is auto, but Ray needs the number of slots to place a "
+                "worker (write for example 4)"
+            ),
         ),
         (
             FILE + "ray: {address: 'ray://head:10001'}\n",
             (
-                "c.yaml:7: ray.address: names a server of Ray's client, but the dispatcher must run where the workers can reach it (run "
+                "c.yaml:7: ray.address: names a server of Ray's client, but the dispatcher must "
+                "run where the workers can reach it (run "
                 "launch on a node of the Ray cluster, with auto)"
             ),
         ),
@@ -91,13 +102,18 @@ def test_a_mistake_names_its_key(text: str, problem: str) -> None:
     assert str(caught.value) == problem
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     Path("c.yaml").write_text(FILE)
     done = run_here("launch", "c.yaml")
     assert (done.code, done.err) == (
         2,
-        "zmqdist launch: c.yaml: launcher: ray needs the package ray, which is not installed: pip install zmqdist[ray]\n",
+        (
+            "zmqdist launch: c.yaml: launcher: ray needs the package ray, which is not installed: pip "
+            "install zmqdist[ray]\n"
+        ),
     )
 
 
@@ -109,6 +125,7 @@ def test_an_address_at_which_no_process_listens_is_one_sentence() -> None:
     done = run_here("launch", "c.yaml")
     assert done.code == 3
     assert done.err == (
-        f"zmqdist launch: launcher: ray cannot join the Ray cluster at {address}: [Errno 111] Connection refused: start one with "
+        f"zmqdist launch: launcher: ray cannot join the Ray cluster at {address}: [Errno 111] "
+        f"Connection refused: start one with "
         "`ray start --head`, or write its address as ray.address\n"
     )

@@ -1,4 +1,5 @@
-"""The files that travel with a role to its host: a join ticket and no key, and a cluster file with the paths of that host."""
+"""The files that travel with a role to its host: a join ticket and no key, and a cluster file with
+the paths of that host."""
 
 from __future__ import annotations
 
@@ -37,13 +38,23 @@ def role_files(folder: Path, slots: object) -> RoleFiles:
 
 
 def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None:
-    config, variables, found = files.pack(WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, FOLDER, 6)
+    config, variables, found = files.pack(
+        WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, FOLDER, 6
+    )
     folder = "worker-2"
     assert sorted(found) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
     assert found[f"{folder}/ticket"] == "ticket worker:2"
     there = f"/memory/zmqdist-x/{folder}"
-    assert (config.keys_dir, config.ticket_file, config.token_file) == (f"{there}/keys", f"{there}/ticket", None)
-    assert variables == {"A": "1", "ZMQDIST_KEYS_DIR": f"{there}/keys", "ZMQDIST_CONFIG": f"{there}/cluster.yaml"}
+    assert (config.keys_dir, config.ticket_file, config.token_file) == (
+        f"{there}/keys",
+        f"{there}/ticket",
+        None,
+    )
+    assert variables == {
+        "A": "1",
+        "ZMQDIST_KEYS_DIR": f"{there}/keys",
+        "ZMQDIST_CONFIG": f"{there}/cluster.yaml",
+    }
 
 
 def test_the_ticket_of_a_ps_names_the_address_at_which_it_listens(files: RoleFiles) -> None:

@@ -1,4 +1,5 @@
-"""A launched cluster grows and shrinks: by requests of a program or a user, at every moment of its life."""
+"""A launched cluster grows and shrinks: by requests of a program or a user, at every moment of its
+life."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Cluster:
         (path,) = job.temporary.glob("zmqdist-*/cluster.yaml")
         self.file = str(path)
         # The program may run before the workers of the file have registered.
-        eventually(lambda: not self.status()["scaling"]["starting"], "the workers of the file register")
+        eventually(
+            lambda: not self.status()["scaling"]["starting"], "the workers of the file register"
+        )
 
     def scale(self, size: str, *options: str) -> tuple[int, str, str]:
         done = run_here("scale", *self.target(), size, "--timeout", "20", *options)
@@ -60,7 +63,11 @@ class Cluster:
         """TARGET and secret, as options."""
         runtime = ClusterConfig.load(self.file, runtime_allowed=True).runtime
         assert runtime is not None
-        secret = ["--token-file", runtime.token_file] if runtime.token_file else ["--keys", str(runtime.keys_dir)]
+        secret = (
+            ["--token-file", runtime.token_file]
+            if runtime.token_file
+            else ["--keys", str(runtime.keys_dir)]
+        )
         return [runtime.dispatcher, *secret]
 
     def status(self) -> dict[str, Any]:
@@ -79,7 +86,8 @@ class Cluster:
         return any(
             read(each / "comm") == f"worker:{index}\n"
             for each in Path("/proc").iterdir()
-            if each.name.isdigit() and f"TMPDIR={self.job.temporary}" in read(each / "environ").split("\0")
+            if each.name.isdigit()
+            and f"TMPDIR={self.job.temporary}" in read(each / "environ").split("\0")
         )
 
     def end(self) -> int:
@@ -101,13 +109,21 @@ def test_a_cluster_grows_and_shrinks_and_leaves_nothing(cluster: Cluster) -> Non
     assert cluster.workers() == ["worker:0"]
     assert cluster.status()["scaling"]["wanted"] == 1
     assert cluster.end() == 0, cluster.job.text
-    assert sorted(cluster.job.lines[1:]) == ["[worker-1] has left", "[worker-2] has left", "[worker-3] has left"]
+    assert sorted(cluster.job.lines[1:]) == [
+        "[worker-1] has left",
+        "[worker-2] has left",
+        "[worker-3] has left",
+    ]
     cluster.job.left_nothing()
 
 
-def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_slots_is_refused(launch: Launcher) -> None:
+def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_slots_is_refused(
+    launch: Launcher,
+) -> None:
     file = FILE.replace("{count: 2}", "{count: 2, restarts: 0}")
-    cluster = Cluster(launch(UNTIL_TOLD, file=file, run=ON_PIPES.replace('"a", "b", "c"', '"a", "b", slots=1')))
+    cluster = Cluster(
+        launch(UNTIL_TOLD, file=file, run=ON_PIPES.replace('"a", "b", "c"', '"a", "b", slots=1'))
+    )
     refusal = "there cannot be 3 workers: the hosts of launcher: local have slots for 2 workers"
     assert cluster.scale("worker=3")[::2] == (2, f"zmqdist scale: {refusal}\n")
     os.kill(agent_of(cluster.job.worker(1)), signal.SIGKILL)
@@ -141,11 +157,18 @@ WORK = """
 def test_work_of_workers_that_leave_runs_elsewhere(launch: Launcher) -> None:
     cluster = Cluster(launch(WORK, file=ONE))
     assert cluster.scale("worker=3")[0] == 0
-    eventually(lambda: sum(row["running"] for row in cluster.status()["workers"]) == 3, "three functions run")
+    eventually(
+        lambda: sum(row["running"] for row in cluster.status()["workers"]) == 3,
+        "three functions run",
+    )
     code, out, err = cluster.scale("worker=1", "--grace", "0.1")
     assert code == 0, err
     assert out.splitlines()[-1] == "worker:2, worker:1 leave"
-    assert re.search(r"^worker:2: finished within the grace, else run elsewhere: 1 function: work-\d+$", out, re.M)
+    assert re.search(
+        r"^worker:2: finished within the grace, else run elsewhere: 1 function: work-\d+$",
+        out,
+        re.M,
+    )
     (cluster.job.process_folder / "go").touch()
     cluster.job.saw("28")
     assert cluster.end() == 0
@@ -171,7 +194,10 @@ def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launc
     cluster = Cluster(launch(KEEPS, file=ONE.replace("count: 1", "count: 2")))
     code, out, err = cluster.scale("worker=1")
     assert re.fullmatch(r"worker:1: lost: 1 kept value that has no lineage: load-\d+\n", out)
-    assert (code, err) == (4, "zmqdist scale: worker:1 stays, because something would be lost; --force drains it\n")
+    assert (code, err) == (
+        4,
+        "zmqdist scale: worker:1 stays, because something would be lost; --force drains it\n",
+    )
     assert cluster.workers() == ["worker:0", "worker:1"]
     code, out, err = cluster.scale("worker=1", "--force")
     assert code == 0, err
@@ -180,7 +206,9 @@ def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launc
 
 
 def test_with_bounds_the_size_follows_the_work(launch: Launcher) -> None:
-    cluster = Cluster(launch(WORK, file=ONE.replace("count: 1", "count: 1, min: 1, max: 3, idle_s: 0.3")))
+    cluster = Cluster(
+        launch(WORK, file=ONE.replace("count: 1", "count: 1, min: 1, max: 3, idle_s: 0.3"))
+    )
     eventually(lambda: len(cluster.workers()) == 3, "it grows to max")
     (cluster.job.process_folder / "go").touch()
     cluster.job.saw("28")
@@ -203,7 +231,9 @@ def test_a_new_worker_that_is_killed_returns_under_its_index(cluster: Cluster) -
     assert cluster.end() == 0
 
 
-def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(cluster: Cluster) -> None:
+def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(
+    cluster: Cluster,
+) -> None:
     with ThreadPoolExecutor(1) as threads:
         scaling = threads.submit(cluster.scale, "worker=5", "--timeout", "2")
         eventually(lambda: cluster.is_started(2), "a second worker starts")
@@ -215,7 +245,10 @@ def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(clust
 
 def test_of_two_sizes_at_once_one_holds_and_both_commands_end(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.submit(cluster.scale, "worker=2"), threads.submit(cluster.scale, "worker=3")
+        first, second = (
+            threads.submit(cluster.scale, "worker=2"),
+            threads.submit(cluster.scale, "worker=3"),
+        )
         assert (first.result(60.0)[0], second.result(60.0)[0]) == (0, 0)
     wanted = cluster.status()["scaling"]["wanted"]
     assert wanted in (2, 3)
@@ -233,7 +266,9 @@ def test_while_the_cluster_shuts_down_nothing_starts(cluster: Cluster) -> None:
     cluster.job.left_nothing()
 
 
-def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descriptors(cluster: Cluster) -> None:
+def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descriptors(
+    cluster: Cluster,
+) -> None:
     def figures() -> tuple[int, int]:
         process = Path("/proc", str(cluster.job.process.pid))
         return len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
@@ -245,7 +280,8 @@ def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descript
         eventually(lambda: not cluster.status()["scaling"]["leaving"], "they have left")
         sizes.append(figures())
     eventually(
-        lambda: all(now <= before for now, before in zip(figures(), sizes[0], strict=True)), f"no more than {sizes}"
+        lambda: all(now <= before for now, before in zip(figures(), sizes[0], strict=True)),
+        f"no more than {sizes}",
     )
     assert cluster.end() == 0
     cluster.job.left_nothing()
@@ -272,7 +308,9 @@ WRONG = """
 """
 
 
-def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_decided(launch: Launcher) -> None:
+def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_decided(
+    launch: Launcher,
+) -> None:
     cluster = Cluster(launch(WRONG, file=ONE))
     assert cluster.job.lines[:-1] == [
         "InvalidArgumentError the number of workers is an int, as 8, not 'a'",
@@ -280,7 +318,10 @@ def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_
         "InvalidArgumentError the number of workers is an int, as 8, not True",
         "InvalidArgumentError the number of workers is an int, as 8, not None",
         "FailedPreconditionError worker=-1 is out of bounds: a cluster has min 1 and max 10000",
-        "FailedPreconditionError worker=1000000000 is out of bounds: a cluster has min 1 and max 10000",
+        (
+            "FailedPreconditionError worker=1000000000 is out of bounds: a cluster has min 1 and max "
+            "10000"
+        ),
         "grace_s is -1, wants 0 s or more",
     ]
     assert cluster.scale("worker=1") == (0, "there is 1 worker already\n", "")
@@ -296,7 +337,9 @@ class Broken(Elasticity):
         return super().handle(event, now)
 
 
-def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with DispatchServer() as server:
         tasks = Tasks(lambda *_: None, lambda *_: None, lambda _: None)
         workers = ElasticWorkers(Broken(SizeBounds(), []), server, tasks, lambda _: None, str)
@@ -310,7 +353,9 @@ def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(caplog: pyte
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
-def test_a_role_that_cannot_be_started_any_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_that_cannot_be_started_any_more_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     exits: list[tuple[Any, ...]] = []
     tasks = Tasks(lambda *exit: exits.append(exit), lambda *_: None, said.append)
@@ -349,8 +394,12 @@ PS = """
 """
 
 
-def test_parameter_servers_stay_as_they_are_and_the_refusal_names_their_variables(launch: Launcher) -> None:
-    cluster = Cluster(launch(PS, file=ONE.replace("worker: {count: 1}", "worker: {count: 1}\n  ps: {count: 2}")))
+def test_parameter_servers_stay_as_they_are_and_the_refusal_names_their_variables(
+    launch: Launcher,
+) -> None:
+    cluster = Cluster(
+        launch(PS, file=ONE.replace("worker: {count: 1}", "worker: {count: 1}\n  ps: {count: 2}"))
+    )
     code, out, err = cluster.scale("ps=3")
     assert (code, out) == (2, "")
     assert "ps:0: weights_0, weights_2; ps:1: weights_1" in err
@@ -397,7 +446,8 @@ IS_REFUSED = """
 def test_a_program_gets_the_names_of_what_a_smaller_size_would_lose(launch: Launcher) -> None:
     job = launch(IS_REFUSED, file=ONE.replace("count: 1", "count: 2"))
     assert job.ends() == 0, job.text
-    # The program's lines may come after those of the launcher, because the program writes to a pipe.
+    # The program's lines may come after those of the launcher, because the program writes to a
+    # pipe.
     assert [line for line in job.lines if line.startswith("(")] == [
         "('worker:1',) True ['worker:0', 'worker:1']"
     ] * 2, job.text
@@ -415,14 +465,18 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 """
 
 
-def test_on_hosts_the_size_has_their_slots_as_its_bound_and_slots_become_free_again(launch: Launcher) -> None:
+def test_on_hosts_the_size_has_their_slots_as_its_bound_and_slots_become_free_again(
+    launch: Launcher,
+) -> None:
     cluster = Cluster(launch(UNTIL_TOLD, file=ONE, run=ON_HOSTS))
     for _ in range(2):
         assert cluster.scale("worker=3")[0] == 0
         assert cluster.workers() == ["worker:0", "worker:1", "worker:2"]
         code, _, err = cluster.scale("worker=4")
         assert code == 2
-        assert err.endswith("there cannot be 4 workers: the hosts of launcher: local have slots for 3 workers\n")
+        assert err.endswith(
+            "there cannot be 4 workers: the hosts of launcher: local have slots for 3 workers\n"
+        )
         assert cluster.scale("worker=1")[0] == 0
     assert cluster.end() == 0, cluster.job.text
     cluster.job.left_nothing()

@@ -1,4 +1,5 @@
-"""A job of Slurm, with scripts in place of Slurm's commands, which print what Slurm 22.05 printed. For a real Slurm: tests/engines."""
+"""A job of Slurm, with scripts in place of Slurm's commands, which print what Slurm 22.05 printed.
+For a real Slurm: tests/engines."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ JobId=17 JobName=digits
 
 
 class FakeSlurm:
-    """Scripts in a folder that is the first one in PATH. Each writes its arguments to a file with its name."""
+    """Scripts in a folder that is the first one in PATH. Each writes its arguments to a file with
+    its name."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -58,7 +60,9 @@ class FakeSlurm:
 
     def job(self, state: str, reason: str = "None", code: str = "0:0") -> None:
         """Have scontrol print this description of job 17."""
-        self.answers("scontrol", SHOWN.format(state=state, reason=reason, code=code, folder=self.folder))
+        self.answers(
+            "scontrol", SHOWN.format(state=state, reason=reason, code=code, folder=self.folder)
+        )
 
     def writes(self, text: str) -> None:
         """Write this text as the output of the job."""
@@ -79,7 +83,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def config(section: dict[str, object] | None = None, worker: dict[str, object] | None = None) -> ClusterConfig:
+def config(
+    section: dict[str, object] | None = None, worker: dict[str, object] | None = None
+) -> ClusterConfig:
     return ClusterConfig.from_dict(
         {
             "name": "digits",
@@ -98,10 +104,12 @@ def words(slurm: FakeSlurm, **sections: dict[str, object]) -> list[str]:
     return slurm.called("sbatch").split()
 
 
-# -- submit ----------------------------------------------------------------------------------------------------------------
+# -- submit ----------------------------------------------------------------------------------------
 
 
-def test_the_keys_of_the_file_are_options_of_sbatch_and_those_of_extra_come_last(slurm: FakeSlurm) -> None:
+def test_the_keys_of_the_file_are_options_of_sbatch_and_those_of_extra_come_last(
+    slurm: FakeSlurm,
+) -> None:
     section = {
         "nodes": 2,
         "partition": "short",
@@ -147,7 +155,9 @@ def test_a_worker_with_a_slot_for_each_core_gets_whole_nodes(slurm: FakeSlurm) -
         ("1-00:30", True),
     ],
 )
-def test_a_job_gets_a_signal_before_its_time_limit_unless_it_is_short(slurm: FakeSlurm, time: str, told: bool) -> None:
+def test_a_job_gets_a_signal_before_its_time_limit_unless_it_is_short(
+    slurm: FakeSlurm, time: str, told: bool
+) -> None:
     assert any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is told
 
 
@@ -155,7 +165,9 @@ def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm:
     slurm.answers("sbatch", "17;cluster\n")
     assert submit(config(), ["zmqdist", "launch", "a file", "--", "$HOME"], 10.0) == 17
     script = (slurm.folder / "sbatch.input").read_text()
-    assert script == "#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec zmqdist launch 'a file' -- '$HOME'\n"
+    assert (
+        script == "#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec zmqdist launch 'a file' -- '$HOME'\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,45 +187,63 @@ def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm:
         (
             "sbatch: error: Invalid generic resource (gres) specification\n",
             errors.InvalidArgumentError,
-            "Slurm has no such slurm.gres: `sinfo -o '%N %G'` lists what the nodes have (Invalid generic resource (gres) specification)",
+            (
+                "Slurm has no such slurm.gres: `sinfo -o '%N %G'` lists what the nodes have (Invalid "
+                "generic resource (gres) specification)"
+            ),
         ),
         (
             "sbatch: error: Invalid --time specification\n",
             errors.InvalidArgumentError,
             (
-                "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, such as '01:30:00' "
+                "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, "
+                "such as '01:30:00' "
                 "(Invalid --time specification)"
             ),
         ),
         (
             (
                 "sbatch: error: Memory specification can not be satisfied\n"
-                "sbatch: error: Batch job submission failed: Requested node configuration is not available\n"
+                "sbatch: error: Batch job submission failed: Requested node configuration is not "
+                "available\n"
             ),
             errors.InvalidArgumentError,
             (
-                "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): `sinfo -N -l` lists what they have "
+                "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): "
+                "`sinfo -N -l` lists what they have "
                 "(Batch job submission failed: Requested node configuration is not available)"
             ),
         ),
         (
             "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
             errors.InvalidArgumentError,
-            "sbatch does not know an option of slurm.extra '--bogus': `man sbatch` lists them (unrecognized option '--bogus')",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
-            errors.InvalidArgumentError,
             (
-                "Slurm refuses the account for this partition: write one that `sacctmgr show associations` lists as slurm.account "
-                "(Batch job submission failed: Invalid account or account/partition combination specified)"
+                "sbatch does not know an option of slurm.extra '--bogus': `man sbatch` lists them "
+                "(unrecognized option '--bogus')"
             ),
         ),
         (
-            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
+            (
+                "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+                "combination specified\n"
+            ),
+            errors.InvalidArgumentError,
+            (
+                "Slurm refuses the account for this partition: write one that `sacctmgr show "
+                "associations` lists as slurm.account "
+                "(Batch job submission failed: Invalid account or account/partition combination "
+                "specified)"
+            ),
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Unable to contact slurm controller "
+                "(connect failure)\n"
+            ),
             errors.UnavailableError,
             (
-                "Slurm's controller does not answer (Batch job submission failed: Unable to contact slurm controller (connect failure)): "
+                "Slurm's controller does not answer (Batch job submission failed: Unable to "
+                "contact slurm controller (connect failure)): "
                 "see whether `sinfo` works here"
             ),
         ),
@@ -233,22 +263,28 @@ def test_a_refusal_of_sbatch_is_one_sentence_with_a_remedy(
     assert str(caught.value) == expected
 
 
-def test_without_slurm_the_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm_the_missing_program_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        errors.NotFoundError, match=r"needs the program `sbatch`, which is not found: run this on a host that"
+        errors.NotFoundError,
+        match=r"needs the program `sbatch`, which is not found: run this on a host that",
     ):
         submit(config(), ["true"], 10.0)
     with pytest.raises(
-        errors.NotFoundError, match=r"needs the program `srun`, which is not found: load Slurm's module"
+        errors.NotFoundError,
+        match=r"needs the program `srun`, which is not found: load Slurm's module",
     ):
         slurm_hosts(60.0)
 
 
-# -- follow ----------------------------------------------------------------------------------------------------------------
+# -- follow ----------------------------------------------------------------------------------------
 
 
-def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job(slurm: FakeSlurm) -> None:
+def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job(
+    slurm: FakeSlurm,
+) -> None:
     slurm.job("RUNNING")
     slurm.writes("one\ntw")
     lines: list[str] = []
@@ -269,9 +305,24 @@ def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job
     [
         ("COMPLETED", "0:0", 0, None),
         ("FAILED", "0:9", 137, None),
-        ("TIMEOUT", "0:9", 137, "was ended by its time limit of 00:01:00: ask for more as slurm.time"),
-        ("OUT_OF_MEMORY", "0:125", 253, "ran out of memory: ask for more, such as extra: [--mem=16G]"),
-        ("NODE_FAIL", "0:0", 1, "has lost the node on which its program ran (n[1-2]): submit it again"),
+        (
+            "TIMEOUT",
+            "0:9",
+            137,
+            "was ended by its time limit of 00:01:00: ask for more as slurm.time",
+        ),
+        (
+            "OUT_OF_MEMORY",
+            "0:125",
+            253,
+            "ran out of memory: ask for more, such as extra: [--mem=16G]",
+        ),
+        (
+            "NODE_FAIL",
+            "0:0",
+            1,
+            "has lost the node on which its program ran (n[1-2]): submit it again",
+        ),
         ("PREEMPTED", "0:9", 137, "was ended in favour of another job: submit it again"),
         ("CANCELLED", "0:15", 143, "was cancelled"),
     ],
@@ -305,13 +356,18 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlur
     slurm.job("PENDING", "PartitionConfig")
     with (
         JobFollower(lambda line: None) as follower,
-        pytest.raises(errors.InvalidArgumentError, match=r"cannot start job 17 in partition short \(PartitionConfig\)"),
+        pytest.raises(
+            errors.InvalidArgumentError,
+            match=r"cannot start job 17 in partition short \(PartitionConfig\)",
+        ),
     ):
         follower.run(17, submitted=True)
     assert slurm.called("scancel") == "17"
 
 
-def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(slurm: FakeSlurm) -> None:
+def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(
+    slurm: FakeSlurm,
+) -> None:
     slurm.job("PENDING", "PartitionTimeLimit")
     lines: list[str] = []
 
@@ -326,7 +382,9 @@ def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(sl
     assert not slurm.called("scancel")
 
 
-def test_a_long_output_is_passed_on_to_its_end(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_output_is_passed_on_to_its_end(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slurm_job, "READ_BYTES", 10)
     slurm.writes("".join(f"line {number}\n" for number in range(50)))
     slurm.job("COMPLETED")
@@ -352,7 +410,10 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
     before = signal.getsignal(signal.SIGINT)
     with JobFollower(say) as follower:
         assert follower.run(17, submitted=True) == 130
-    assert lines[2:] == ["[slurm] job 17 is cancelled; a second Ctrl-C does not wait for its end", "the last line"]
+    assert lines[2:] == [
+        "[slurm] job 17 is cancelled; a second Ctrl-C does not wait for its end",
+        "the last line",
+    ]
     assert slurm.called("scancel") == "17"
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -366,14 +427,19 @@ def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with JobFollower(say) as follower:
-        signal.raise_signal(signal.SIGINT)  # the launcher does not know the job yet; it cancels the job later
+        # the launcher does not know the job yet; it cancels the job later
+        signal.raise_signal(signal.SIGINT)
         assert follower.run(17, submitted=True) == 130
     assert lines[-1] == "[slurm] job 17 is still ending: `squeue -j 17` lists it until it has"
 
 
-def test_the_launcher_waits_for_a_controller_that_restarts(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_waits_for_a_controller_that_restarts(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers: list[Callable[[], None]] = [
-        lambda: slurm.answers("scontrol", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1),
+        lambda: slurm.answers(
+            "scontrol", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1
+        ),
         lambda: slurm.job("COMPLETED"),
     ]
     asked = slurm_job.job_state
@@ -407,7 +473,9 @@ def test_an_output_file_that_this_host_does_not_see_is_an_error(slurm: FakeSlurm
     lines: list[str] = []
     with JobFollower(lines.append) as follower:
         assert follower.run(17, submitted=True) == 0
-    assert lines == [f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"]
+    assert lines == [
+        f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"
+    ]
 
 
 def test_a_file_is_checked_outside_of_an_allocation_before_its_job_is_submitted(
@@ -417,13 +485,19 @@ def test_a_file_is_checked_outside_of_an_allocation_before_its_job_is_submitted(
     Launch(config(), (), print).check()
 
 
-# -- in an allocation ------------------------------------------------------------------------------------------------------
+# -- in an allocation ------------------------------------------------------------------------------
 
 
-def test_the_nodes_of_the_allocation_are_the_hosts(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_of_the_allocation_are_the_hosts(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurm.answers("srun")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[09-10],m1")
-    assert [(host.name, host.slots) for host in slurm_hosts(60.0)] == [("n09", None), ("n10", None), ("m1", None)]
+    assert [(host.name, host.slots) for host in slurm_hosts(60.0)] == [
+        ("n09", None),
+        ("n10", None),
+        ("m1", None),
+    ]
     assert "--nodelist=n09" in srun_command("n09", ["python"])
 
 
@@ -431,7 +505,8 @@ def test_the_nodes_of_the_allocation_are_the_hosts(slurm: FakeSlurm, monkeypatch
 def test_nodes_get_code_only_where_the_file_names_it(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, code: list[str] | None
 ) -> None:
-    """Nodes share the folder of the job, so a folder with more than can be sent starts nevertheless."""
+    """Nodes share the folder of the job, so a folder with more than can be sent starts
+    nevertheless."""
     monkeypatch.chdir(slurm.folder)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     monkeypatch.setattr("zmqdist.launch.code_bundle.CODE_FILES_MAX", 0)
@@ -444,15 +519,20 @@ def test_nodes_get_code_only_where_the_file_names_it(
         Launch(file, (), print).run()
 
 
-def test_outside_of_an_allocation_the_error_says_so(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_an_allocation_the_error_says_so(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurm.answers("srun")
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(
-        errors.FailedPreconditionError, match=r"SLURM_JOB_NODELIST is not set, so this is no allocation of Slurm"
+        errors.FailedPreconditionError,
+        match=r"SLURM_JOB_NODELIST is not set, so this is no allocation of Slurm",
     ):
         slurm_hosts(60.0)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[")
-    with pytest.raises(errors.FailedPreconditionError, match=r"SLURM_JOB_NODELIST: 'n\[' is no host list"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"SLURM_JOB_NODELIST: 'n\[' is no host list"
+    ):
         slurm_hosts(60.0)
 
 
@@ -460,21 +540,37 @@ def test_outside_of_an_allocation_the_error_says_so(slurm: FakeSlurm, monkeypatc
     ("notes", "expected"),
     [
         (
-            "slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 DUE TO TIME LIMIT ***",
+            (
+                "slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 DUE TO "
+                "TIME LIMIT ***"
+            ),
             "the time limit of the job is over: ask for more as slurm.time",
         ),
-        ("slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 ***", "its step was cancelled"),
-        ("srun: error: Node failure on n2", "its node does not answer any more (Node failure): `sinfo -R` says why"),
         (
-            "slurmstepd-n2: error: execve(): /opt/py/bin/python: No such file or directory\nsrun: error: n2: task 0: Exited",
+            "slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 ***",
+            "its step was cancelled",
+        ),
+        (
+            "srun: error: Node failure on n2",
+            "its node does not answer any more (Node failure): `sinfo -R` says why",
+        ),
+        (
             (
-                "its node does not see this Python (execve(): /opt/py/bin/python: No such file or directory): "
+                "slurmstepd-n2: error: execve(): /opt/py/bin/python: No such file or directory\nsrun: "
+                "error: n2: task 0: Exited"
+            ),
+            (
+                "its node does not see this Python (execve(): /opt/py/bin/python: No such file or "
+                "directory): "
                 "put the environment on a file system that all nodes mount"
             ),
         ),
         (
             "slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=7.0",
-            "Slurm ended its processes because the job ran out of memory: ask for more, such as extra: [--mem=16G]",
+            (
+                "Slurm ended its processes because the job ran out of memory: ask for more, such as "
+                "extra: [--mem=16G]"
+            ),
         ),
         ("srun: error: something new", "srun ended (exit code 1): something new"),
         ("", "srun ended (exit code 1): it said nothing"),
@@ -484,7 +580,9 @@ def test_the_end_of_an_agents_stream_is_one_phrase(notes: str, expected: str) ->
     assert explain(1, notes) == expected
 
 
-@pytest.mark.parametrize(("text", "cores"), [("4", 4), ("4,2(x3)", 10), ("16(x2)", 32), ("", None), ("many", None)])
+@pytest.mark.parametrize(
+    ("text", "cores"), [("4", 4), ("4,2(x3)", 10), ("16(x2)", 32), ("", None), ("many", None)]
+)
 def test_the_cores_of_an_allocation_are_those_of_all_its_nodes(
     text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""The texts that explain the end of ssh, and the command that starts it. tests/engines/test_ssh.py has real hosts."""
+"""The texts that explain the end of ssh, and the command that starts it. tests/engines/test_ssh.py
+has real hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ ENDS = [
         "ssh: Could not resolve hostname b: Name or service not known",
         "its name is not known: check the name, or add ",
     ),
-    (255, "root@b: Permission denied (publickey,password).", "it refused your key: run `ssh-copy-id b`, or load "),
+    (
+        255,
+        "root@b: Permission denied (publickey,password).",
+        "it refused your key: run `ssh-copy-id b`, or load ",
+    ),
     (
         255,
         "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
@@ -25,25 +30,48 @@ ENDS = [
     ),
     (
         255,
-        "No ED25519 host key is known for b and you have requested strict checking.\nHost key verification failed.",
+        (
+            "No ED25519 host key is known for b and you have requested strict checking.\nHost key "
+            "verification failed."
+        ),
         "its host key is not known: connect once by `ssh b` and compare the key",
     ),
-    (255, "ssh: connect to host b port 22: Connection refused", "no sshd answers there: start sshd, or name its port"),
+    (
+        255,
+        "ssh: connect to host b port 22: Connection refused",
+        "no sshd answers there: start sshd, or name its port",
+    ),
     (
         255,
         "ssh: connect to host b port 22: Connection timed out",
         "it cannot be reached: is it up, and does `ssh b` work ",
     ),
-    (255, "ssh: connect to host b port 22: No route to host", "it cannot be reached: is it up, and does `ssh b` work "),
+    (
+        255,
+        "ssh: connect to host b port 22: No route to host",
+        "it cannot be reached: is it up, and does `ssh b` work ",
+    ),
     (255, "Timeout, server b not responding.", "its connection was silent for too long: "),
-    (255, "Connection to b closed by remote host.", "its connection has ended: see whether the host is up "),
-    (255, "kex_exchange_identification: read: Connection reset by peer", "its connection has ended: see "),
+    (
+        255,
+        "Connection to b closed by remote host.",
+        "its connection has ended: see whether the host is up ",
+    ),
+    (
+        255,
+        "kex_exchange_identification: read: Connection reset by peer",
+        "its connection has ended: see ",
+    ),
     (
         127,
         "sh: 1: /opt/python: not found",
         "there is no /opt/python there: name the Python of that host as `ssh.python`",
     ),
-    (126, "bash: /opt/python: Permission denied", "ssh ended (exit code 126): bash: /opt/python: Permission denied"),
+    (
+        126,
+        "bash: /opt/python: Permission denied",
+        "ssh ended (exit code 126): bash: /opt/python: Permission denied",
+    ),
     (-9, "", "ssh ended (killed by SIGKILL): it said nothing"),
 ]
 
@@ -56,7 +84,9 @@ def test_the_end_of_ssh_is_explained_with_a_remedy(code: int, notes: str, told: 
 
 
 def test_a_host_whose_name_has_braces_is_explained_too() -> None:
-    assert ssh.explain("{b}", "{python}", 255, "Permission denied (a{b}).").startswith("it refused your key: ")
+    assert ssh.explain("{b}", "{python}", 255, "Permission denied (a{b}).").startswith(
+        "it refused your key: "
+    )
 
 
 def test_the_options_of_the_file_come_before_ours_and_override_them() -> None:
@@ -76,6 +106,7 @@ def test_hosts_have_the_names_and_slots_of_the_file(monkeypatch: pytest.MonkeyPa
 def test_without_ssh_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
-        errors.NotFoundError, match="needs the program `ssh`, which is not found: install OpenSSH's client"
+        errors.NotFoundError,
+        match="needs the program `ssh`, which is not found: install OpenSSH's client",
     ):
         ssh.ssh_hosts(SshConfig(hosts=["a"]), 60.0)

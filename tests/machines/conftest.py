@@ -1,4 +1,5 @@
-"""Fixtures of this folder: a dispatcher with round numbers for its settings, and registered workers."""
+"""Fixtures of this folder: a dispatcher with round numbers for its settings, and registered
+workers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from zmqdist.scheduling.worker.machine import WorkerMachine
 
 @pytest.fixture
 def broker() -> Broker:
-    settings = BrokerSettings(lease_s=LEASE_S, reconnect_grace_s=BACK_S, cancel_grace_s=CUT_S, attempts_max=3)
+    settings = BrokerSettings(
+        lease_s=LEASE_S, reconnect_grace_s=BACK_S, cancel_grace_s=CUT_S, attempts_max=3
+    )
     return Broker(settings)
 
 

@@ -1,4 +1,5 @@
-"""A coordination machine that a test drives: tasks call it, and the test can read the reply to each call at any time."""
+"""A coordination machine that a test drives: tasks call it, and the test can read the reply to each
+call at any time."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def workers(count: int) -> list[Task]:
 
 @dataclass(eq=False)
 class Call:
-    """The reply to a call: a code and a text, or a value. This object is also the ticket of the call."""
+    """The reply to a call: a code and a text, or a value. This object is also the ticket of the
+    call."""
 
     done: bool = False
     code: int = -1
@@ -109,7 +111,9 @@ class Cluster:
     ) -> Call:
         call = Call()
         due = self.now + timeout_s
-        self.tell(self.machine.barrier(call, task, self.life(task), name, counter, tasks, due, self.now))
+        self.tell(
+            self.machine.barrier(call, task, self.life(task), name, counter, tasks, due, self.now)
+        )
         return call
 
     def cancel(self, task: Task, *, name: str = "b", counter: int = 0) -> Call:
@@ -120,7 +124,9 @@ class Cluster:
     def wait_for_all(self, task: Task, devices: Iterable[str] = (), timeout_s: float = inf) -> Call:
         call = Call()
         due = self.now + timeout_s
-        self.tell(self.machine.waited_for_all(call, task, self.life(task), list(devices), due, self.now))
+        self.tell(
+            self.machine.waited_for_all(call, task, self.life(task), list(devices), due, self.now)
+        )
         return call
 
     def alive(self, task: Task, tasks: Iterable[Task] | None = None) -> Call:
@@ -144,7 +150,9 @@ class Cluster:
         return {state.task: state.state for state in self.machine.states()}[task]
 
 
-def cluster(tasks: int | list[Task] | None = 3, *, up: bool = True, config: CoordinationConfig = OURS) -> Cluster:
+def cluster(
+    tasks: int | list[Task] | None = 3, *, up: bool = True, config: CoordinationConfig = OURS
+) -> Cluster:
     """Return a cluster of so many workers, or of these tasks, which have registered if `up`."""
     names = workers(tasks) if isinstance(tasks, int) else tasks
     made = Cluster(Coordination(names, config))

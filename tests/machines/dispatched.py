@@ -33,7 +33,13 @@ def hear(broker: Broker, peer: str, message: Message, now: float = 0.0) -> list[
 
 
 def coordinator(
-    broker: Broker, peer: str = "c", number: int = 1, *, queue_max: int = 1000, former: bool = False, now: float = 0.0
+    broker: Broker,
+    peer: str = "c",
+    number: int = 1,
+    *,
+    queue_max: int = 1000,
+    former: bool = False,
+    now: float = 0.0,
 ) -> list[Send]:
     effects = hear(broker, peer, RegisterCoordinator(number, queue_max, 1, former), now)
     return effects + hear(broker, peer, Define([(7, b"f")]), now)
@@ -50,18 +56,29 @@ def worker(
     life: int | None = None,
     now: float = 0.0,
 ) -> list[Send]:
-    register = Register(life or index + 1, "worker", index, slots, held or [], leftover or [], 100 + index, "host")
+    register = Register(
+        life or index + 1, "worker", index, slots, held or [], leftover or [], 100 + index, "host"
+    )
     return hear(broker, peer, register, now)
 
 
-def submit(broker: Broker, *works: int, peer: str = "c", lost: int = 0, now: float = 0.0) -> list[Send]:
+def submit(
+    broker: Broker, *works: int, peer: str = "c", lost: int = 0, now: float = 0.0
+) -> list[Send]:
     return hear(broker, peer, Submit(1, [(work, 0, lost, 7, b"%d" % work) for work in works]), now)
 
 
 def done(
-    broker: Broker, *leases: int, peer: str = "w", kind: int = VALUE, now: float = 0.0, busy_s: float = 0.0
+    broker: Broker,
+    *leases: int,
+    peer: str = "w",
+    kind: int = VALUE,
+    now: float = 0.0,
+    busy_s: float = 0.0,
 ) -> list[Send]:
-    return hear(broker, peer, Done([(lease, kind, b"r") for lease in leases], [], round(busy_s * 1e6)), now)
+    return hear(
+        broker, peer, Done([(lease, kind, b"r") for lease in leases], [], round(busy_s * 1e6)), now
+    )
 
 
 def begin(broker: Broker, *leases: int, peer: str = "w", now: float = 0.0) -> None:

@@ -1,4 +1,5 @@
-"""Which client's call begins next, and which arguments are admitted: the promises of rpc/admission_machine.py."""
+"""Which client's call begins next, and which arguments are admitted: the promises of
+rpc/admission_machine.py."""
 
 from __future__ import annotations
 
@@ -38,7 +39,15 @@ def test_a_client_with_one_call_does_not_wait_for_all_calls_of_another() -> None
         machine.ready("greedy", number, f"greedy {number}")
     for client in ("one", "other"):
         machine.ready(client, 0, f"{client} 0")
-    assert drained(machine) == ["greedy 0", "one 0", "other 0", "greedy 1", "greedy 2", "greedy 3", "greedy 4"]
+    assert drained(machine) == [
+        "greedy 0",
+        "one 0",
+        "other 0",
+        "greedy 1",
+        "greedy 2",
+        "greedy 3",
+        "greedy 4",
+    ]
     assert (len(machine), machine.count) == (0, 0)
 
 
@@ -73,7 +82,9 @@ def test_arguments_of_all_clients_are_admitted_in_turn_up_to_the_bound_of_all() 
     assert entered(machine) == ["b1"]
 
 
-def test_a_call_that_is_too_large_for_a_client_is_admitted_alone_and_delays_no_other_client() -> None:
+def test_a_call_that_is_too_large_for_a_client_is_admitted_alone_and_delays_no_other_client() -> (
+    None
+):
     machine = turns()
     machine.announced("a", 1, 10, "small")
     machine.announced("a", 2, 400, "large")
@@ -107,7 +118,9 @@ def test_a_call_beyond_the_bound_of_all_waits_until_no_other_bytes_count() -> No
 def test_a_client_that_sends_more_unasked_than_it_may_is_refused_with_the_bound() -> None:
     machine = turns()
     assert machine.arrived("a", 1, 30) == ""
-    assert machine.arrived("a", 2, 30) == ("calls of this client that have not begun hold 30 bytes here, of at most 50")
+    assert machine.arrived("a", 2, 30) == (
+        "calls of this client that have not begun hold 30 bytes here, of at most 50"
+    )
     assert machine.arrived("b", 1, 30) == ""
     machine.dropped("a", 1)
     assert machine.arrived("a", 2, 30) == ""
@@ -160,7 +173,9 @@ def test_nothing_is_left_of_a_client_that_has_disconnected() -> None:
     assert not machine.dropped("a", 2)
 
 
-def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_ready_ones_may() -> None:
+def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_ready_ones_may() -> (
+    None
+):
     machine = turns()
     machine.announced("a", 1, 90, "let in")
     assert entered(machine) == ["let in"]
@@ -178,7 +193,9 @@ def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_rea
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of_another(seed: int) -> None:
+def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of_another(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     machine = turns()
     coming: set[tuple[int, int]] = set()
@@ -212,7 +229,8 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
             begun.add(item)
             for client in {client for client, _ in waiting} - {item[0]}:
                 behind[client][item[0]] += 1
-                assert behind[client][item[0]] <= 2  # one turn may have passed before the call arrived
+                # one turn may have passed before the call arrived
+                assert behind[client][item[0]] <= 2
             behind.pop(item[0], None)
             for client in set(behind) - {client for client, _ in waiting}:
                 del behind[client]
@@ -228,7 +246,7 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
     assert (machine.count, machine.pulled, machine.unasked) == (0, 0, 0)
 
 
-# -- no call ends -----------------------------------------------------------------------------------------------------------
+# -- no call ends ----------------------------------------------------------------------------------
 
 
 def test_a_jam_is_reported_once_each_time_that_it_begins() -> None:

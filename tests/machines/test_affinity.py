@@ -1,4 +1,5 @@
-"""What a coordinator remembers of work with options, and of the present workers: scheduling/coordinator/affinity.py, with closures.py."""
+"""What a coordinator remembers of work with options, and of the present workers:
+scheduling/coordinator/affinity.py, with closures.py."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def meet(closures: Closures, *members: tuple[str, int, int, str], now: float = 0
     return effects + hear(closures, Members(list(members), []), now)
 
 
-def plan(closures: Closures, *works: int, options: WorkOptions = APART, now: float = 0.0) -> list[Effect]:
+def plan(
+    closures: Closures, *works: int, options: WorkOptions = APART, now: float = 0.0
+) -> list[Effect]:
     items = [(work, 7, b"%d" % work) for work in works]
     return do(closures, Scheduled(items, options=dict.fromkeys(works, options)), now=now)
 
@@ -86,10 +89,12 @@ def sent(options: WorkOptions, *works: int, round: int = 1, attempt: int = 0) ->
 
 
 def missed(work: int, worker: str) -> Resolve:
-    return Resolve([(work, UNAVAILABLE, f"it is pinned to {worker}, which was absent for 20 s".encode())])
+    return Resolve(
+        [(work, UNAVAILABLE, f"it is pinned to {worker}, which was absent for 20 s".encode())]
+    )
 
 
-# -- P9: options ------------------------------------------------------------------------------------------------------
+# -- P9: options -----------------------------------------------------------------------------------
 
 
 def test_p9_work_is_submitted_with_its_options_in_messages_of_their_own(closures: Closures) -> None:
@@ -99,15 +104,22 @@ def test_p9_work_is_submitted_with_its_options_in_messages_of_their_own(closures
     assert effects[:3] == [sent(first, 1), sent(urgent, 2, 4), submitted(3, 5)]
 
 
-def test_p9_work_is_submitted_with_the_same_options_to_the_next_dispatcher(closures: Closures) -> None:
+def test_p9_work_is_submitted_with_the_same_options_to_the_next_dispatcher(
+    closures: Closures,
+) -> None:
     plan(closures, 1, options=WorkOptions("worker:1", -3))
     schedule(closures, 2)
     do(closures, DispatcherDown())
-    effects = do(closures, DispatcherUp(), now=1.0) + hear(closures, CoordinatorRegistered(3, 1), 1.0)
+    effects = do(closures, DispatcherUp(), now=1.0) + hear(
+        closures, CoordinatorRegistered(3, 1), 1.0
+    )
     assert effects[0] == to_dispatcher(
         RegisterCoordinator(ME, QUEUE_MAX, 1, previous_dispatcher=True, watch_members=True)
     )
-    assert effects[-2:] == [sent(WorkOptions("worker:1", -3), 1, attempt=AGAIN), submitted(2, attempt=AGAIN)]
+    assert effects[-2:] == [
+        sent(WorkOptions("worker:1", -3), 1, attempt=AGAIN),
+        submitted(2, attempt=AGAIN),
+    ]
 
 
 def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
@@ -116,14 +128,20 @@ def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
     do(closures, CancelRequested([2]))
     end_result(closures, 2, CANCELLED)
     pins = closures.affinity
-    assert (pins.options, pins.detached, pins._pinned) == ({}, set(), {})  # reach: a leak shows nowhere else
+    assert (pins.options, pins.detached, pins._pinned) == (
+        {},
+        set(),
+        {},
+    )  # reach: a leak shows nowhere else
 
 
-# -- P10: detached work -------------------------------------------------------------------------------------------------------
+# -- P10: detached work ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [VALUE, ERROR, UNAVAILABLE])
-def test_p10_the_end_of_detached_work_says_that_it_is_detached(closures: Closures, kind: int) -> None:
+def test_p10_the_end_of_detached_work_says_that_it_is_detached(
+    closures: Closures, kind: int
+) -> None:
     plan(closures, 1)
     schedule(closures, 2)
     assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")], detached=(1,))]
@@ -147,7 +165,9 @@ def test_p10_detached_work_goes_on_when_a_round_ends(closures: Closures) -> None
     assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")], detached=(1,))]
 
 
-def test_p10_detached_work_that_is_scheduled_while_a_round_ends_is_submitted_after_it(closures: Closures) -> None:
+def test_p10_detached_work_that_is_scheduled_while_a_round_ends_is_submitted_after_it(
+    closures: Closures,
+) -> None:
     schedule(closures, 1)
     end_result(closures, 1, ERROR)
     do(closures, EndRoundRequested(1))
@@ -155,7 +175,9 @@ def test_p10_detached_work_that_is_scheduled_while_a_round_ends_is_submitted_aft
     assert hear(closures, RoundEnded(1)) == [RoundSettled(1), sent(APART, 2, round=2)]
 
 
-def test_p10_without_a_dispatcher_a_round_that_has_only_detached_work_ends_at_once(closures: Closures) -> None:
+def test_p10_without_a_dispatcher_a_round_that_has_only_detached_work_ends_at_once(
+    closures: Closures,
+) -> None:
     schedule(closures, 1)
     plan(closures, 2)
     end_result(closures, 1, ERROR)
@@ -164,7 +186,9 @@ def test_p10_without_a_dispatcher_a_round_that_has_only_detached_work_ends_at_on
     assert sent(APART, 2, round=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
 
 
-def test_p10_detached_work_takes_no_room_in_the_queue_whether_it_was_sent_or_not(closures: Closures) -> None:
+def test_p10_detached_work_takes_no_room_in_the_queue_whether_it_was_sent_or_not(
+    closures: Closures,
+) -> None:
     assert RoomMade() not in plan(closures, *range(1, QUEUE_MAX + 1))
     assert closures.queued == 0
     do(closures, DispatcherDown())
@@ -189,7 +213,7 @@ def test_p6_detached_work_is_withdrawn_when_all_workers_are_lost(closures: Closu
     assert effects[:2] == [to_dispatcher(EndRound(1, CUT_S)), to_dispatcher(CancelWork([1], CUT_S))]
 
 
-# -- P11: missed workers ----------------------------------------------------------------------------------------------
+# -- P11: missed workers ---------------------------------------------------------------------------
 
 
 def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures: Closures) -> None:
@@ -220,7 +244,9 @@ def test_p11_a_worker_without_waiting_work_is_not_missed(closures: Closures) -> 
     assert closures.deadline is None
 
 
-def test_p11_without_any_worker_none_is_missed_and_later_the_clocks_start_again(closures: Closures) -> None:
+def test_p11_without_any_worker_none_is_missed_and_later_the_clocks_start_again(
+    closures: Closures,
+) -> None:
     plan(closures, 1, options=WorkOptions("worker:2"))
     hear(closures, Workers(0), 5.0)
     hear(closures, Members([], [("worker:1", 11, "killed")]), 5.0)
@@ -230,7 +256,7 @@ def test_p11_without_any_worker_none_is_missed_and_later_the_clocks_start_again(
     assert closures.deadline == 50.0 + MISSED_S
 
 
-# -- P12: members -----------------------------------------------------------------------------------------------------
+# -- P12: members ----------------------------------------------------------------------------------
 
 
 def test_p12_a_repeated_list_of_members_is_no_news(closures: Closures) -> None:
@@ -241,7 +267,9 @@ def test_p12_a_repeated_list_of_members_is_no_news(closures: Closures) -> None:
 def test_p12_a_worker_that_is_absent_at_the_next_dispatcher_has_left(closures: Closures) -> None:
     do(closures, DispatcherDown())
     (changed,) = [effect for effect in meet(closures, TWO) if isinstance(effect, MembersChanged)]
-    assert changed == MembersChanged([TWO], [("worker:1", 11, "the dispatcher does not know it any more")])
+    assert changed == MembersChanged(
+        [TWO], [("worker:1", 11, "the dispatcher does not know it any more")]
+    )
 
 
 def test_p12_another_incarnation_of_a_worker_is_another_worker(closures: Closures) -> None:
@@ -251,7 +279,9 @@ def test_p12_another_incarnation_of_a_worker_is_another_worker(closures: Closure
     assert (changed.joined, [left[:2] for left in changed.left]) == ([anew], [("worker:1", 11)])
 
 
-def test_p12_the_late_news_that_an_earlier_incarnation_is_lost_changes_nothing(closures: Closures) -> None:
+def test_p12_the_late_news_that_an_earlier_incarnation_is_lost_changes_nothing(
+    closures: Closures,
+) -> None:
     assert hear(closures, Members([], [("worker:1", 10, "killed")])) == []
     assert hear(closures, Members([], [("worker:1", 11, "killed")])) == [
         MembersChanged([], [("worker:1", 11, "killed")])
@@ -260,17 +290,24 @@ def test_p12_the_late_news_that_an_earlier_incarnation_is_lost_changes_nothing(c
 
 def test_an_empty_list_of_workers_is_reported_the_first_time() -> None:
     closures = Closures(
-        coordinator=ME, queue_max=1, cancel_grace_s=1.0, lost_limit_s=9.0, now=0.0, recovery_limit_s=9.0
+        coordinator=ME,
+        queue_max=1,
+        cancel_grace_s=1.0,
+        lost_limit_s=9.0,
+        now=0.0,
+        recovery_limit_s=9.0,
     )
     assert not closures.affinity.members_known
     assert meet(closures)[-1] == MembersChanged([], [])
     assert closures.affinity.members_known
 
 
-# -- forgetting everywhere --------------------------------------------------------------------------------------------
+# -- forgetting everywhere -------------------------------------------------------------------------
 
 
-def test_a_resource_to_forget_is_reported_to_the_dispatcher_or_to_the_next_one(closures: Closures) -> None:
+def test_a_resource_to_forget_is_reported_to_the_dispatcher_or_to_the_next_one(
+    closures: Closures,
+) -> None:
     assert do(closures, ForgetRequested([40])) == [to_dispatcher(Forget(ME, [40], everywhere=True))]
     do(closures, DispatcherDown())
     assert do(closures, ForgetRequested([41]), ForgetRequested([42])) == []

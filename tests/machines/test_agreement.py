@@ -1,4 +1,5 @@
-"""The leader's decision rule by rule, with no network; whole groups under faults are in tests/sim/test_tasks.py."""
+"""The leader's decision rule by rule, with no network; whole groups under faults are in
+tests/sim/test_tasks.py."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Group:
     def __init__(self) -> None:
         self.leader = Agreements()
 
-    def announce(self, rank: int, counter: int | None = 0, what: str = "sum", **more: Any) -> list[Verdict]:
+    def announce(
+        self, rank: int, counter: int | None = 0, what: str = "sum", **more: Any
+    ) -> list[Verdict]:
         return self.leader.announced("g", TASKS, Announcement(rank, counter, what, **more))
 
     def come(self, *ranks: int, counter: int | None = 0) -> None:
@@ -35,7 +38,8 @@ class Group:
             assert self.announce(rank, counter) == []
 
     def agree(self, *counters: int | None) -> int:
-        """Have all members announce, each for its own round. Return the number of the round on which they agree."""
+        """Have all members announce, each for its own round. Return the number of the round on
+        which they agree."""
         for rank, counter in enumerate(counters[:-1]):
             self.come(rank, counter=counter)
         (verdict,) = self.announce(len(counters) - 1, counters[-1])
@@ -47,7 +51,9 @@ class Group:
 def ended(verdicts: list[Verdict]) -> tuple[list[int], int]:
     """Return (ranks, code) of the only verdict; the code is OK if the members agreed."""
     (verdict,) = verdicts
-    return [one.rank for one in verdict.members], OK if isinstance(verdict, Agreed) else verdict.code
+    return [one.rank for one in verdict.members], OK if isinstance(
+        verdict, Agreed
+    ) else verdict.code
 
 
 def message(verdicts: list[Verdict]) -> str:
@@ -63,7 +69,9 @@ def test_members_agree_when_all_have_announced_in_any_order() -> None:
     assert group.agree(1, 1, 1) == 1
 
 
-def test_different_operations_are_an_error_for_all_that_lists_each_member_and_its_operation() -> None:
+def test_different_operations_are_an_error_for_all_that_lists_each_member_and_its_operation() -> (
+    None
+):
     group = Group()
     group.come(0, 2)
     verdicts = group.announce(1, what="max")
@@ -80,7 +88,10 @@ def test_the_time_out_of_one_member_ends_the_round_for_all_even_for_late_ones() 
     assert group.leader.ticked(4.9) == []
     verdicts = group.leader.ticked(5.0)
     assert ended(verdicts) == ([0, 1], DEADLINE_EXCEEDED)
-    assert message(verdicts) == "sum timed out: 2/3 tasks came, the first was worker:1; missing: worker:2"
+    assert (
+        message(verdicts)
+        == "sum timed out: 2/3 tasks came, the first was worker:1; missing: worker:2"
+    )
     late = group.announce(2)
     assert (ended(late), message(late)) == (([2], DEADLINE_EXCEEDED), message(verdicts))
     assert group.agree(None, None, None) == 1
@@ -121,7 +132,9 @@ def test_a_member_that_ends_fails_the_round_and_its_next_incarnation_joins_the_n
     assert group.agree(3, 3, 3) == 3
 
 
-@pytest.mark.parametrize("counters", [(0, 58, 58), (58, 58, 0)], ids=["leader first", "leader last"])
+@pytest.mark.parametrize(
+    "counters", [(0, 58, 58), (58, 58, 0)], ids=["leader first", "leader last"]
+)
 def test_a_new_incarnation_of_the_leader_agrees_with_members_that_continue_counting(
     counters: tuple[int | None, ...],
 ) -> None:
@@ -131,7 +144,8 @@ def test_a_new_incarnation_of_the_leader_agrees_with_members_that_continue_count
 
 
 def test_a_member_that_is_ahead_of_the_others_never_joins_their_round() -> None:
-    """The message of its failure in round 1 was lost: no member may get the sum of two different steps."""
+    """The message of its failure in round 1 was lost: no member may get the sum of two different
+    steps."""
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, counter=1)
@@ -142,7 +156,9 @@ def test_a_member_that_is_ahead_of_the_others_never_joins_their_round() -> None:
     assert group.agree(None, None, None) == 2
 
 
-def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_already_ends_no_other_one() -> None:
+def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_already_ends_no_other_one() -> (
+    None
+):
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.announce(1, 1, failure=(CANCELLED, "not now"))
@@ -165,7 +181,8 @@ def test_two_late_failures_of_one_member_end_no_other_round() -> None:
 
 
 def test_a_member_that_got_another_error_is_not_told_again_of_the_one_that_it_missed() -> None:
-    """The leader's new incarnation counts from 0. A member that is ahead learns this, and its next failure ends the right round."""
+    """The leader's new incarnation counts from 0. A member that is ahead learns this, and its next
+    failure ends the right round."""
     group = Group()
     assert ended(group.announce(2, None, failure=(CANCELLED, "not now"))) == ([2], CANCELLED)
     (verdict,) = group.announce(1, 2)
@@ -235,7 +252,8 @@ def test_after_an_abort_each_operation_fails_at_once_until_the_reset() -> None:
 
 
 def test_members_that_got_an_error_agree_again_wherever_each_was() -> None:
-    """One member failed during operation 0, which the others have ended; these failed during operation 1."""
+    """One member failed during operation 0, which the others have ended; these failed during
+    operation 1."""
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(1, 2, counter=1)
@@ -244,7 +262,9 @@ def test_members_that_got_an_error_agree_again_wherever_each_was() -> None:
     assert group.agree(3, 3, 3) == 3
 
 
-def test_a_member_that_announces_again_gets_an_error_for_the_first_and_waits_with_the_second() -> None:
+def test_a_member_that_announces_again_gets_an_error_for_the_first_and_waits_with_the_second() -> (
+    None
+):
     group = Group()
     group.come(0, 1)
     assert ended(group.announce(1)) == ([1], CANCELLED)
@@ -262,8 +282,13 @@ def test_groups_are_separate_and_a_name_with_other_members_is_refused() -> None:
     group.come(0)
     other = TASKS[:2]
     assert group.leader.announced("other", other, Announcement(0, None, "max")) == []
-    assert ended(group.leader.announced("other", other, Announcement(1, None, "max"))) == ([0, 1], OK)
-    with pytest.raises(InvalidArgumentError, match="group g has the members worker:0, worker:1, worker:2, not"):
+    assert ended(group.leader.announced("other", other, Announcement(1, None, "max"))) == (
+        [0, 1],
+        OK,
+    )
+    with pytest.raises(
+        InvalidArgumentError, match="group g has the members worker:0, worker:1, worker:2, not"
+    ):
         group.leader.announced("g", other, Announcement(1, None, "max"))
     assert group.leader.waiting() == {"g": ([TASKS[0]], TASKS[1:])}
 

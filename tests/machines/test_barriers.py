@@ -1,4 +1,5 @@
-"""Barriers, held to the bullets of TensorFlow's coordination_service_test.cc; each test has the name of its bullet."""
+"""Barriers, held to the bullets of TensorFlow's coordination_service_test.cc; each test has the
+name of its bullet."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def test_BarrierWithMismatchedTasks() -> None:
     there = cluster()
     calls = [there.barrier(A, [A, B]), there.barrier(B, [B, C])]
     assert [call.code for call in calls] == [INVALID_ARGUMENT] * 2
-    assert "worker:0 called barrier 'b' for worker:0, worker:1, worker:1 for worker:1, worker:2" in calls[0].message
+    assert (
+        "worker:0 called barrier 'b' for worker:0, worker:1, worker:1 for worker:1, worker:2"
+        in calls[0].message
+    )
 
 
 def test_BarrierByNonParticipatingTask() -> None:
@@ -60,7 +64,9 @@ def test_BarrierByNonClusterTask() -> None:
     there = cluster()
     call = there.barrier(A, [A, ("elsewhere", 2)])
     assert call.code == INVALID_ARGUMENT
-    assert "elsewhere:2 is not in the cluster, which has worker:0, worker:1, worker:2" in call.message
+    assert (
+        "elsewhere:2 is not in the cluster, which has worker:0, worker:1, worker:2" in call.message
+    )
 
 
 def test_BarrierTimeout() -> None:
@@ -94,7 +100,11 @@ def test_a_late_task_gets_the_error_and_joins_the_others_in_the_current_round() 
     assert not waiting[0].done
     late = there.barrier(C, counter=0)
     assert (late.code, late.counter) == (DEADLINE_EXCEEDED, 2)
-    assert [there.barrier(B, counter=3).done, there.barrier(C, counter=3).code, waiting[0].code] == [False, OK, OK]
+    assert [
+        there.barrier(B, counter=3).done,
+        there.barrier(C, counter=3).code,
+        waiting[0].code,
+    ] == [False, OK, OK]
 
 
 def test_BarrierReturnsPreviousError() -> None:
@@ -124,7 +134,11 @@ def test_Barrier_MismatchedCounter() -> None:
 def test_a_restarted_task_that_begins_anew_fails_the_round_for_all_and_goes_on_with_them() -> None:
     there = cluster()
     for counter in range(5):
-        assert [there.barrier(task, counter=counter).done for task in (A, B, C)] == [False, False, True]
+        assert [there.barrier(task, counter=counter).done for task in (A, B, C)] == [
+            False,
+            False,
+            True,
+        ]
     there.reset(C)
     assert there.register(C, 999).code == OK
     calls = [there.barrier(A, counter=5), there.barrier(C, counter=0)]
@@ -143,15 +157,23 @@ def test_a_restarted_task_does_not_pass_what_its_earlier_incarnation_has_passed(
     assert "was the task restarted?" in again.message
 
 
-def test_a_restarted_task_that_comes_first_fails_the_next_round_for_all_and_goes_on_with_them() -> None:
+def test_a_restarted_task_that_comes_first_fails_the_next_round_for_all_and_goes_on_with_them() -> (
+    None
+):
     there = cluster()
     for counter in range(3):
-        assert [there.barrier(task, counter=counter).done for task in (A, B, C)] == [False, False, True]
+        assert [there.barrier(task, counter=counter).done for task in (A, B, C)] == [
+            False,
+            False,
+            True,
+        ]
     there.reset(C)
     there.register(C, 999)
     again = there.barrier(C, counter=0)
     calls = [there.barrier(task, counter=3) for task in (A, B)]
-    assert [(call.code, call.message, call.counter) for call in calls] == [(INTERNAL, again.message, 3)] * 2
+    assert [(call.code, call.message, call.counter) for call in calls] == [
+        (INTERNAL, again.message, 3)
+    ] * 2
     assert [there.barrier(task, counter=4).code for task in (A, B, C)][2] == OK
 
 
@@ -211,7 +233,8 @@ def test_BarrierFailsUponTaskError() -> None:
 
 
 def test_BarrierFailsIfTaskIsStale() -> None:
-    """TensorFlow's service stops if it cannot notify its tasks, and then fails every barrier; ours names the task and continues."""
+    """TensorFlow's service stops if it cannot notify its tasks, and then fails every barrier; ours
+    names the task and continues."""
     there = cluster()
     call = there.barrier(A)
     for _ in range(3):
@@ -231,14 +254,17 @@ def test_BarrierFailsAfterErrorPollingResponse() -> None:
 
 
 def test_BarrierWithSubsetFailsIfServiceHasStopped() -> None:
-    """Our service does not stop: only a barrier of the stale task fails, because that task is in error."""
+    """Our service does not stop: only a barrier of the stale task fails, because that task is in
+    error."""
     there = cluster(2)
     there.advance(2.5)
     assert there.barrier(A, [A]).code == INTERNAL
 
 
 def test_BarrierWithNonParticipatingTaskFailsIfServiceHasStopped() -> None:
-    """As in TensorFlow, the caller gets its own error rather than the error of its wrong argument."""
+    """As in TensorFlow, the caller gets its own error rather than the error of its wrong
+    argument.
+    """
     there = cluster(2)
     there.advance(2.5)
     assert there.barrier(A, [B]).code == INTERNAL
@@ -269,7 +295,8 @@ def test_Shutdown_FailsOngoingBarrier() -> None:
 
 
 def test_a_repeated_call_of_one_task_cancels_its_earlier_one() -> None:
-    """This is TensorFlow's BarrierStillBlocksIfSameTaskCallsOngoingBarrierRepeatedly, in its version since rounds have numbers."""
+    """This is TensorFlow's BarrierStillBlocksIfSameTaskCallsOngoingBarrierRepeatedly, in its
+    version since rounds have numbers."""
     there = cluster()
     first, second = there.barrier(A, [A, B]), there.barrier(A, [A, B])
     assert first.code == CANCELLED

@@ -46,7 +46,9 @@ def test_parts_are_cut_by_count_and_by_payload_bytes(sizes: list[int], parts: li
     items = [(number, zeros[:size]) for number, size in enumerate(sizes)]
     found = list(split(items))
     assert [len(part) for part in found] == parts
-    assert [item[0] for part in found for item in part] == list(range(len(items))), "all of them, in order"
+    assert [item[0] for part in found for item in part] == list(range(len(items))), (
+        "all of them, in order"
+    )
 
 
 def test_an_empty_list_makes_no_message() -> None:

@@ -61,7 +61,11 @@ def test_the_batch_that_was_opened_first_runs_first_even_if_another_was_full_fir
     batches.arrived("b", "two", 1, 0.1)
     batches.arrived("c", "two", 1, 0.2)
     batches.arrived("d", "one", 1, 0.3)
-    assert [batches.ready(0.4), batches.ready(0.4), batches.ready(0.4)] == [["a", "d"], ["b", "c"], []]
+    assert [batches.ready(0.4), batches.ready(0.4), batches.ready(0.4)] == [
+        ["a", "d"],
+        ["b", "c"],
+        [],
+    ]
 
 
 def test_a_full_batch_whose_calls_are_all_dropped_does_not_run() -> None:
@@ -127,7 +131,9 @@ def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed:
             dropped += 1
     seen += batches.all()
     assert batches.deadline == inf
-    assert sorted(call for batch in seen for call in batch) == sorted({call for batch in seen for call in batch})
+    assert sorted(call for batch in seen for call in batch) == sorted(
+        {call for batch in seen for call in batch}
+    )
     assert len([call for batch in seen for call in batch]) == 200 - dropped
     for batch in seen:
         assert len({kind for _, kind, _, _ in batch}) == 1

@@ -1,4 +1,5 @@
-"""Chunks of large payloads: both machines held to their promises, alone and against each other over a lossless queue."""
+"""Chunks of large payloads: both machines held to their promises, alone and against each other over
+a lossless queue."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from collections import deque
 import pytest
 
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, InboundTransfers, OutboundTransfers, OutgoingChunk
+from zmqdist.transport.bulk_machine import (
+    DONE,
+    LATE,
+    MORE,
+    WRONG,
+    InboundTransfers,
+    OutboundTransfers,
+    OutgoingChunk,
+)
 from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
@@ -37,7 +46,7 @@ def receiver(id: int, sizes: list[int]) -> InboundTransfers:
     return into
 
 
-# -- the sender ------------------------------------------------------------------------------------------------------
+# -- the sender ------------------------------------------------------------------------------------
 
 
 def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
@@ -85,7 +94,9 @@ def test_p6_no_chunk_of_an_ended_transfer_leaves_and_its_bytes_in_flight_still_c
 
 
 @pytest.mark.parametrize("nbytes", [4, 10**12, -1])
-def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_no_window(nbytes: int) -> None:
+def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_no_window(
+    nbytes: int,
+) -> None:
     out = sender((1, [3]))
     pieces(out)
     assert not out.acknowledged(nbytes, 0.0)
@@ -93,7 +104,7 @@ def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_
     assert sum(piece.nbytes for piece in pieces(out)) <= WINDOW - 3
 
 
-# -- the receiver ----------------------------------------------------------------------------------------------------
+# -- the receiver ----------------------------------------------------------------------------------
 
 
 def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
@@ -109,9 +120,20 @@ def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
 @pytest.mark.parametrize(
     ("part", "offset", "nbytes"),
     [(0, 0, 3), (0, 2, 3), (0, 6, 3), (1, 0, 2), (0, 3, 8), (0, 3, 0), (2, 0, 1), (0, 2**60, 1)],
-    ids=["doubled", "overlaps", "a gap", "a part is missing", "too long", "empty", "no such part", "far outside"],
+    ids=[
+        "doubled",
+        "overlaps",
+        "a gap",
+        "a part is missing",
+        "too long",
+        "empty",
+        "no such part",
+        "far outside",
+    ],
 )
-def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(part: int, offset: int, nbytes: int) -> None:
+def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(
+    part: int, offset: int, nbytes: int
+) -> None:
     into = receiver(1, [10, 2])
     into.begun(2, [4])
     assert into.arrived(1, 0, 0, 3) == MORE
@@ -142,26 +164,41 @@ def test_p4_no_chunk_of_an_ended_transfer_is_accepted(over: str) -> None:
     assert len(into) == 0
 
 
-def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_even_unwanted_chunks() -> None:
+def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_even_unwanted_chunks() -> (
+    None
+):
     into = receiver(1, [10 * CHUNK_BYTES])
-    assert [into.credit_after(CHUNK_BYTES), into.credit_after(CHUNK_BYTES), into.credit_after(3)] == [
+    assert [
+        into.credit_after(CHUNK_BYTES),
+        into.credit_after(CHUNK_BYTES),
+        into.credit_after(3),
+    ] == [
         0,
         2 * CHUNK_BYTES,
         3,
     ]
-    assert [into.credit_after(CHUNK_BYTES), into.credit_after(3), into.credit_after(0)] == [0, CHUNK_BYTES + 3, 0]
+    assert [into.credit_after(CHUNK_BYTES), into.credit_after(3), into.credit_after(0)] == [
+        0,
+        CHUNK_BYTES + 3,
+        0,
+    ]
 
 
 def test_p5_a_full_chunk_is_acknowledged_at_once_when_no_other_is_expected() -> None:
-    """An unacknowledged chunk counts as in flight, so the figures would show a chunk that never arrives."""
+    """An unacknowledged chunk counts as in flight, so the figures would show a chunk that never
+    arrives."""
     into = receiver(1, [10 * CHUNK_BYTES])
     assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [0, 0]
     into.ended(1)
     assert [into.idle_credit(), into.idle_credit()] == [CHUNK_BYTES, 0]
-    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], "of a transfer that has ended"
+    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], (
+        "of a transfer that has ended"
+    )
 
 
-def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
+def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> (
+    None
+):
     pace = Pace(window_bytes=4 * CHUNK_BYTES)
     out, into = OutboundTransfers(pace), InboundTransfers()
     out.begun(1, [5 * CHUNK_BYTES])
@@ -178,11 +215,12 @@ def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_
     assert pace.window_bytes < 4 * CHUNK_BYTES
 
 
-# -- both ------------------------------------------------------------------------------------------------------------
+# -- both ------------------------------------------------------------------------------------------
 
 
 def test_random_histories_of_both_ends_keep_the_promises(seed: int) -> None:
-    """At random, transfers begin and are ended by either side, chunks are doubled, cut or invented, and the connection ends."""
+    """At random, transfers begin and are ended by either side, chunks are doubled, cut or invented,
+    and the connection ends."""
     rng = random.Random(seed)
     planted = seed % 3 == 0
     for _ in range(4):
@@ -247,7 +285,8 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if outcome == WRONG:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
-            assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header arrived
+            # ended before its header arrived
+            assert before == "failed" or (before == "ended" and head.id not in out)
         back.append(into.credit_after(head.nbytes))
 
     def take_credit() -> None:
@@ -261,11 +300,19 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             if into.ended(id) or unfinished:  # its header may still be in flight
                 over.setdefault(id, "ended")
 
-    steps = [send] * 8 + [receive] * 8 + [take_credit] * 3 + [begin] + ([end] if rng.random() < 0.5 else [])
+    steps = (
+        [send] * 8
+        + [receive] * 8
+        + [take_credit] * 3
+        + [begin]
+        + ([end] if rng.random() < 0.5 else [])
+    )
     for _ in range(rng.randrange(50, 1500)):
         rng.choice(steps)()
     if rng.random() < 0.2:
-        return  # the connection ends: the lost chunks have completed no transfer that was not whole, as asserted above
+        # the connection ends: the lost chunks have completed no transfer that was not whole, as
+        # asserted above
+        return
     while wire or back or len(out):
         for step in (send, receive, take_credit):
             step()

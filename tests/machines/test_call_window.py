@@ -1,4 +1,5 @@
-"""How many bytes of calls a client sends unasked, and which calls it holds back: P9 of transport/calls_machine.py."""
+"""How many bytes of calls a client sends unasked, and which calls it holds back: P9 of
+transport/calls_machine.py."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def test_calls_that_do_not_fit_into_the_window_wait_in_order_for_replies() -> No
     sent = [sized(table, 40 * KIB), sized(table, 10 * KIB, 40 * KIB)]
     held = [sized(table, 20 * KIB), sized(table, 2 * KIB)]
     assert left(table) == [sent[:1], sent[1:]]
-    assert (table.eager_bytes, list(table.held_back.values()), table.waiting) == (90 * KIB, held, {})
+    assert (table.eager_bytes, list(table.held_back.values()), table.waiting) == (
+        90 * KIB,
+        held,
+        {},
+    )
     assert all(table.is_unsent(call) for call in held)
     table.replied(Reply(1, 0, "", b""), ())
     assert left(table) == [held]
@@ -50,9 +55,15 @@ def test_calls_that_do_not_fit_into_the_window_wait_in_order_for_replies() -> No
 
 
 @pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
-def test_small_calls_do_not_count_and_overtake_calls_that_are_held_back(frames: tuple[int, ...]) -> None:
+def test_small_calls_do_not_count_and_overtake_calls_that_are_held_back(
+    frames: tuple[int, ...],
+) -> None:
     table = bounded()
-    sent, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, KIB - 24, *frames)
+    sent, held, small = (
+        sized(table, 90 * KIB),
+        sized(table, 20 * KIB),
+        sized(table, KIB - 24, *frames),
+    )
     assert left(table) in ([[sent, small]], [[sent], [small]])
     later = [sized(table, KIB), sized(table, 20 * KIB), sized(table, KIB)]
     assert left(table) == [[later[0], later[2]]]
@@ -87,7 +98,9 @@ def test_a_call_larger_than_the_window_leaves_when_no_counted_call_is_unanswered
     assert left(table) == [[huge]]
 
 
-@pytest.mark.parametrize("how", ["the connection goes", "the server leaves", "it could not be sent"])
+@pytest.mark.parametrize(
+    "how", ["the connection goes", "the server leaves", "it could not be sent"]
+)
 def test_held_back_calls_wait_in_their_order_while_there_is_no_server(how: str) -> None:
     table = bounded()
     first, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 1)
@@ -140,7 +153,11 @@ def test_at_random_the_window_holds_and_all_but_small_calls_leave_in_order(seed:
 
 def test_large_parts_that_do_not_fit_are_held_until_the_server_admits_them() -> None:
     table = bounded()
-    calls = [sized(table, 1, CHUNK_BYTES + 1), sized(table, 50 * KIB), sized(table, 1, CHUNK_BYTES + 1)]
+    calls = [
+        sized(table, 1, CHUNK_BYTES + 1),
+        sized(table, 50 * KIB),
+        sized(table, 1, CHUNK_BYTES + 1),
+    ]
     sent = [call for message in left(table) for call in message]
     assert [table.request(call, 0.0).held for call in sent] == [True, False, True]
     assert sent == calls
@@ -163,7 +180,9 @@ def test_a_call_with_bounds_of_its_own_does_not_count() -> None:
     assert (call.nbytes, table.eager_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"])
+@pytest.mark.parametrize(
+    "how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"]
+)
 def test_a_call_that_is_not_in_flight_any_more_does_not_count(how: str) -> None:
     table = bounded()
     call = ClientCall("m", bytes(4 * KIB), (), 5.0)

@@ -46,7 +46,7 @@ def empty(table: ClientCalls) -> bool:
     return not table.in_flight and not table.waiting
 
 
-# -- the client's end ------------------------------------------------------------------------------------------------
+# -- the client's end ------------------------------------------------------------------------------
 
 
 def test_a_call_to_a_known_server_names_its_incarnation() -> None:
@@ -60,7 +60,15 @@ def test_a_call_to_a_known_server_names_its_incarnation() -> None:
 
 @pytest.mark.parametrize(
     ("due", "now", "left_ms"),
-    [(inf, 5.0, 0), (5.25, 5.0, 250), (5.0001, 5.0, 1), (5.0, 5.0, 1), (4.0, 5.0, 1), (1e300, 5.0, 0), (nan, 5.0, 0)],
+    [
+        (inf, 5.0, 0),
+        (5.25, 5.0, 250),
+        (5.0001, 5.0, 1),
+        (5.0, 5.0, 1),
+        (4.0, 5.0, 1),
+        (1e300, 5.0, 0),
+        (nan, 5.0, 0),
+    ],
     ids=[
         "no deadline",
         "a quarter second",
@@ -71,7 +79,9 @@ def test_a_call_to_a_known_server_names_its_incarnation() -> None:
         "no number",
     ],
 )
-def test_a_call_tells_the_server_the_time_that_is_left(due: float, now: float, left_ms: int) -> None:
+def test_a_call_tells_the_server_the_time_that_is_left(
+    due: float, now: float, left_ms: int
+) -> None:
     table = client()
     ask(table, due)
     assert requests(table, now) == [Call(1, "m", LIFE, left_ms, b"args")]
@@ -103,12 +113,19 @@ def test_so_many_bytes_are_a_full_message() -> None:
     table = client()
     fly(table)
     body = bytes(BATCH_BYTES_MAX // 4)
-    assert [table.submitted(ClientCall("m", body)) for _ in range(5)] == [False, False, False, True, True]
+    assert [table.submitted(ClientCall("m", body)) for _ in range(5)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert [len(table.next_message()) for _ in range(3)] == [4, 1, 0]
     assert not table.submitted(ClientCall("m", body))  # calls that were sent do not count any more
     for call in list(table.waiting.values()):
         table.cancelled(call)
-    assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor do cancelled calls
+    # nor do cancelled calls
+    assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3
 
 
 def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_before_it() -> None:
@@ -125,7 +142,13 @@ def test_a_reply_ends_its_call_with_its_value_or_error() -> None:
     table = client()
     call = fly(table)
     assert table.replied(Reply(1, 0, "", b"value"), ["frame"]) is call
-    assert (call.ended, call.code, call.message, call.body, call.frames) == (True, 0, "", b"value", ["frame"])
+    assert (call.ended, call.code, call.message, call.body, call.frames) == (
+        True,
+        0,
+        "",
+        b"value",
+        ["frame"],
+    )
     assert empty(table)
 
 
@@ -145,7 +168,10 @@ def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_remaining_time()
     assert not first.ended
     assert table.next_message() == []
     table.server_up(LIFE)
-    assert requests(table, 8.0) == [Call(1, "m", LIFE, 2000, b"args"), Call(2, "m", LIFE, 0, b"args")]
+    assert requests(table, 8.0) == [
+        Call(1, "m", LIFE, 2000, b"args"),
+        Call(2, "m", LIFE, 0, b"args"),
+    ]
     assert list(table.in_flight.values()) == [first, second]
     assert not table.waiting
 
@@ -262,7 +288,9 @@ def test_a_refusal_ends_every_call_with_its_error() -> None:
     table = client()
     flying, waiting = fly(table), ask(table)
     assert set(table.failed(errors.UNAUTHENTICATED, "wrong token")) == {flying, waiting}
-    assert {(c.code, c.message) for c in (flying, waiting)} == {(errors.UNAUTHENTICATED, "wrong token")}
+    assert {(c.code, c.message) for c in (flying, waiting)} == {
+        (errors.UNAUTHENTICATED, "wrong token")
+    }
     assert empty(table)
     ask(table)
     assert requests(table) == []
@@ -335,10 +363,12 @@ def test_at_random_a_call_ends_once_is_sent_at_most_once_and_leaves_nothing(seed
     assert empty(table)
 
 
-# -- the server's end ------------------------------------------------------------------------------------------------
+# -- the server's end ------------------------------------------------------------------------------
 
 
-def taken(table: ServerCalls, peer: str = "a", id: int = 1, left_ms: int = 0, now: float = 0.0) -> ServedCall:
+def taken(
+    table: ServerCalls, peer: str = "a", id: int = 1, left_ms: int = 0, now: float = 0.0
+) -> ServedCall:
     served = table.call_arrived(peer, Call(id, "m", LIFE, left_ms, b""), now)
     assert isinstance(served, ServedCall)
     return served
@@ -369,7 +399,8 @@ def test_a_finished_call_is_answered_and_forgotten() -> None:
 
 
 def test_a_result_after_the_deadline_is_not_a_reply() -> None:
-    """A function that checks `cancelled()` then returns early: its return value must not count as a result."""
+    """A function that checks `cancelled()` then returns early: its return value must not count as a
+    result."""
     table = ServerCalls(LIFE)
     assert table.finished(taken(table, left_ms=500, now=10.0), 10.4)
     assert not table.finished(taken(table, left_ms=500, now=10.0), 10.5)

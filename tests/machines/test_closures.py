@@ -1,6 +1,8 @@
-"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round.
+"""The coordinator's record of what it has scheduled: submission, results, the first error, the end
+of a round.
 
-In these tests the payload of a work item is its number, and every work item is for function 7 unless a test says otherwise.
+In these tests the payload of a work item is its number, and every work item is for function 7
+unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ NO_WORKER = b"the cluster was without any worker for 60 s"
 @pytest.fixture
 def closures() -> Closures:
     """A coordinator that has not connected to a dispatcher yet."""
-    return Closures(coordinator=ME, queue_max=QUEUE_MAX, cancel_grace_s=CUT_S, lost_limit_s=LOST_S, now=0.0)
+    return Closures(
+        coordinator=ME, queue_max=QUEUE_MAX, cancel_grace_s=CUT_S, lost_limit_s=LOST_S, now=0.0
+    )
 
 
 @pytest.fixture
@@ -80,7 +84,9 @@ def hear(closures: Closures, message: Message, now: float = 0.0) -> list[Effect]
 
 
 def up(closures: Closures, workers: int = 1, now: float = 0.0) -> list[Effect]:
-    return do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, workers)), now=now)
+    return do(
+        closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, workers)), now=now
+    )
 
 
 def schedule(closures: Closures, *works: int, fn: int = 7, now: float = 0.0) -> list[Effect]:
@@ -102,15 +108,22 @@ def submitted(*works: int, round: int = 1, attempt: int = 0, lost: int = 0, fn: 
 ASK_END = to_dispatcher(EndRound(1, CUT_S))
 
 
-# -- submission and results ------------------------------------------------------------------------------------------
+# -- submission and results ------------------------------------------------------------------------
 
 
-def test_what_was_scheduled_before_there_is_a_dispatcher_is_submitted_to_the_first_one(closures: Closures) -> None:
+def test_what_was_scheduled_before_there_is_a_dispatcher_is_submitted_to_the_first_one(
+    closures: Closures,
+) -> None:
     assert do(closures, FunctionsDefined([(7, b"f")])) == []
     assert schedule(closures, 1, 2) == []
-    assert do(closures, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, False))]
+    assert do(closures, DispatcherUp()) == [
+        to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, False))
+    ]
     assert closures.unfinished == 2
-    assert hear(closures, CoordinatorRegistered(3, 0)) == [to_dispatcher(Define([(7, b"f")])), submitted(1, 2)]
+    assert hear(closures, CoordinatorRegistered(3, 0)) == [
+        to_dispatcher(Define([(7, b"f")])),
+        submitted(1, 2),
+    ]
 
 
 def test_with_a_dispatcher_functions_and_work_are_sent_at_once(ready: Closures) -> None:
@@ -138,14 +151,20 @@ def test_results_of_many_work_items_are_one_effect(ready: Closures) -> None:
 
 
 def test_much_work_is_submitted_in_several_messages(ready: Closures) -> None:
-    sizes = [len(e.message.items) for e in schedule(ready, *range(BATCH_ITEMS_MAX + 1)) if isinstance(e, Send)]
+    sizes = [
+        len(e.message.items)
+        for e in schedule(ready, *range(BATCH_ITEMS_MAX + 1))
+        if isinstance(e, Send)
+    ]
     assert sizes == [BATCH_ITEMS_MAX, 1]
 
 
-# -- bulk results ----------------------------------------------------------------------------------------------------
+# -- bulk results ----------------------------------------------------------------------------------
 
 
-def test_p2_a_bulk_result_is_resolved_when_it_has_arrived_and_is_then_freed(ready: Closures) -> None:
+def test_p2_a_bulk_result_is_resolved_when_it_has_arrived_and_is_then_freed(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     assert end_result(ready, 1, BULK, attempt=4) == [Fetch(1, 4, b"r")]
     assert ready.unfinished == 1
@@ -180,10 +199,15 @@ def test_a_bulk_result_that_cannot_be_reached_ends_its_work(ready: Closures) -> 
     schedule(ready, 1)
     end_result(ready, 1, BULK, attempt=4)
     taken = to_dispatcher(ResultReceived([(1, 4)]))
-    assert do(ready, BulkUnreachable(1, 4, "no route")) == [Resolve([(1, UNAVAILABLE, b"no route")]), taken]
+    assert do(ready, BulkUnreachable(1, 4, "no route")) == [
+        Resolve([(1, UNAVAILABLE, b"no route")]),
+        taken,
+    ]
 
 
-def test_work_that_runs_again_does_not_end_because_its_old_result_is_out_of_reach(ready: Closures) -> None:
+def test_work_that_runs_again_does_not_end_because_its_old_result_is_out_of_reach(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     end_result(ready, 1, BULK, attempt=4)
     end_result(ready, 1, BULK, attempt=5)
@@ -191,14 +215,16 @@ def test_work_that_runs_again_does_not_end_because_its_old_result_is_out_of_reac
     assert ready.unfinished == 1
 
 
-# -- kept results ----------------------------------------------------------------------------------------------------
+# -- kept results ----------------------------------------------------------------------------------
 
 
 def schedule_kept(closures: Closures, *works: int) -> None:
     do(closures, Scheduled([(work, 7, b"%d" % work) for work in works], keep=works))
 
 
-def test_p8_a_kept_result_is_resolved_by_its_reference_and_freed_when_it_was_dropped(ready: Closures) -> None:
+def test_p8_a_kept_result_is_resolved_by_its_reference_and_freed_when_it_was_dropped(
+    ready: Closures,
+) -> None:
     schedule_kept(ready, 1, 2)
     taken = to_dispatcher(ResultReceived([(1, 4), (2, 0)], keep=True))
     results = Results([(1, 4, BULK, b"r"), (2, 0, BULK, b"s")])
@@ -230,17 +256,21 @@ def test_kept_results_are_forgotten_with_the_connection(ready: Closures) -> None
     assert do(ready, KeptDropped([1])) == []
 
 
-def test_a_kept_result_that_arrives_while_its_round_ends_is_cancelled_with_the_round(ready: Closures) -> None:
+def test_a_kept_result_that_arrives_while_its_round_ends_is_cancelled_with_the_round(
+    ready: Closures,
+) -> None:
     schedule_kept(ready, 1)
     do(ready, EndRoundRequested(1))
     assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
     assert hear(ready, RoundEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundSettled(1)]
 
 
-# -- the end of a round ----------------------------------------------------------------------------------------------
+# -- the end of a round ----------------------------------------------------------------------------
 
 
-def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_executing(ready: Closures) -> None:
+def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_executing(
+    ready: Closures,
+) -> None:
     schedule(ready, 1, 2, 3)
     end_result(ready, 1, ERROR)
     assert do(ready, EndRoundRequested(1)) == [ASK_END]
@@ -263,7 +293,8 @@ def lose_a_worker(ready: Closures, reason: str = "its connection was lost") -> N
 def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_it_has_no_work_left(
     ready: Closures, lost: bool
 ) -> None:
-    """A worker runs the functions that it has begun until it misses the dispatcher, even those whose start it has not reported."""
+    """A worker runs the functions that it has begun until it misses the dispatcher, even those
+    whose start it has not reported."""
     schedule(ready, 1)
     if lost:
         lose_a_worker(ready)
@@ -280,7 +311,9 @@ def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_
     schedule(ready, 2)
     end_result(ready, 2, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndRoundRequested(2)) == [RoundSettled(2)], "no work of the second round was lost"
+    assert do(ready, EndRoundRequested(2)) == [RoundSettled(2)], (
+        "no work of the second round was lost"
+    )
 
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
@@ -290,14 +323,18 @@ def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready:
     assert do(ready, EndRoundRequested(1)) == [RoundSettled(1)]
 
 
-def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(ready: Closures) -> None:
+def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     assert do(ready, EndRoundRequested(1)) == [ASK_END]
     cancelled = Resolve([(1, CANCELLED, b"")])
     assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundSettled(1)]
 
 
-def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(ready: Closures) -> None:
+def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     hear(ready, StartsLost([(1, 0, "worker:0", -9, "", False)]))
     lose_a_worker(ready, SAID_GOODBYE)
@@ -324,7 +361,9 @@ def test_p3_the_end_of_another_round_ends_nothing(ready: Closures, asked: bool) 
     assert ready.unfinished == 1
 
 
-def test_p3_the_end_of_a_round_is_requested_again_when_the_dispatcher_is_back(ready: Closures) -> None:
+def test_p3_the_end_of_a_round_is_requested_again_when_the_dispatcher_is_back(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     do(ready, EndRoundRequested(1), DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
@@ -332,7 +371,9 @@ def test_p3_the_end_of_a_round_is_requested_again_when_the_dispatcher_is_back(re
     assert hear(ready, RoundEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundSettled(1)]
 
 
-def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_ends(closures: Closures) -> None:
+def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_ends(
+    closures: Closures,
+) -> None:
     assert do(closures, EndRoundRequested(1)) == [RoundSettled(1)]
     schedule(closures, 1)
     assert do(closures, EndRoundRequested(2)) == []
@@ -345,14 +386,18 @@ def test_p15_the_end_of_another_round_is_not_requested(ready: Closures) -> None:
     do(ready, EndRoundRequested(1))
     hear(ready, RoundEnded(1))
     schedule(ready, 2)
-    assert do(ready, EndRoundRequested(1)) == [], "the coordinator scheduled it before the first round had ended"
+    assert do(ready, EndRoundRequested(1)) == [], (
+        "the coordinator scheduled it before the first round had ended"
+    )
     assert (ready.ending, ready.unfinished) == (False, 1)
 
 
-# -- a dispatcher that ends and comes back ---------------------------------------------------------------------------
+# -- a dispatcher that ends and comes back ---------------------------------------------------------
 
 
-def test_p4_what_is_unfinished_is_submitted_again_oldest_first_under_new_attempt_numbers(ready: Closures) -> None:
+def test_p4_what_is_unfinished_is_submitted_again_oldest_first_under_new_attempt_numbers(
+    ready: Closures,
+) -> None:
     schedule(ready, 1, 2)
     schedule(ready, 3)
     end_result(ready, 2)
@@ -377,23 +422,31 @@ def test_p4_a_new_round_begins_without_lost_starts(ready: Closures) -> None:
     do(ready, EndRoundRequested(1))
     hear(ready, RoundEnded(1))
     do(ready, DispatcherDown())
-    assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 2, False))]
+    assert do(ready, DispatcherUp()) == [
+        to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 2, False))
+    ]
 
 
-def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fails(ready: Closures) -> None:
+def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fails(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     assert hear(ready, StartsLost([(1, 0, "worker:0", -9, "log", False)])) == []
     do(ready, DispatcherDown())
     assert up(ready)[-1] == submitted(1, attempt=AGAIN, lost=1)
     starts = (LostStart("worker:0", 0, -9, "log"), LostStart("worker:1", AGAIN, None, ""))
-    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [Resolve([(1, LOST, starts)])]
+    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [
+        Resolve([(1, LOST, starts)])
+    ]
     assert ready.unfinished == 0
 
 
-# -- no dispatcher or worker ----------------------------------------------------------------------------------------------------
+# -- no dispatcher or worker -----------------------------------------------------------------------
 
 
-def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavailable(closures: Closures) -> None:
+def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavailable(
+    closures: Closures,
+) -> None:
     assert closures.deadline is None
     schedule(closures, 1, 2, now=100.0)
     assert closures.deadline == 100.0 + LOST_S, "the coordinator did not miss it before"
@@ -403,7 +456,9 @@ def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavaila
     assert (closures.unfinished, closures.queued, closures.deadline) == (0, 0, None)
 
 
-def test_p6_a_dispatcher_that_ends_is_missed_from_then_on_and_new_work_does_not_postpone_it(ready: Closures) -> None:
+def test_p6_a_dispatcher_that_ends_is_missed_from_then_on_and_new_work_does_not_postpone_it(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     assert ready.deadline is None
     do(ready, DispatcherDown(), now=10.0)
@@ -429,7 +484,9 @@ def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
     assert do(ready, Ticked(), now=1000.0) == []
 
 
-def test_p6_a_round_that_is_ending_ends_when_no_dispatcher_replies_for_too_long(ready: Closures) -> None:
+def test_p6_a_round_that_is_ending_ends_when_no_dispatcher_replies_for_too_long(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     do(ready, EndRoundRequested(1), DispatcherDown(), now=10.0)
     effects = do(ready, Ticked(), now=10.0 + LOST_S)
@@ -437,7 +494,7 @@ def test_p6_a_round_that_is_ending_ends_when_no_dispatcher_replies_for_too_long(
     assert (ready.ending, ready.wire_round) == (False, 2)
 
 
-# -- functions -------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------
 
 
 FORGET = to_dispatcher(Forget(ME, [7]))
@@ -451,10 +508,16 @@ def test_p7_a_dropped_function_that_no_work_uses_is_forgotten_at_once(ready: Clo
 
 @pytest.mark.parametrize(
     "message",
-    [Results([(2, 0, VALUE, b"")]), Results([(2, 0, ERROR, b"")]), StartsLost([(2, 0, "worker:0", 1, "", True)])],
+    [
+        Results([(2, 0, VALUE, b"")]),
+        Results([(2, 0, ERROR, b"")]),
+        StartsLost([(2, 0, "worker:0", 1, "", True)]),
+    ],
     ids=["a value", "an error", "lost starts"],
 )
-def test_p7_a_dropped_function_is_forgotten_with_the_last_work_that_uses_it(ready: Closures, message: Message) -> None:
+def test_p7_a_dropped_function_is_forgotten_with_the_last_work_that_uses_it(
+    ready: Closures, message: Message
+) -> None:
     schedule(ready, 1, 2)
     assert do(ready, FunctionsDropped([7])) == []
     assert FORGET not in end_result(ready, 1)
@@ -467,16 +530,20 @@ def test_p7_a_function_that_was_not_dropped_is_kept_without_work(ready: Closures
     assert schedule(ready, 2) == [submitted(2)]
 
 
-def test_p7_a_function_that_was_forgotten_without_a_dispatcher_is_not_defined_again(ready: Closures) -> None:
+def test_p7_a_function_that_was_forgotten_without_a_dispatcher_is_not_defined_again(
+    ready: Closures,
+) -> None:
     schedule(ready, 1)
     do(ready, FunctionsDropped([7]), DispatcherDown(), CancelRequested([1]))
     assert up(ready) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
 
 
-# -- withdrawing -----------------------------------------------------------------------------------------------------
+# -- withdrawing -----------------------------------------------------------------------------------
 
 
-def test_work_that_is_with_the_dispatcher_is_withdrawn_there_and_ends_with_its_result(ready: Closures) -> None:
+def test_work_that_is_with_the_dispatcher_is_withdrawn_there_and_ends_with_its_result(
+    ready: Closures,
+) -> None:
     schedule(ready, 1, 2)
     assert do(ready, CancelRequested([2, 9])) == [to_dispatcher(CancelWork([2], CUT_S))]
     assert ready.unfinished == 2
@@ -489,12 +556,14 @@ def test_work_is_withdrawn_at_once_while_there_is_no_dispatcher(ready: Closures)
     do(ready, DispatcherDown())
     schedule(ready, 3)
     assert ready.queued == 3
-    assert do(ready, CancelRequested([1, 3])) == [Resolve([(1, CANCELLED, b""), (3, CANCELLED, b"")])]
+    assert do(ready, CancelRequested([1, 3])) == [
+        Resolve([(1, CANCELLED, b""), (3, CANCELLED, b"")])
+    ]
     assert ready.queued == 1
     assert up(ready)[-1] == submitted(2, attempt=AGAIN)
 
 
-# -- the queue's length ----------------------------------------------------------------------------------------------
+# -- the queue's length ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -508,7 +577,15 @@ def test_work_is_withdrawn_at_once_while_there_is_no_dispatcher(ready: Closures)
         (StartsLost([(1, 0, "worker:0", 1, "", True)]), 3, True),
         (StartsLost([(1, 0, "worker:0", 1, "", False)]), 4, False),
     ],
-    ids=["no progress", "one left", "all left", "one ended", "one is being fetched", "one failed", "one lost a start"],
+    ids=[
+        "no progress",
+        "one left",
+        "all left",
+        "one ended",
+        "one is being fetched",
+        "one failed",
+        "one lost a start",
+    ],
 )
 def test_a_full_queue_has_room_when_work_has_left_it(
     ready: Closures, message: Message, queued: int, room: bool

@@ -1,4 +1,5 @@
-"""Schedules of collectives against a simple reference; the pieces of different members arrive in any order."""
+"""Schedules of collectives against a simple reference; the pieces of different members arrive in
+any order."""
 
 # ruff: noqa: B023 (the functions that are made in loops are used up in the same turn)
 
@@ -30,14 +31,19 @@ class Stuck(AssertionError):
 def run(schedules: list[Schedule], chance: random.Random, lose: int = -1) -> None:
     """Run all members, one step of a random member at a time.
 
-    Pieces between two members keep their order. From the `lose`-th piece on, no piece of its sender arrives.
+    Pieces between two members keep their order. From the `lose`-th piece on, no piece of its sender
+    arrives.
     """
     lanes: dict[tuple[int, int], deque[Array]] = {}
     waiting: dict[int, int | None] = {}
     running = dict(enumerate(schedules))
     sent, dead = 0, -1
     while running:
-        ready = [rank for rank in running if waiting.get(rank) is None or lanes.get((waiting[rank] or 0, rank))]
+        ready = [
+            rank
+            for rank in running
+            if waiting.get(rank) is None or lanes.get((waiting[rank] or 0, rank))
+        ]
         if not ready:
             raise Stuck(f"members {sorted(running)} wait for pieces that nobody sends")
         rank = chance.choice(ready)
@@ -59,7 +65,9 @@ def run(schedules: list[Schedule], chance: random.Random, lose: int = -1) -> Non
     assert not any(lanes.values()), "pieces that no member has received"
 
 
-def all_ranks(size: int, make: Callable[[int], Iterator[Schedule]], chance: random.Random, lose: int = -1) -> None:
+def all_ranks(
+    size: int, make: Callable[[int], Iterator[Schedule]], chance: random.Random, lose: int = -1
+) -> None:
     width = chance.randint(1, 4)
     run([core.pipelined(make(rank), width) for rank in range(size)], chance, lose)
 
@@ -67,9 +75,9 @@ def all_ranks(size: int, make: Callable[[int], Iterator[Schedule]], chance: rand
 def values(chance: random.Random, dtype: str, shape: tuple[int, ...]) -> Array:
     numbers = np.random.default_rng(chance.randrange(2**32))
     found = numbers.integers(0, 2 if dtype == "bool" else 5, shape)
-    return np.asarray(found + 1j * numbers.integers(0, 5, shape) if dtype.startswith("complex") else found).astype(
-        dtype
-    )
+    return np.asarray(
+        found + 1j * numbers.integers(0, 5, shape) if dtype.startswith("complex") else found
+    ).astype(dtype)
 
 
 def reference(arrays: list[Array], op: str) -> Array:
@@ -97,14 +105,20 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", REDUCED)
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(op: str, dtype: str) -> None:
+def test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(
+    op: str, dtype: str
+) -> None:
     chance = random.Random(f"{op} {dtype}")
     for size in range(1, 10):
         length = chance.choice([0, 1, size - 1, size, 3 * size + 2, 50])
         arrays = [core.reducible(values(chance, dtype, (length,)), op) for _ in range(size)]
         outs = [array.copy() for array in arrays]
         if size > 1:
-            all_ranks(size, lambda rank: ring_schedules.all_reduce(rank, size, arrays[rank], outs[rank], op), chance)
+            all_ranks(
+                size,
+                lambda rank: ring_schedules.all_reduce(rank, size, arrays[rank], outs[rank], op),
+                chance,
+            )
         else:
             outs = [core.folded(arrays, op)]
         wanted = reference(arrays, op)
@@ -123,7 +137,9 @@ def test_the_bits_do_not_depend_on_the_order_of_arrival() -> None:
     for seed in range(30):
         outs = [array.copy() for array in arrays]
         all_ranks(
-            5, lambda rank: ring_schedules.all_reduce(rank, 5, arrays[rank], outs[rank], "sum"), random.Random(seed)
+            5,
+            lambda rank: ring_schedules.all_reduce(rank, 5, arrays[rank], outs[rank], "sum"),
+            random.Random(seed),
         )
         seen |= {out.tobytes() for out in outs}
     assert len(seen) == 1
@@ -153,7 +169,8 @@ def test_every_other_collective_agrees_with_the_reference(size: int) -> None:
         lengths = [chance.choice([0, 1, 7, 20]) for _ in range(size)]
         own = [values(chance, "int32", (length,)) for length in lengths]
         got = [
-            [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)] for rank in range(size)
+            [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)]
+            for rank in range(size)
         ]
         all_ranks(size, lambda rank: ring_schedules.all_gather(rank, size, got[rank]), chance)
         for each in got:
@@ -161,26 +178,36 @@ def test_every_other_collective_agrees_with_the_reference(size: int) -> None:
 
         root = chance.randrange(size)
         got = [
-            [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)] for rank in range(size)
+            [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)]
+            for rank in range(size)
         ]
         all_ranks(size, lambda rank: ring_schedules.gather(rank, size, root, got[rank]), chance)
         np.testing.assert_array_equal(np.concatenate(got[root]), np.concatenate(own))
 
-        flats = [own[root].copy() if rank == root else np.empty_like(own[root]) for rank in range(size)]
-        all_ranks(size, lambda rank: ring_schedules.broadcast(rank, size, root, flats[rank]), chance)
+        flats = [
+            own[root].copy() if rank == root else np.empty_like(own[root]) for rank in range(size)
+        ]
+        all_ranks(
+            size, lambda rank: ring_schedules.broadcast(rank, size, root, flats[rank]), chance
+        )
         assert all(np.array_equal(flat, own[root]) for flat in flats)
 
         squares = [values(chance, "int64", (size, 5)) for _ in range(size)]
         crossed = [np.empty_like(square) for square in squares]
         all_ranks(
-            size, lambda rank: ring_schedules.all_to_all(rank, size, list(squares[rank]), list(crossed[rank])), chance
+            size,
+            lambda rank: ring_schedules.all_to_all(
+                rank, size, list(squares[rank]), list(crossed[rank])
+            ),
+            chance,
         )
         for rank in range(size):
             np.testing.assert_array_equal(crossed[rank], [square[rank] for square in squares])
 
 
 def test_a_lost_piece_is_missed_by_a_member() -> None:
-    """The watch and the time-outs of the runtime then end the operation: no member uses another piece in place of the lost one."""
+    """The watch and the time-outs of the runtime then end the operation: no member uses another
+    piece in place of the lost one."""
     for seed in range(40):
         chance = random.Random(seed)
         size = chance.randint(2, 5)
@@ -206,7 +233,15 @@ def test_shares_differ_by_one_at_most() -> None:
 
 @pytest.mark.parametrize("bytes_per_pack", [1, 4, 64, 10**6])
 def test_packs_keep_the_order_and_mix_no_dtypes(bytes_per_pack: int) -> None:
-    arrays = [np.zeros(3), np.zeros(3), None, np.zeros(2, "int8"), np.zeros(100), np.zeros(1), np.zeros(())]
+    arrays = [
+        np.zeros(3),
+        np.zeros(3),
+        None,
+        np.zeros(2, "int8"),
+        np.zeros(100),
+        np.zeros(1),
+        np.zeros(()),
+    ]
     made = core.packs(arrays, bytes_per_pack)
     assert [place for pack in made for place in pack] == [0, 1, 3, 4, 5, 6]
     assert all(len({arrays[place].dtype for place in pack}) == 1 for pack in made)  # type: ignore[union-attr]
@@ -220,7 +255,7 @@ def test_values_that_cannot_be_reduced_are_named() -> None:
         core.fold_of("median")
 
 
-# -- planted bugs -----------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 
 def _reduce_in_the_wrong_order(rank: int, size: int, chunks: Any, fold: Any) -> Schedule:
@@ -253,4 +288,6 @@ def _gather_a_step_too_few(rank: int, size: int, piece: Array, keep: Any) -> Sch
 def test_planted_bugs_are_found(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, name, bug)
     with pytest.raises((AssertionError, ValueError)):
-        test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference("sum", "float64")
+        test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(
+            "sum", "float64"
+        )

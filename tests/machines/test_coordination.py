@@ -1,7 +1,9 @@
-"""Tasks of a cluster, held to the bullets of TensorFlow's coordination_service_test.cc; each test has the name of its bullet.
+"""Tasks of a cluster, held to the bullets of TensorFlow's coordination_service_test.cc; each test
+has the name of its bullet.
 
-The bullets about barriers are in test_barriers.py, those about keys in test_keys.py. Two kinds of bullets do not apply. TensorFlow's
-service may have a connection back to its tasks (`has_service_to_client_connection`); ours has none, and tasks always poll for errors. And
+The bullets about barriers are in test_barriers.py, those about keys in test_keys.py. Two kinds of
+bullets do not apply. TensorFlow's service may have a connection back to its tasks
+(`has_service_to_client_connection`); ours has none, and tasks always poll for errors. And
 TensorFlow's service stops when it cannot report an error to any task; ours continues.
 """
 
@@ -29,7 +31,7 @@ RECOVERABLE = replace(OURS, recoverable_jobs=frozenset(("worker",)))
 TOGETHER = replace(OURS, shutdown_timeout_s=0.5)
 REGISTER_TOGETHER = replace(OURS, register_together=True, register_timeout_s=5.0)
 
-# -- register -----------------------------------------------------------------------------------------------------------
+# -- register --------------------------------------------------------------------------------------
 
 
 def test_TestStandaloneService() -> None:
@@ -39,7 +41,11 @@ def test_TestStandaloneService() -> None:
     assert not first.done
     there.register(B)
     assert there.wait_for_all(B).code == first.code == OK
-    assert [there.beat(A).code, there.beat(B).code, there.beat(C).code] == [OK, OK, INVALID_ARGUMENT]
+    assert [there.beat(A).code, there.beat(B).code, there.beat(C).code] == [
+        OK,
+        OK,
+        INVALID_ARGUMENT,
+    ]
     poll = there.poll(A)
     assert [there.beat(B, 1).code, there.beat(B, 1).code] == [ABORTED] * 2
     assert poll.value[0].code == ABORTED
@@ -56,7 +62,10 @@ def test_TestCoordinatedJobs() -> None:
     assert [call.code for call in calls] == [OK] * 3
     refused = there.register(evaluator)
     assert refused.code == INVALID_ARGUMENT
-    assert "evaluator:0 is not in the cluster, which has chief:0, worker:0, worker:1" in refused.message
+    assert (
+        "evaluator:0 is not in the cluster, which has chief:0, worker:0, worker:1"
+        in refused.message
+    )
 
 
 def test_RegisterTask_AlreadyConnected_Succeeds() -> None:
@@ -159,10 +168,13 @@ def test_a_task_that_has_left_may_not_report_an_error() -> None:
 def test_a_cluster_without_a_list_accepts_every_task_that_registers() -> None:
     there = cluster(None)
     assert there.register(A).code == there.register(("trainer", 3)).code == OK
-    assert [(state.task, state.state) for state in there.machine.states()] == [(A, "up"), (("trainer", 3), "up")]
+    assert [(state.task, state.state) for state in there.machine.states()] == [
+        (A, "up"),
+        (("trainer", 3), "up"),
+    ]
 
 
-# -- heartbeat ------------------------------------------------------------------------------------------------------------
+# -- heartbeat -------------------------------------------------------------------------------------
 
 
 def test_TestTaskHeartbeatTimeout() -> None:
@@ -172,7 +184,8 @@ def test_TestTaskHeartbeatTimeout() -> None:
 
 
 def test_HeartbeatTimeoutWithoutServerToClientConnection() -> None:
-    """TensorFlow's service then stops, and replies INTERNAL; ours continues, and reports what has happened to this task."""
+    """TensorFlow's service then stops, and replies INTERNAL; ours continues, and reports what has
+    happened to this task."""
     test_TestTaskHeartbeatTimeout()
 
 
@@ -238,7 +251,7 @@ def test_a_task_whose_process_was_seen_to_end_is_lost_at_once() -> None:
     )
 
 
-# -- shutdown ---------------------------------------------------------------------------------------------------------------
+# -- shutdown --------------------------------------------------------------------------------------
 
 
 def test_ShutdownWithBarrier_BarrierSucceeds() -> None:
@@ -261,7 +274,9 @@ def test_ShutdownWithBarrier_BarrierFails_TaskDisconnectsOtherTaskIsAlerted() ->
 
 
 def test_ShutdownWithBarrier_BarrierFailsWithoutClientConnection_ServiceStops() -> None:
-    """TensorFlow's service then stops; ours continues, and the task that did not call is in error."""
+    """TensorFlow's service then stops; ours continues, and the task that did not call is in
+    error.
+    """
     there = cluster(2, config=TOGETHER)
     call = there.shut_down(A)
     there.advance(0.6)
@@ -281,7 +296,7 @@ def test_shutting_down_does_not_wait_for_tasks_that_left_or_failed_and_ends_when
     assert alone.shut_down(B, together=False).code == alone.shut_down(A).code == OK
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_UnrecoverableTaskPropagatesError() -> None:
@@ -331,7 +346,8 @@ def test_a_recoverable_task_that_was_lost_just_registers_again() -> None:
     there.tell(there.machine.lost(A, there.lives[A], "killed", there.now))
     assert there.register(A, 1).code == OK
     waiting = there.barrier(A)
-    assert there.register(B, 1).code == OK  # before the keeper has noticed that its earlier incarnation has ended
+    # before the keeper has noticed that its earlier incarnation has ended
+    assert there.register(B, 1).code == OK
     assert waiting.code == INTERNAL
 
 
@@ -419,17 +435,22 @@ def test_a_poll_without_news_gets_a_reply_at_its_deadline_and_is_a_sign_of_life(
     assert there.state(A) == "up"
 
 
-# -- which tasks are up -----------------------------------------------------------------------------------------------------------
+# -- which tasks are up ----------------------------------------------------------------------------
 
 
 def test_ListClusterDevices_TfDevice() -> None:
     there = cluster()
-    calls = [there.wait_for_all(A, ["a0", "a1"]), there.wait_for_all(B, ["b0"]), there.wait_for_all(C, ["c0"])]
+    calls = [
+        there.wait_for_all(A, ["a0", "a1"]),
+        there.wait_for_all(B, ["b0"]),
+        there.wait_for_all(C, ["c0"]),
+    ]
     assert [call.value for call in calls] == [["a0", "a1", "b0", "c0"]] * 3
 
 
 def test_ListClusterDevices_XlaDevice() -> None:
-    """The list has the order of the tasks, not of their calls. (TensorFlow's function that numbers devices does not apply.)"""
+    """The list has the order of the tasks, not of their calls. (TensorFlow's function that numbers
+    devices does not apply.)"""
     there = cluster()
     there.wait_for_all(B, ["b0"])
     there.wait_for_all(A, ["a0", "a1"])
@@ -482,5 +503,8 @@ def test_get_task_states() -> None:
     there.register(A)
     there.register(B)
     there.report(B, INTERNAL, "test_error")
-    assert [(state.task, state.state) for state in there.machine.states(["worker"])] == [(A, "up"), (B, "error")]
+    assert [(state.task, state.state) for state in there.machine.states(["worker"])] == [
+        (A, "up"),
+        (B, "error"),
+    ]
     assert [state.state for state in there.machine.states()] == ["missing", "up", "error"]

@@ -1,7 +1,7 @@
 """Tasks that register, wait, die, return and give up in random order, against a simple checker.
 
-The checker sees only the replies to calls, and knows for each task whether it waits. Bugs are planted into the machine to show that the
-checker finds them.
+The checker sees only the replies to calls, and knows for each task whether it waits. Bugs are
+planted into the machine to show that the checker finds them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Run:
             self.look()
         self.finish()
 
-    # -- events ---------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def call(self, task: Task) -> None:
         name = self.dice.choice(NAMES)
@@ -61,7 +61,9 @@ class Run:
         if not any(where == name for _, where in self.waits):
             self.due[name] = inf
         counter = self.counters.get((task, name), 0)
-        call = self.waits[task, name] = self.there.barrier(task, name=name, counter=counter, timeout_s=timeout_s)
+        call = self.waits[task, name] = self.there.barrier(
+            task, name=name, counter=counter, timeout_s=timeout_s
+        )
         here = {other for other, where in self.waits if where == name}
         if call.done and call.code == OK:
             assert here == set(self.tasks), f"barrier {name} passed with {here} alone"
@@ -105,10 +107,11 @@ class Run:
                 self.there.beat(task)
         self.there.advance(self.dice.choice((0.1, 0.7)))
 
-    # -- checks --------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Check after each step: replies of one barrier at one moment are equal, no deadline passes without a reply, errors only grow."""
+        """Check after each step: replies of one barrier at one moment are equal, no deadline passes
+        without a reply, errors only grow."""
         told: dict[str, set[tuple[int, str]]] = {}
         for (task, name), call in list(self.waits.items()):
             if call.done:
@@ -135,7 +138,9 @@ class Run:
                 numbers = [error.number for error in poll.value]
                 assert all(b == a + 1 for a, b in itertools.pairwise(numbers))
                 before = self.heard[task]
-                assert not before or not numbers or numbers[0] == before[-1] + 1, "an error was left out, or told twice"
+                assert not before or not numbers or numbers[0] == before[-1] + 1, (
+                    "an error was left out, or told twice"
+                )
                 before += numbers
             poll = None
         if poll is None:
@@ -196,12 +201,16 @@ def _counts_those_who_have_gone(self: Barriers, ticket: Any) -> None:
 END = Barriers._end  # reach: two planted bugs change what it does
 
 
-def _forgets_to_tell_one(self: Barriers, barrier: _Barrier, code: int, message: str) -> list[Effect]:
+def _forgets_to_tell_one(
+    self: Barriers, barrier: _Barrier, code: int, message: str
+) -> list[Effect]:
     told = END(self, barrier, code, message)
     return told[1:] if len(told) > 2 else told
 
 
-def _tells_only_the_first(self: Barriers, barrier: _Barrier, code: int, message: str) -> list[Effect]:
+def _tells_only_the_first(
+    self: Barriers, barrier: _Barrier, code: int, message: str
+) -> list[Effect]:
     told = END(self, barrier, code, message)
     if code and len(told) > 1:
         last = told[-1]
@@ -213,7 +222,11 @@ def _tells_only_the_first(self: Barriers, barrier: _Barrier, code: int, message:
 def _one_is_enough_missing(self: Barriers, *args: Any) -> list[Effect]:
     told = Barriers.arrived(self, *args)
     barrier = self._barriers.get(args[1])
-    if barrier is not None and barrier.round is not None and len(barrier.round.arrived) == len(barrier.round.tasks) - 1:
+    if (
+        barrier is not None
+        and barrier.round is not None
+        and len(barrier.round.arrived) == len(barrier.round.tasks) - 1
+    ):
         return told + self._end(barrier, OK, "")
     return told
 
@@ -251,11 +264,15 @@ def test_a_planted_bug_is_found(bugs: dict[str, Any]) -> None:
 
 def test_errors_that_are_reported_twice_or_not_at_all_are_found() -> None:
     class Forgets(Coordination):
-        def polled(self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any) -> list[Effect]:
+        def polled(
+            self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any
+        ) -> list[Effect]:
             return super().polled(ticket, task, incarnation, after + 1, *args)
 
     class Repeats(Coordination):
-        def polled(self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any) -> list[Effect]:
+        def polled(
+            self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any
+        ) -> list[Effect]:
             return super().polled(ticket, task, incarnation, max(0, after - 1), *args)
 
     for machine in (Forgets, Repeats):

@@ -1,4 +1,5 @@
-"""The coordinator's machine: events between its parts, and errors that fail a round (C1 to C4 of scheduling/coordinator/machine.py)."""
+"""The coordinator's machine: events between its parts, and errors that fail a round (C1 to C4 of
+scheduling/coordinator/machine.py)."""
 
 from __future__ import annotations
 
@@ -66,9 +67,13 @@ A, B, C = FIRST_ATTEMPT, FIRST_ATTEMPT + 1, FIRST_ATTEMPT + 2
 
 
 def new_machine(rounds: bool = True) -> CoordinatorMachine:
-    closures = Closures(coordinator=5, queue_max=100, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0)
+    closures = Closures(
+        coordinator=5, queue_max=100, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0
+    )
     plans = Dependencies(recomputations_max=1)
-    return CoordinatorMachine(closures, plans, lambda payload: (int(payload), b"lost"), rounds=rounds)
+    return CoordinatorMachine(
+        closures, plans, lambda payload: (int(payload), b"lost"), rounds=rounds
+    )
 
 
 @pytest.fixture
@@ -80,7 +85,12 @@ def machine() -> CoordinatorMachine:
 
 
 def connect(machine: CoordinatorMachine) -> None:
-    do(machine, FunctionsDefined([(7, b"f")]), DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))
+    do(
+        machine,
+        FunctionsDefined([(7, b"f")]),
+        DispatcherUp(),
+        Heard(DISPATCHER, CoordinatorRegistered(3, 1)),
+    )
 
 
 def do(machine: CoordinatorMachine, *events: Event, now: float = 0.0) -> list[Effect]:
@@ -94,27 +104,36 @@ def do(machine: CoordinatorMachine, *events: Event, now: float = 0.0) -> list[Ef
     return done
 
 
-def end(machine: CoordinatorMachine, number: int, kind: int = VALUE, payload: Any = b"r") -> list[Effect]:
+def end(
+    machine: CoordinatorMachine, number: int, kind: int = VALUE, payload: Any = b"r"
+) -> list[Effect]:
     return do(machine, Heard(DISPATCHER, Results([(number, 0, kind, payload)])))
 
 
-def schedule(machine: CoordinatorMachine, *works: int, options: WorkOptions | None = None) -> list[Effect]:
+def schedule(
+    machine: CoordinatorMachine, *works: int, options: WorkOptions | None = None
+) -> list[Effect]:
     chosen = dict.fromkeys(works, options) if options else None
     return do(machine, Scheduled([(work, 7, b"p") for work in works], (), chosen))
 
 
 def numbers_of(effects: list[Effect], kind: type) -> list[list[int]]:
     return [
-        [item if isinstance(item, int) else item[0] for item in getattr(e.message, "items", None) or e.message.works]
+        [
+            item if isinstance(item, int) else item[0]
+            for item in getattr(e.message, "items", None) or e.message.works
+        ]
         for e in effects
         if isinstance(e, Send) and isinstance(e.message, kind)
     ]
 
 
-# -- C1, C3: events between the parts ----------------------------------------------------------------------------
+# -- C1, C3: events between the parts --------------------------------------------------------------
 
 
-def test_c1_a_plan_is_submitted_as_an_attempt_and_resolved_under_its_own_number(machine: CoordinatorMachine) -> None:
+def test_c1_a_plan_is_submitted_as_an_attempt_and_resolved_under_its_own_number(
+    machine: CoordinatorMachine,
+) -> None:
     effects = do(machine, Planned(1, 7, retries=1))
     assert numbers_of(effects, Submit) == [[A]]
     assert machine.user_of(A) == 1
@@ -155,13 +174,17 @@ def test_each_attempt_has_the_options_and_keep_of_its_plan(machine: CoordinatorM
     assert (submit.worker, submit.priority) == ("worker:1", 3)
 
 
-def test_an_attempt_that_is_given_up_before_it_is_packed_is_not_submitted(machine: CoordinatorMachine) -> None:
+def test_an_attempt_that_is_given_up_before_it_is_packed_is_not_submitted(
+    machine: CoordinatorMachine,
+) -> None:
     machine.handle(Planned(1, 7, until=5.0), 0.0)
     machine.handle(Ticked(), 5.0)
     assert machine.handle(AttemptPacked(A, b"p"), 5.0) == []
 
 
-def test_a_function_is_forgotten_when_neither_plans_nor_work_need_it(machine: CoordinatorMachine) -> None:
+def test_a_function_is_forgotten_when_neither_plans_nor_work_need_it(
+    machine: CoordinatorMachine,
+) -> None:
     schedule(machine, 1)
     do(machine, Planned(2, 7, (1,)))
     assert do(machine, FunctionsDropped([7])) == []
@@ -180,7 +203,7 @@ def test_a_cancelled_plan_ends_at_once_if_it_waits_and_with_its_attempt_if_it_ru
     assert end(machine, A, CANCELLED, b"") == [Resolve([(3, CANCELLED, b"")]), Free(3)]
 
 
-# -- values that are kept and lost --------------------------------------------------------------------------------------
+# -- values that are kept and lost -----------------------------------------------------------------
 
 
 def keep(machine: CoordinatorMachine, work: int, attempt: int) -> None:
@@ -193,7 +216,9 @@ def test_a_kept_value_of_a_plan_is_reported_with_its_attempt(machine: Coordinato
     assert end(machine, A, KEPT, b"there") == [Resolve([(1, KEPT, KeptAt(A, b"there", True))])]
 
 
-def test_a_lost_value_is_recomputed_until_it_was_lost_too_often(machine: CoordinatorMachine) -> None:
+def test_a_lost_value_is_recomputed_until_it_was_lost_too_often(
+    machine: CoordinatorMachine,
+) -> None:
     keep(machine, 1, A)
     assert numbers_of(do(machine, ValueLost(1, A)), Submit) == [[B]]
     assert end(machine, B, KEPT, b"new") == [Replace(1, KEPT, KeptAt(B, b"new", True))]
@@ -205,7 +230,9 @@ def test_a_lost_value_is_recomputed_until_it_was_lost_too_often(machine: Coordin
     assert machine.failed is None, "the work had succeeded"
 
 
-def test_an_attempt_whose_input_was_lost_is_made_again_after_the_input(machine: CoordinatorMachine) -> None:
+def test_an_attempt_whose_input_was_lost_is_made_again_after_the_input(
+    machine: CoordinatorMachine,
+) -> None:
     keep(machine, 1, A)
     do(machine, Planned(2, 7, (1,)))
     assert numbers_of(end(machine, B, INPUT_LOST, b"1"), Submit) == [[C]]
@@ -219,11 +246,13 @@ def test_an_unused_value_is_freed_by_both_parts(machine: CoordinatorMachine) -> 
     assert do(machine, KeptDropped([A])) == [Free(1)]
 
 
-# -- C2: which errors fail a round ------------------------------------------------------------------------------------------
+# -- C2: which errors fail a round -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize(("kind", "fails"), [(VALUE, False), (CANCELLED, False), (ERROR, True), (UNAVAILABLE, True)])
+@pytest.mark.parametrize(
+    ("kind", "fails"), [(VALUE, False), (CANCELLED, False), (ERROR, True), (UNAVAILABLE, True)]
+)
 def test_c2_an_end_fails_the_round_by_its_kind(
     machine: CoordinatorMachine, kind: int, fails: bool, planned: bool
 ) -> None:
@@ -262,7 +291,9 @@ def test_c2_an_error_that_is_retried_fails_no_round(machine: CoordinatorMachine)
     assert machine.failed == 1
 
 
-def test_c2_detached_work_fails_no_round_and_neither_does_anything_without_rounds(machine: CoordinatorMachine) -> None:
+def test_c2_detached_work_fails_no_round_and_neither_does_anything_without_rounds(
+    machine: CoordinatorMachine,
+) -> None:
     schedule(machine, 1, options=WorkOptions("", 0, True))
     end(machine, 1, ERROR)
     without = new_machine(rounds=False)
@@ -287,12 +318,14 @@ def test_c2_the_next_round_begins_without_an_error_and_plans_end_before_the_roun
     assert machine.failed is None
 
 
-def test_g5_the_request_for_the_end_of_another_round_holds_no_plan_back(machine: CoordinatorMachine) -> None:
+def test_g5_the_request_for_the_end_of_another_round_holds_no_plan_back(
+    machine: CoordinatorMachine,
+) -> None:
     do(machine, EndRoundRequested(2))
     assert numbers_of(do(machine, Planned(1, 7)), Submit) == [[A]]
 
 
-# -- C4: refusal --------------------------------------------------------------------------------------------------------
+# -- C4: refusal -----------------------------------------------------------------------------------
 
 
 def test_c4_a_coordinator_that_was_refused_for_good_ends_all_with_that_error() -> None:
@@ -302,7 +335,12 @@ def test_c4_a_coordinator_that_was_refused_for_good_ends_all_with_that_error() -
     do(machine, Planned(3, 7, (1,)), Planned(4, 7))
     refused, *effects = do(machine, CoordinatorRefused(b"no"))
     assert refused == RoundRefused(b"no", for_good=True)
-    ends = {work: (kind, payload) for e in effects if isinstance(e, Resolve) for work, kind, payload in e.items}
+    ends = {
+        work: (kind, payload)
+        for e in effects
+        if isinstance(e, Resolve)
+        for work, kind, payload in e.items
+    }
     assert ends == dict.fromkeys((1, 2, 3, 4), (ERROR, b"no"))
     assert 2 not in [work for e in effects if isinstance(e, Resolve) for work in e.failures]
     assert machine.failed == ROUND
@@ -338,4 +376,6 @@ def test_events_of_other_work_pass_unchanged(machine: CoordinatorMachine) -> Non
     schedule(machine, 1)
     do(machine, Planned(2, 7))
     assert do(machine, Heard(DISPATCHER, Begun([1])))
-    assert not [e for e in end(machine, 1) if isinstance(e, Send) and isinstance(e.message, ResultReceived)]
+    assert not [
+        e for e in end(machine, 1) if isinstance(e, Send) and isinstance(e.message, ResultReceived)
+    ]

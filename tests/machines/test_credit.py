@@ -40,7 +40,16 @@ def after(steps: list[Step], slots: int = 1, per_slot_max: int = WORKER_WINDOW_M
         (2, 10, [(1_000_000, 1.0)], 20),
         (1, 1024, [(1_000_000, 1.0), (1, 1000.0)], 2),
     ],
-    ids=["new", "new, 16 slots", "slow", "slow, 4 slots", "quick", "quick, 4 slots", "own bound", "quick, then slow"],
+    ids=[
+        "new",
+        "new, 16 slots",
+        "slow",
+        "slow, 4 slots",
+        "quick",
+        "quick, 4 slots",
+        "own bound",
+        "quick, then slow",
+    ],
 )
 def test_p1_the_limit_stays_between_two_and_the_maximum_for_each_slot(
     slots: int, per_slot_max: int, steps: list[Step], limit: int
@@ -68,7 +77,8 @@ def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() ->
 def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
     window = after([(1, 0.002), (1, 0.004)])
     assert (window.rate, window.limit) == (0.0, 2)
-    window.note_returned(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier outcomes count
+    # five in 5 ms: the earlier outcomes count
+    window.note_returned(3, 0.001, 0.0, 0.005, idle=False)
     assert window.rate == pytest.approx(500.0)
 
 
@@ -80,8 +90,11 @@ def test_only_the_time_that_the_worker_reports_makes_it_slow() -> None:
     assert window.rate == pytest.approx(750.0)
 
 
-def held_up(trip_s: float, takes_s: Callable[[int], float], seconds: float, slots: int = 1) -> tuple[int, WorkWindow]:
-    """Simulate endless work for a worker with a round trip of `trip_s` that reports every 2 ms. Return how much work it does."""
+def held_up(
+    trip_s: float, takes_s: Callable[[int], float], seconds: float, slots: int = 1
+) -> tuple[int, WorkWindow]:
+    """Simulate endless work for a worker with a round trip of `trip_s` that reports every 2 ms.
+    Return how much work it does."""
     window = WorkWindow(slots)
     due: list[tuple[float, int, str]] = [(0.0, 0, "give")]
     numbers = itertools.count(1)
@@ -130,13 +143,16 @@ def _nothing_is_on_the_way() -> None:
 @pytest.mark.parametrize("trip_s", [0.0, 0.001, 0.01, 0.04, 0.1, 0.2, 0.5])
 def test_p3_quick_work_keeps_a_worker_busy_however_long_its_round_trip(trip_s: float) -> None:
     done, window = held_up(trip_s, lambda _: 0.0001, 10.0)
-    possible = 10_000 * (10.0 - 6 * trip_s)  # the window needs a few round trips until the rate is known
+    # the window needs a few round trips until the rate is known
+    possible = 10_000 * (10.0 - 6 * trip_s)
     assert done >= 0.7 * min(possible, WORKER_WINDOW_MAX / max(trip_s, 1e-9) * 10)
     assert window.trip_s == trip_s
 
 
 def test_p3_a_slow_first_work_item_and_pauses_do_not_starve_a_distant_worker() -> None:
-    done, _ = held_up(0.2, lambda number: 0.05 if number == 0 or number % 5000 == 4999 else 0.0001, 10.0)
+    done, _ = held_up(
+        0.2, lambda number: 0.05 if number == 0 or number % 5000 == 4999 else 0.0001, 10.0
+    )
     assert done >= 50_000
 
 
@@ -152,6 +168,8 @@ def test_a_message_without_outcomes_says_nothing_about_the_rate() -> None:
     assert window.rate == 750.0
 
 
-def test_what_a_worker_holds_takes_as_long_as_its_rate_says_and_for_ever_while_that_is_unknown() -> None:
+def test_what_a_worker_holds_takes_as_long_as_its_rate_says_and_for_ever_while_that_is_unknown() -> (
+    None
+):
     assert after([(1000, 1.0)]).remaining_s(50) == 0.1
     assert WorkWindow(1).remaining_s(1) == inf

@@ -37,7 +37,10 @@ from zmqdist.events import Ticked
 
 
 def news(
-    *places: TaskLocation, finished: bool = False, hold: bool = False, ended: dict[int, int] | None = None
+    *places: TaskLocation,
+    finished: bool = False,
+    hold: bool = False,
+    ended: dict[int, int] | None = None,
 ) -> News:
     return News(places, False, finished, hold, ended or {})
 
@@ -74,7 +77,9 @@ class Consumer:
 
     def answer(self, task: int, elements: list[str] | None, then: int, common: int) -> None:
         kind = SKIP if elements is None else SOME
-        self.tell(TaskReplied(self.asked.pop(task).source, kind, ("", elements, (then, common)), None))
+        self.tell(
+            TaskReplied(self.asked.pop(task).source, kind, ("", elements, (then, common)), None)
+        )
 
     def fail(self, task: int, error: OpError) -> None:
         self.tell(TaskReplied(self.asked.pop(task).source, FAILED, None, error))
@@ -95,7 +100,9 @@ def test_tasks_take_turns_by_number_whichever_replies_first() -> None:
     assert consumer.elements == ["one 0", "two 0", "one 1", "two 1"]
 
 
-def test_an_element_waits_until_all_consumers_have_theirs_and_is_dropped_if_its_task_ends_before() -> None:
+def test_an_element_waits_until_all_consumers_have_theirs_and_is_dropped_if_its_task_ends_before() -> (
+    None
+):
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.answer(1, ["a", "b", "c"], 3, 0)
@@ -138,7 +145,9 @@ def test_a_reader_with_a_full_queue_requests_no_more_rounds() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     for first in range(0, 64, 32):
-        consumer.answer(1, [str(number) for number in range(first, first + 32)], first + 32, first + 31)
+        consumer.answer(
+            1, [str(number) for number in range(first, first + 32)], first + 32, first + 31
+        )
     assert not consumer.asked
     consumer.tell(BatchTaken())
     assert 1 in consumer.asked
@@ -147,14 +156,22 @@ def test_a_reader_with_a_full_queue_requests_no_more_rounds() -> None:
 def test_a_request_to_a_worker_that_does_not_reply_is_repeated_after_growing_pauses() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
-    asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
+    asks = [
+        effect
+        for effect in machine.handle(ConsumerBegan(), 0.0)
+        if isinstance(effect, RequestElements)
+    ]
     pauses = []
     now = 0.0
     for _ in range(60):
         machine.handle(TaskReplied(asks[0].source, FAILED, None, UnavailableError("away")), now)
         pauses.append(round(machine.deadline - now, 6))
         now = machine.deadline
-        assert [effect for effect in machine.handle(Ticked(), now) if isinstance(effect, RequestElements)]
+        assert [
+            effect
+            for effect in machine.handle(Ticked(), now)
+            if isinstance(effect, RequestElements)
+        ]
     assert pauses[0] < 0.01
     assert pauses == sorted(pauses)
     assert pauses[-1] == 0.01
@@ -163,7 +180,11 @@ def test_a_request_to_a_worker_that_does_not_reply_is_repeated_after_growing_pau
 def test_two_requests_that_fail_together_lengthen_the_pause_once() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
-    asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
+    asks = [
+        effect
+        for effect in machine.handle(ConsumerBegan(), 0.0)
+        if isinstance(effect, RequestElements)
+    ]
     assert len(asks) == 2
     pauses = []
     for ask in asks:
@@ -178,14 +199,20 @@ def test_a_task_that_replies_gets_a_request_at_once_although_another_has_failed(
     first, second = machine.handle(news(there(1)), 0.0)
     assert isinstance(first, RequestElements)
     assert isinstance(second, RequestElements)
-    assert machine.handle(TaskReplied(first.source, FAILED, None, UnavailableError("not there yet")), 0.0) == []
+    assert (
+        machine.handle(
+            TaskReplied(first.source, FAILED, None, UnavailableError("not there yet")), 0.0
+        )
+        == []
+    )
     delivered, *asked = machine.handle(TaskReplied(second.source, SOME, "batch", None), 0.001)
     assert delivered == Deliver(["batch"])
     assert [type(effect) for effect in asked] == [RequestElements, RequestElements]
 
 
 def test_in_order_the_task_with_the_next_portion_gets_a_request_however_many_others_have() -> None:
-    """When many elements wait for their turn, the reader requests nothing from other tasks, so no other reply would let it continue."""
+    """When many elements wait for their turn, the reader requests nothing from other tasks, so no
+    other reply would let it continue."""
     consumption = Consumption(nullcontext(), 1, Consumed())
     machine = ExactlyOnceDelivery(TaskWindow(5, "", -1), consumption, 1, 0, True, Consumed())
     machine.handle(news(*map(there, range(4))), 0.0)
@@ -211,8 +238,11 @@ def test_in_order_the_task_with_the_next_portion_gets_a_request_however_many_oth
 
 
 @pytest.mark.parametrize("ends", ["a lost answer", "another life"])
-def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_past(ends: str) -> None:
-    """Meanwhile another task may have the portion. When many elements wait, only the task that counts as the holder gets requests."""
+def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_past(
+    ends: str,
+) -> None:
+    """Meanwhile another task may have the portion. When many elements wait, only the task that
+    counts as the holder gets requests."""
     machine = ExactlyOnceDelivery(
         TaskWindow(5, "", -1), Consumption(nullcontext(), 1, Consumed()), 1, 0, True, Consumed()
     )
@@ -221,7 +251,11 @@ def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_
 
     def tell(event: Any, now: float = 0.0) -> set[int]:
         """Return the tasks that get requests."""
-        sources = [effect.source for effect in machine.handle(event, now) if isinstance(effect, RequestElements)]
+        sources = [
+            effect.source
+            for effect in machine.handle(event, now)
+            if isinstance(effect, RequestElements)
+        ]
         for source in sources:
             asked.setdefault(source.task, []).append(source)
         return {source.task for source in sources}
@@ -243,13 +277,18 @@ def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
-def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(allowed: int, asked: list[int]) -> None:
-    """Batches out of turn fill the window. If the task with the next batch got no request, the reader would wait for ever."""
+def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(
+    allowed: int, asked: list[int]
+) -> None:
+    """Batches out of turn fill the window. If the task with the next batch got no request, the
+    reader would wait for ever."""
     window = TaskWindow(5, "", allowed)
     window.note(news(*map(there, range(3))))
     window.held = 100
     assert window.requests(window.available()) == []
-    assert [each.source.task for each in window.requests(window.available(), starving=True)] == asked
+    assert [
+        each.source.task for each in window.requests(window.available(), starving=True)
+    ] == asked
     assert window.requests(window.available(), starving=True) == [], "once"
 
 

@@ -1,14 +1,25 @@
 """The dispatcher as one machine: which worker gets which work when, and what a loss costs.
 
-In these tests the payload of a work item is its number, and every work item is for function 7. The ends of rounds, withdrawing and refusals
-are in test_dispatch_ends.py.
+In these tests the payload of a work item is its number, and every work item is for function 7. The
+ends of rounds, withdrawing and refusals are in test_dispatch_ends.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.machines.dispatched import SEEN, WELCOME, begin, coordinator, done, given, hear, leases_of, submit, worker
+from tests.machines.dispatched import (
+    SEEN,
+    WELCOME,
+    begin,
+    coordinator,
+    done,
+    given,
+    hear,
+    leases_of,
+    submit,
+    worker,
+)
 from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
@@ -43,10 +54,12 @@ from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.records import WorkerLoad
 
-# -- work and its results --------------------------------------------------------------------------------------------
+# -- work and its results --------------------------------------------------------------------------
 
 
-def test_p1_p8_work_waits_for_a_worker_and_its_result_goes_to_its_coordinator_once(broker: Broker) -> None:
+def test_p1_p8_work_waits_for_a_worker_and_its_result_goes_to_its_coordinator_once(
+    broker: Broker,
+) -> None:
     assert coordinator(broker) == [Send("c", CoordinatorRegistered(3, 0))]
     assert submit(broker, 41, 42) == []
     assign = Assign([(1, 7, b"f")], [(1, 1, 0, 7, b"41"), (2, 1, 0, 7, b"42")], workers=1)
@@ -57,9 +70,13 @@ def test_p1_p8_work_waits_for_a_worker_and_its_result_goes_to_its_coordinator_on
 
 
 @pytest.mark.parametrize(
-    ("peer", "lease"), [("v", 1), ("w", 99)], ids=["a worker that does not hold it", "a lease that never was"]
+    ("peer", "lease"),
+    [("v", 1), ("w", 99)],
+    ids=["a worker that does not hold it", "a lease that never was"],
 )
-def test_p2_an_outcome_counts_only_from_the_worker_that_holds_the_lease(broker: Broker, peer: str, lease: int) -> None:
+def test_p2_an_outcome_counts_only_from_the_worker_that_holds_the_lease(
+    broker: Broker, peer: str, lease: int
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     worker(broker, "v", 1)
@@ -68,7 +85,9 @@ def test_p2_an_outcome_counts_only_from_the_worker_that_holds_the_lease(broker: 
     assert done(broker, 1) == [Send("c", Results([(41, 0, VALUE, b"r")]))]
 
 
-def test_p2_an_outcome_of_a_lost_incarnation_is_dropped_and_what_it_runs_is_cut_off(broker: Broker) -> None:
+def test_p2_an_outcome_of_a_lost_incarnation_is_dropped_and_what_it_runs_is_cut_off(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -92,24 +111,32 @@ def test_p7_every_queue_empties_although_a_worker_is_lost(broker: Broker) -> Non
     worker(broker, "w", 0, slots=4)
     worker(broker, "v", 1, slots=4)
     effects = submit(broker, *range(50)) + broker.handle(SEEN, 0.5)
-    left = [lease for peer, lease, _, _ in given(effects) + given(effects, careful=True) if peer == "v"]
+    left = [
+        lease for peer, lease, _, _ in given(effects) + given(effects, careful=True) if peer == "v"
+    ]
     ended: list[int] = []
     while left:
         effects = done(broker, left.pop(0), peer="v", now=1.0)
-        ended += [item[0] for e in effects if isinstance(e.message, Results) for item in e.message.items]
+        ended += [
+            item[0] for e in effects if isinstance(e.message, Results) for item in e.message.items
+        ]
         left += leases_of(effects) + [lease for _, lease, _, _ in given(effects, careful=True)]
     assert sorted(ended) == list(range(50))
     assert (broker.snapshot().queued, broker.snapshot().coordinators[0].finished) == (0, 50)
 
 
-def test_p8_a_function_is_sent_once_to_each_worker_and_again_over_a_new_connection(broker: Broker) -> None:
+def test_p8_a_function_is_sent_once_to_each_worker_and_again_over_a_new_connection(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     functions = [(1, 7, b"f")]
     assert submit(broker, 1) == [Send("w", Assign(functions, [(1, 1, 0, 7, b"1")], workers=1))]
     assert submit(broker, 2) == [Send("w", Assign([], [(2, 1, 0, 7, b"2")], workers=1))]
     worker(broker, "w2", held=[1, 2])
-    assert done(broker, 1, 2, peer="w2") == [Send("c", Results([(1, 0, VALUE, b"r"), (2, 0, VALUE, b"r")]))]
+    assert done(broker, 1, 2, peer="w2") == [
+        Send("c", Results([(1, 0, VALUE, b"r"), (2, 0, VALUE, b"r")]))
+    ]
     assert submit(broker, 3) == [Send("w2", Assign(functions, [(3, 1, 0, 7, b"3")], workers=1))]
 
 
@@ -121,7 +148,9 @@ def test_p8_a_forgotten_function_is_forgotten_by_the_workers_that_have_it(broker
     done(broker, 1)
     assert hear(broker, "c", Forget(1, [7, 8])) == [Send("w", Forget(1, [7]))]
     (refusal,) = submit(broker, 2)
-    assert refusal.message == Refused(errors.FAILED_PRECONDITION, "work for functions [7] that were never defined")
+    assert refusal.message == Refused(
+        errors.FAILED_PRECONDITION, "work for functions [7] that were never defined"
+    )
     hear(broker, "c", Define([(7, b"g")]))
     assigns = [effect.message for effect in submit(broker, 2, 3)]
     assert [assign.functions for assign in assigns] == [[(1, 7, b"g")]] * 2
@@ -138,12 +167,16 @@ def test_much_work_for_one_worker_is_split_and_the_functions_are_in_the_first_me
     hear(broker, "c", RegisterCoordinator(1, 10_000, 1, False))
     hear(broker, "c", Define([(7, b"f")]))
     hear(broker, "c", Submit(1, [(work, 0, 0, 7, bytes(payload_bytes)) for work in range(count)]))
-    assigns = [effect.message for effect in worker(broker, slots=count) if isinstance(effect.message, Assign)]
+    assigns = [
+        effect.message
+        for effect in worker(broker, slots=count)
+        if isinstance(effect.message, Assign)
+    ]
     assert [len(assign.items) for assign in assigns] == parts
     assert [assign.functions for assign in assigns] == [[(1, 7, b"f")]] + [[]] * (len(parts) - 1)
 
 
-# -- which worker gets which work ---------------------------------------------------------------------------------------------------
+# -- which worker gets which work ------------------------------------------------------------------
 
 
 def test_idle_workers_come_before_those_that_only_have_room(broker: Broker) -> None:
@@ -155,7 +188,9 @@ def test_idle_workers_come_before_those_that_only_have_room(broker: Broker) -> N
     assert broker.snapshot().queued == 1
 
 
-def test_p6_a_worker_holds_two_for_a_slot_at_first_and_more_as_its_window_grows(broker: Broker) -> None:
+def test_p6_a_worker_holds_two_for_a_slot_at_first_and_more_as_its_window_grows(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     effects = submit(broker, *range(400)) + worker(broker)
     left = leases_of(effects)
@@ -183,8 +218,12 @@ def test_p10_coordinators_with_waiting_work_are_served_in_turn(broker: Broker, s
         effects = done(broker, left.pop(0), now=1.0)
         order += [work for _, _, work, _ in given(effects)]
         left += leases_of(effects)
-    assert {1000, 1001, 1002, 1003} <= set(order[:16]), "the one with four did not wait for the one with 500"
-    assert [work for work in order if work < 1000] == list(range(len(order) - 4)), "each in its own order"
+    assert {1000, 1001, 1002, 1003} <= set(order[:16]), (
+        "the one with four did not wait for the one with 500"
+    )
+    assert [work for work in order if work < 1000] == list(range(len(order) - 4)), (
+        "each in its own order"
+    )
     assert 1000 in order[: 2 * slots]
 
 
@@ -240,11 +279,15 @@ def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
     overdue = broker.deadline
     assert overdue is not None
     assert broker.handle(Ticked(), overdue - 0.001) == []
-    assert broker.handle(Ticked(), overdue) == [Send("w", StealRequest(left[3:]))], "it should have begun by then"
+    assert broker.handle(Ticked(), overdue) == [Send("w", StealRequest(left[3:]))], (
+        "it should have begun by then"
+    )
     assert broker.deadline is None
 
 
-def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_looks_at_no_more_workers_than_it_is_about(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_at: list[WorkerLoad] = []
 
     def in_a_while(hands: WorkerLoad) -> float:
@@ -257,7 +300,9 @@ def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monk
         worker(broker, f"w{index}", index)
     submit(broker, *range(100))
     worker(broker, "v", 50)
-    assert len(looked_at) == 50, "a slot is idle: what could each worker give back, and from when on"
+    assert len(looked_at) == 50, (
+        "a slot is idle: what could each worker give back, and from when on"
+    )
     for index in range(50):
         hear(broker, f"w{index}", Beat())
     assert (len(looked_at), broker.deadline) == (50, 1.0)
@@ -274,7 +319,9 @@ def test_work_that_has_begun_is_not_recalled(broker: Broker) -> None:
     assert worker(broker, "v", 1)[1:] == []
 
 
-def test_a_drained_worker_gets_no_more_work_and_its_returned_work_goes_elsewhere(broker: Broker) -> None:
+def test_a_drained_worker_gets_no_more_work_and_its_returned_work_goes_elsewhere(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2)
@@ -301,7 +348,7 @@ def test_an_unknown_worker_cannot_be_drained(broker: Broker) -> None:
     assert broker.leave("worker", 0, 3.0, 0.0) is None
 
 
-# -- losses ----------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def test_slots_that_died_are_counted_with_the_last_of_them(broker: Broker) -> None:
@@ -316,7 +363,9 @@ def test_slots_that_died_are_counted_with_the_last_of_them(broker: Broker) -> No
     assert [row.slot_deaths for row in snapshot.workers] == [1]
 
 
-@pytest.mark.parametrize("how", [SEEN, Heard("w", SlotsLost([(1, -9, "log")]))], ids=["worker", "slot"])
+@pytest.mark.parametrize(
+    "how", [SEEN, Heard("w", SlotsLost([(1, -9, "log")]))], ids=["worker", "slot"]
+)
 def test_p3_a_lost_start_is_charged_and_the_work_runs_again_as_careful_work(
     broker: Broker, how: ProcessExited | Heard
 ) -> None:
@@ -326,7 +375,9 @@ def test_p3_a_lost_start_is_charged_and_the_work_runs_again_as_careful_work(
     begin(broker, 1)
     effects = broker.handle(how, 1.0) + worker(broker, "v", 1, now=1.0)
     assert Send("c", StartsLost([(41, 0, "worker:0", -9, "log", False)])) in effects
-    assert [(lease, work, attempt) for _, lease, work, attempt in given(effects, careful=True)] == [(2, 41, 1)]
+    assert [(lease, work, attempt) for _, lease, work, attempt in given(effects, careful=True)] == [
+        (2, 41, 1)
+    ]
     assert given(effects) == []
 
 
@@ -360,7 +411,8 @@ def test_p3_work_fails_when_attempts_max_starts_were_lost_those_under_other_disp
         effects = hear(broker, "w", SlotsLost([(lease, -11, "")]))
         messages += [effect.message for effect in effects if effect.to == "c"]
     assert messages == [
-        StartsLost([(41, attempt, "worker:0", -11, "", attempt == starts - 1)]) for attempt in range(starts)
+        StartsLost([(41, attempt, "worker:0", -11, "", attempt == starts - 1)])
+        for attempt in range(starts)
     ]
     row = broker.snapshot().coordinators[0]
     assert (row.queued, row.out, row.finished) == (0, 0, 1)
@@ -375,19 +427,26 @@ def test_p4_work_that_had_not_started_goes_back_uncharged_to_the_front(broker: B
     ], "before work 5"
 
 
-def test_p4_work_of_a_lost_worker_that_had_not_started_is_handed_out_carefully_and_uncharged(broker: Broker) -> None:
+def test_p4_work_of_a_lost_worker_that_had_not_started_is_handed_out_carefully_and_uncharged(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w", slots=2)
     submit(broker, 1, 2, 3, 4, 5)
     begin(broker, 1)
     lost = broker.handle(SEEN, 1.0)
-    assert lost == [Send("c", StartsLost([(1, 0, "worker:0", -9, "log", False)])), Send("c", Workers(0))]
+    assert lost == [
+        Send("c", StartsLost([(1, 0, "worker:0", -9, "log", False)])),
+        Send("c", Workers(0)),
+    ]
     effects = worker(broker, "v", 1, slots=3, now=1.0)
     careful = [work for _, _, work, _ in given(effects, careful=True)]
     assert (sorted(careful), [work for _, _, work, _ in given(effects)]) == ([1, 2, 3, 4], [5])
 
 
-def test_a_worker_that_is_back_keeps_the_work_that_it_holds_and_the_rest_is_assigned_again(broker: Broker) -> None:
+def test_a_worker_that_is_back_keeps_the_work_that_it_holds_and_the_rest_is_assigned_again(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w", slots=2)
     submit(broker, 1, 2, 3)
@@ -404,8 +463,11 @@ def test_a_worker_that_is_back_keeps_the_work_that_it_holds_and_the_rest_is_assi
     assert done(broker, 1, peer="w2", now=1.6) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 
 
-def test_work_that_a_worker_does_not_name_when_it_registers_again_is_assigned_again(broker: Broker) -> None:
-    """It stopped all its work after it had sent the first registration, and accepted none before the reply to the second."""
+def test_work_that_a_worker_does_not_name_when_it_registers_again_is_assigned_again(
+    broker: Broker,
+) -> None:
+    """It stopped all its work after it had sent the first registration, and accepted none before
+    the reply to the second."""
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1)
@@ -424,10 +486,12 @@ def test_a_disconnected_worker_gets_no_work(broker: Broker) -> None:
     assert submit(broker, 1, now=1.0) == []
 
 
-# -- bulk results ----------------------------------------------------------------------------------------------------
+# -- bulk results ----------------------------------------------------------------------------------
 
 
-def test_p9_work_whose_bulk_result_was_not_fetched_runs_again_when_its_worker_is_lost(broker: Broker) -> None:
+def test_p9_work_whose_bulk_result_was_not_fetched_runs_again_when_its_worker_is_lost(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -459,8 +523,12 @@ def test_p9_work_runs_again_when_its_worker_is_back_without_the_bulk_result(brok
     assert given(worker(broker, "w2", held=[1])) == [("w2", 3, 42, 1)]
 
 
-@pytest.mark.parametrize("how", [Heard("c", EndRound(1, 0.0)), PeerGone("c"), Heard("c", Goodbye())])
-def test_a_bulk_result_is_released_with_its_round_or_its_coordinator(broker: Broker, how: Heard | PeerGone) -> None:
+@pytest.mark.parametrize(
+    "how", [Heard("c", EndRound(1, 0.0)), PeerGone("c"), Heard("c", Goodbye())]
+)
+def test_a_bulk_result_is_released_with_its_round_or_its_coordinator(
+    broker: Broker, how: Heard | PeerGone
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -470,7 +538,7 @@ def test_a_bulk_result_is_released_with_its_round_or_its_coordinator(broker: Bro
     assert given(worker(broker, "v", 1, now=2.0)) == []
 
 
-# -- kept results ----------------------------------------------------------------------------------------------------
+# -- kept results ----------------------------------------------------------------------------------
 
 
 def keep(broker: Broker, *works: int) -> None:
@@ -482,7 +550,9 @@ def keep(broker: Broker, *works: int) -> None:
     assert hear(broker, "c", ResultReceived([(work, 0) for work in works], keep=True)) == []
 
 
-def test_p11_work_with_a_kept_result_is_finished_and_the_result_is_released_when_it_is_taken(broker: Broker) -> None:
+def test_p11_work_with_a_kept_result_is_finished_and_the_result_is_released_when_it_is_taken(
+    broker: Broker,
+) -> None:
     keep(broker, 41, 42)
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (2, 2)
@@ -520,7 +590,9 @@ def test_p11_a_kept_result_outlives_its_round(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("how", [PeerGone("c"), Heard("c", Goodbye())])
-def test_p11_a_kept_result_is_released_with_its_coordinator(broker: Broker, how: Heard | PeerGone) -> None:
+def test_p11_a_kept_result_is_released_with_its_coordinator(
+    broker: Broker, how: Heard | PeerGone
+) -> None:
     keep(broker, 41)
     assert Send("w", FreeResult([1])) in broker.handle(how, 1.0)
 

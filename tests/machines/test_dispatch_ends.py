@@ -1,7 +1,7 @@
 """The dispatcher as one machine: withdrawing, the ends of rounds and sessions, and what is refused.
 
-In these tests the payload of a work item is its number, and every work item is for function 7. The other half of the tests is in
-test_dispatch.py.
+In these tests the payload of a work item is its number, and every work item is for function 7. The
+other half of the tests is in test_dispatch.py.
 """
 
 from __future__ import annotations
@@ -62,10 +62,12 @@ from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S
 ENDED = Send("c", RoundEnded(1))
 
 
-# -- withdrawing -----------------------------------------------------------------------------------------------------
+# -- withdrawing -----------------------------------------------------------------------------------
 
 
-def test_waiting_work_that_is_withdrawn_is_cancelled_at_once_and_other_work_stays(broker: Broker) -> None:
+def test_waiting_work_that_is_withdrawn_is_cancelled_at_once_and_other_work_stays(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     submit(broker, 1, 2, 3)
     assert hear(broker, "c", CancelWork([3, 1, 99], 2.0)) == [cancelled(1, 3)]
@@ -95,7 +97,9 @@ def test_assigned_work_that_is_withdrawn_is_aborted_and_cancelled_however_it_end
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(broker: Broker, started: bool) -> None:
+def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(
+    broker: Broker, started: bool
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -104,7 +108,9 @@ def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(broker: Broke
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
-def test_withdrawn_work_with_a_bulk_result_does_not_run_again_when_its_worker_is_lost(broker: Broker) -> None:
+def test_withdrawn_work_with_a_bulk_result_does_not_run_again_when_its_worker_is_lost(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -121,10 +127,12 @@ def test_one_coordinator_cannot_withdraw_the_work_of_another(broker: Broker) -> 
     assert hear(broker, "c", CancelWork([1, 2, 3], 2.0)) == []
 
 
-# -- the end of a round -----------------------------------------------------------------------------------------
+# -- the end of a round ----------------------------------------------------------------------------
 
 
-def test_p5_a_round_without_assigned_work_ends_at_once_and_its_queue_is_dropped(broker: Broker) -> None:
+def test_p5_a_round_without_assigned_work_ends_at_once_and_its_queue_is_dropped(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     submit(broker, 1, 2)
     assert end(broker) == [ENDED]
@@ -169,7 +177,9 @@ def test_p5_the_end_waits_a_lease_for_a_worker_whose_process_may_still_run(broke
     assert broker.deadline is None
 
 
-def test_p5_the_end_waits_a_moment_for_the_slots_of_a_worker_whose_process_has_ended(broker: Broker) -> None:
+def test_p5_the_end_waits_a_moment_for_the_slots_of_a_worker_whose_process_has_ended(
+    broker: Broker,
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -190,7 +200,9 @@ def test_p5_the_end_waits_for_work_of_an_earlier_connection(broker: Broker) -> N
     assert done(broker, 1, now=3.0) == [ENDED], "and the outcome is dropped"
 
 
-def test_p5_the_end_waits_for_work_of_an_earlier_connection_whose_worker_may_still_run(broker: Broker) -> None:
+def test_p5_the_end_waits_for_work_of_an_earlier_connection_whose_worker_may_still_run(
+    broker: Broker,
+) -> None:
     coordinator(broker, "c0")
     worker(broker, "w")
     submit(broker, 41, peer="c0")
@@ -203,7 +215,9 @@ def test_p5_the_end_waits_for_work_of_an_earlier_connection_whose_worker_may_sti
     assert broker.handle(Ticked(), LEASE_S) == [ENDED]
 
 
-def test_p5_the_end_waits_a_lease_if_an_earlier_dispatcher_had_assigned_work(broker: Broker) -> None:
+def test_p5_the_end_waits_a_lease_if_an_earlier_dispatcher_had_assigned_work(
+    broker: Broker,
+) -> None:
     coordinator(broker, former=True, now=5.0)
     assert end(broker, now=6.0) == []
     assert broker.deadline == 5.0 + LEASE_S
@@ -211,7 +225,9 @@ def test_p5_the_end_waits_a_lease_if_an_earlier_dispatcher_had_assigned_work(bro
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
-def test_p5_the_end_waits_for_threads_that_an_earlier_dispatcher_started(broker: Broker, joins_first: bool) -> None:
+def test_p5_the_end_waits_for_threads_that_an_earlier_dispatcher_started(
+    broker: Broker, joins_first: bool
+) -> None:
     coordinator(broker)
     if joins_first:
         worker(broker, "w", leftover=[(55, 1)])
@@ -234,7 +250,9 @@ def test_p5_a_lost_worker_may_go_on_with_such_threads_for_its_lease(broker: Brok
     assert broker.handle(Ticked(), LEASE_S) == [ENDED]
 
 
-def test_p5_the_end_does_not_wait_for_threads_and_leases_of_other_coordinators(broker: Broker) -> None:
+def test_p5_the_end_does_not_wait_for_threads_and_leases_of_other_coordinators(
+    broker: Broker,
+) -> None:
     coordinator(broker, "c", 1)
     coordinator(broker, "d", 2)
     worker(broker, "w", leftover=[(55, 2)])
@@ -242,7 +260,7 @@ def test_p5_the_end_does_not_wait_for_threads_and_leases_of_other_coordinators(b
     assert end(broker) == [ENDED]
 
 
-# -- sessions --------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,7 +268,9 @@ def test_p5_the_end_does_not_wait_for_threads_and_leases_of_other_coordinators(b
     [PeerGone("c"), Heard("c", Goodbye()), Heard("c2", RegisterCoordinator(1, 1000, 1, True))],
     ids=["gone", "goodbye", "enlisted over another connection"],
 )
-def test_p1_the_work_of_a_disconnected_coordinator_is_dropped(broker: Broker, how: Heard | PeerGone) -> None:
+def test_p1_the_work_of_a_disconnected_coordinator_is_dropped(
+    broker: Broker, how: Heard | PeerGone
+) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2, 3)
@@ -272,7 +292,9 @@ def test_a_disconnected_coordinator_is_not_told_of_the_end_of_its_round(broker: 
     assert broker.deadline is None
 
 
-def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_none(broker: Broker) -> None:
+def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_none(
+    broker: Broker,
+) -> None:
     coordinator(broker, "c", 1)
     coordinator(broker, "d", 2)
     some, none = [[Send(peer, Workers(count)) for peer in ("c", "d")] for count in (1, 0)]
@@ -295,9 +317,13 @@ def test_the_coordinator_that_filled_the_queue_hears_of_progress_until_it_is_not
     coordinator(broker, queue_max=queue_max)
     assert submit(broker, *range(works)) == []
     effects = worker(broker)
-    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == reported
+    assert [
+        effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)
+    ] == reported
     effects = done(broker, 1)
-    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == later
+    assert [
+        effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)
+    ] == later
 
 
 def test_the_end_of_a_round_makes_room_in_a_full_queue(broker: Broker) -> None:
@@ -321,7 +347,7 @@ def test_p10_a_new_round_does_not_get_the_turns_of_the_old_one_too(broker: Broke
     assert order == [1, 2] * 4
 
 
-# -- refusals, beats, snapshots ---------------------------------------------------------------------------------
+# -- refusals, beats, snapshots --------------------------------------------------------------------
 
 
 FROM_COORDINATORS = [
@@ -341,7 +367,11 @@ FROM_NOBODY = [Refused(1, ""), RoundEnded(1), Registered(0, 1.0, 1.0, 1.0)]
     ("peer", "who", "messages"),
     [
         ("x", NEWCOMER, [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
-        ("c", "a coordinator", [*FROM_WORKERS, *FROM_NOBODY, Register(9, "worker", 9, 1, [], [], 1, "host")]),
+        (
+            "c",
+            "a coordinator",
+            [*FROM_WORKERS, *FROM_NOBODY, Register(9, "worker", 9, 1, [], [], 1, "host")],
+        ),
         ("w", "a worker", [*FROM_COORDINATORS, *FROM_NOBODY, RegisterCoordinator(9, 10, 1, False)]),
     ],
     ids=["a newcomer", "a coordinator", "a worker"],
@@ -368,7 +398,9 @@ def test_a_peer_may_say_goodbye_before_it_registers(broker: Broker) -> None:
 def test_a_submission_for_an_undefined_function_is_refused_as_a_whole(broker: Broker) -> None:
     coordinator(broker)
     (refusal,) = hear(broker, "c", Submit(1, [(1, 0, 0, 7, b""), (2, 0, 0, 8, b"")]))
-    assert refusal == Send("c", Refused(errors.FAILED_PRECONDITION, "work for functions [8] that were never defined"))
+    assert refusal == Send(
+        "c", Refused(errors.FAILED_PRECONDITION, "work for functions [8] that were never defined")
+    )
     assert broker.snapshot().queued == 0
 
 
@@ -378,15 +410,22 @@ def test_a_coordinator_that_submits_although_its_queue_is_full_is_refused(broker
     assert submit(broker, *range(fits)) == []
     (refusal,) = submit(broker, fits)
     assert isinstance(refusal.message, Refused)
-    assert (refusal.message.code, "queue_max=10" in refusal.message.message) == (errors.RESOURCE_EXHAUSTED, True)
+    assert (refusal.message.code, "queue_max=10" in refusal.message.message) == (
+        errors.RESOURCE_EXHAUSTED,
+        True,
+    )
     assert broker.snapshot().queued == fits
 
 
-def test_coordinators_above_the_bound_are_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinators_above_the_bound_are_refused(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
     (refusal,) = hear(broker, "d", RegisterCoordinator(2, 10, 1, False))
-    assert refusal == Send("d", Refused(errors.RESOURCE_EXHAUSTED, "this dispatcher has 1 coordinators"))
+    assert refusal == Send(
+        "d", Refused(errors.RESOURCE_EXHAUSTED, "this dispatcher has 1 coordinators")
+    )
     assert [row.coordinator for row in broker.snapshot().coordinators] == [1]
 
 
@@ -400,7 +439,9 @@ def test_a_coordinator_that_is_back_before_it_was_missed_does_not_count_twice(
     # or another coordinator has taken its number
     assert reported == Send("c", Refused(errors.ABORTED, machine.DISPLACED, final=True))
     assert list(broker.dispatch.sessions) == ["d"]
-    assert hear(broker, "d", RegisterCoordinator(1, 10, 1, False)) == [Send("d", CoordinatorRegistered(3, 0))]
+    assert hear(broker, "d", RegisterCoordinator(1, 10, 1, False)) == [
+        Send("d", CoordinatorRegistered(3, 0))
+    ]
 
 
 def test_a_beat_is_echoed(broker: Broker) -> None:
@@ -416,7 +457,9 @@ def test_a_snapshot_counts_waiting_assigned_and_lost_work(broker: Broker) -> Non
     submit(broker, 1, 2, 3, 4, 5)
     begin(broker, 2, peer="v")
     broker.handle(SEEN, 1.0)
-    assert done(broker, 2, peer="v", kind=BULK, now=1.0)[0] == Send("c", Results([(2, 0, BULK, b"r")]))
+    assert done(broker, 2, peer="v", kind=BULK, now=1.0)[0] == Send(
+        "c", Results([(2, 0, BULK, b"r")])
+    )
     snapshot = broker.snapshot()
     (row,) = snapshot.workers
     assert (row.name, row.state, row.slots, row.leases, row.running, row.window, row.done) == (
@@ -430,8 +473,11 @@ def test_a_snapshot_counts_waiting_assigned_and_lost_work(broker: Broker) -> Non
     assert snapshot.losses == (("worker:0", "its process ended", -9, 1.0),)
 
 
-def test_work_whose_function_was_forgotten_has_ended_and_is_not_handed_out_again(broker: Broker) -> None:
-    """Its coordinator has the bulk result. Before it could report this, the worker came back without the result."""
+def test_work_whose_function_was_forgotten_has_ended_and_is_not_handed_out_again(
+    broker: Broker,
+) -> None:
+    """Its coordinator has the bulk result. Before it could report this, the worker came back
+    without the result."""
     coordinator(broker)
     submit(broker, 1, 2)
     hear(broker, "c", Define([(8, b"g")]))

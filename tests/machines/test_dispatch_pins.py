@@ -1,4 +1,5 @@
-"""Pinned work, priorities and detached work; which coordinators hear of members; which resources all workers forget."""
+"""Pinned work, priorities and detached work; which coordinators hear of members; which resources
+all workers forget."""
 
 from __future__ import annotations
 
@@ -55,9 +56,18 @@ def broker() -> Broker:
 
 
 def pin(
-    broker: Broker, *works: int, to: str = "worker:0", priority: int = 0, apart: bool = False, peer: str = "c"
+    broker: Broker,
+    *works: int,
+    to: str = "worker:0",
+    priority: int = 0,
+    apart: bool = False,
+    peer: str = "c",
 ) -> list[Send]:
-    return hear(broker, peer, Submit(1, [(work, 0, 0, 7, b"%d" % work) for work in works], to, priority, apart))
+    return hear(
+        broker,
+        peer,
+        Submit(1, [(work, 0, 0, 7, b"%d" % work) for work in works], to, priority, apart),
+    )
 
 
 def works(effects: list[Send], *, careful: bool = False) -> list[int]:
@@ -65,10 +75,12 @@ def works(effects: list[Send], *, careful: bool = False) -> list[int]:
 
 
 def sent(effects: list[Send], kind: type) -> list[tuple[str, object]]:
-    return [(str(effect.to), effect.message) for effect in effects if isinstance(effect.message, kind)]
+    return [
+        (str(effect.to), effect.message) for effect in effects if isinstance(effect.message, kind)
+    ]
 
 
-# -- P12 ----------------------------------------------------------------------------------------------------------------
+# -- P12 -------------------------------------------------------------------------------------------
 
 
 def test_p12_pinned_work_waits_until_its_worker_is_present(broker: Broker) -> None:
@@ -96,7 +108,10 @@ def test_p12_pinned_work_runs_before_the_work_that_its_worker_holds(broker: Brok
     worker(broker, "w0", 0)
     assert [message.pinned for _, message in sent(submit(broker, 1, 2, 3), Assign)] == [False]
     effects = pin(broker, 4, 5)
-    assert ([message.pinned for _, message in sent(effects, Assign)], works(effects)) == ([True], [4])
+    assert ([message.pinned for _, message in sent(effects, Assign)], works(effects)) == (
+        [True],
+        [4],
+    )
 
 
 def test_p12_pinned_work_is_not_recalled_for_an_idle_worker(broker: Broker) -> None:
@@ -123,7 +138,9 @@ def test_p12_pinned_work_of_a_lost_worker_waits_as_careful_work_for_the_next_of_
         begin(broker, *leases, peer="w0")
     assert given(broker.handle(SEEN, 1.0), careful=True) == []
     effects = worker(broker, "v0", 0, life=9, now=2.0)
-    assert [(peer, work, attempt) for peer, _, work, attempt in given(effects, careful=True)] == [("v0", 1, 1)]
+    assert [(peer, work, attempt) for peer, _, work, attempt in given(effects, careful=True)] == [
+        ("v0", 1, 1)
+    ]
 
 
 def test_p12_pinned_work_that_its_worker_gives_back_goes_to_no_other_worker(broker: Broker) -> None:
@@ -138,11 +155,17 @@ def test_p12_pinned_work_that_its_worker_gives_back_goes_to_no_other_worker(brok
 
 def test_p3_attempts_max_applies_to_pinned_work(broker: Broker) -> None:
     for life in range(1, 4):
-        leases = leases_of([*worker(broker, f"w{life}", 0, life=life), *(pin(broker, 1) if life == 1 else [])])
-        leases = leases or [lease for hands in broker.dispatch.loads.values() for lease in hands.leases]
+        leases = leases_of(
+            [*worker(broker, f"w{life}", 0, life=life), *(pin(broker, 1) if life == 1 else [])]
+        )
+        leases = leases or [
+            lease for hands in broker.dispatch.loads.values() for lease in hands.leases
+        ]
         begin(broker, *leases, peer=f"w{life}")
         effects = broker.handle(SEEN, 1.0)
-    assert [message.items[0][-1] for _, message in sent(effects, type(effects[0].message))] == [True]
+    assert [message.items[0][-1] for _, message in sent(effects, type(effects[0].message))] == [
+        True
+    ]
     assert broker.snapshot().queued == 0
 
 
@@ -156,16 +179,22 @@ def test_p10_two_coordinators_with_work_for_the_same_worker_take_turns(broker: B
     assert served == [1, 11, 2, 12, 3, 13]
 
 
-def test_waiting_work_for_a_worker_that_is_away_does_not_keep_idle_ones_from_being_served(broker: Broker) -> None:
+def test_waiting_work_for_a_worker_that_is_away_does_not_keep_idle_ones_from_being_served(
+    broker: Broker,
+) -> None:
     worker(broker, "w1", 1)
     pin(broker, 1)
     submit(broker, 2)
     begin(broker, 1, peer="w1")
     assert works(submit(broker, 3)) == [3]
-    assert sent(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is recalled"
+    assert sent(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], (
+        "3 is recalled"
+    )
 
 
-def test_pinned_work_is_withdrawn_and_ends_with_its_round_and_coordinator_like_other_work(broker: Broker) -> None:
+def test_pinned_work_is_withdrawn_and_ends_with_its_round_and_coordinator_like_other_work(
+    broker: Broker,
+) -> None:
     pin(broker, 1, 2, 3)
     assert hear(broker, "c", CancelWork([2], 1.0)) == [cancelled(2)]
     assert end(broker) == [Send("c", RoundEnded(1))]
@@ -188,7 +217,7 @@ def test_queues_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> 
     assert not session.queues, "a message without work makes none"
 
 
-# -- P13 ----------------------------------------------------------------------------------------------------------------
+# -- P13 -------------------------------------------------------------------------------------------
 
 
 def test_p13_the_highest_priority_runs_first_and_within_it_the_oldest_work(broker: Broker) -> None:
@@ -219,7 +248,7 @@ def test_p13_priorities_apply_among_the_pinned_work_of_one_worker(broker: Broker
     assert works(worker(broker)) == [2, 1]
 
 
-# -- P14 ----------------------------------------------------------------------------------------------------------------
+# -- P14 -------------------------------------------------------------------------------------------
 
 
 def test_p14_the_end_of_a_round_neither_ends_detached_work_nor_waits_for_it(broker: Broker) -> None:
@@ -229,7 +258,9 @@ def test_p14_the_end_of_a_round_neither_ends_detached_work_nor_waits_for_it(brok
     submit(broker, 3)
     effects = end(broker)
     assert sent(effects, AbortLeases) == [("w", AbortLeases([2], 2.0))]
-    assert sent(hear(broker, "w", LeasesReturned([2])), RoundEnded) == [("c", RoundEnded(1))], "1 still runs"
+    assert sent(hear(broker, "w", LeasesReturned([2])), RoundEnded) == [("c", RoundEnded(1))], (
+        "1 still runs"
+    )
     assert done(broker, 1) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
     assert works(worker(broker, "w7", 7)) == [2]
 
@@ -239,7 +270,9 @@ def test_p14_a_bulk_result_of_detached_work_survives_the_end_of_a_round(broker: 
     pin(broker, 1, apart=True)
     done(broker, 1, kind=BULK)
     assert end(broker) == [Send("c", RoundEnded(1))]
-    assert [type(effect.message).__name__ for effect in hear(broker, "c", ResultReceived([(1, 0)]))] == ["FreeResult"]
+    assert [
+        type(effect.message).__name__ for effect in hear(broker, "c", ResultReceived([(1, 0)]))
+    ] == ["FreeResult"]
 
 
 def test_p14_detached_work_is_withdrawn_like_other_work(broker: Broker) -> None:
@@ -264,20 +297,26 @@ def test_detached_work_is_not_counted_in_the_queue(broker: Broker) -> None:
     effects = submit(broker, 5000, peer="d")
     assert sent(effects, Refused) == []
     assert [
-        effect.message.left_queue for effect in worker(broker) if type(effect.message).__name__ == "QueueProgress"
+        effect.message.left_queue
+        for effect in worker(broker)
+        if type(effect.message).__name__ == "QueueProgress"
     ] == [1]
 
 
-# -- P15 ----------------------------------------------------------------------------------------------------------------
+# -- P15 -------------------------------------------------------------------------------------------
 
 
-def test_p15_a_watching_coordinator_hears_of_all_members_and_then_of_each_change(broker: Broker) -> None:
+def test_p15_a_watching_coordinator_hears_of_all_members_and_then_of_each_change(
+    broker: Broker,
+) -> None:
     worker(broker, "w0", 0)
     there = ("worker:0", 1, 100, "host")
     effects = hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     assert effects == [Send("d", CoordinatorRegistered(3, 1)), Send("d", Members([there], []))]
     effects = worker(broker, "w1", 1)
-    assert sent(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], "c does not watch"
+    assert sent(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], (
+        "c does not watch"
+    )
     effects = broker.handle(SEEN, 1.0)
     assert sent(effects, Members) == [("d", Members([], [("worker:0", 1, "its process ended")]))]
 
@@ -293,7 +332,9 @@ def test_p15_a_loss_is_reported_before_its_effects_on_work(broker: Broker) -> No
     assert Results([(1, 0, CANCELLED, b"")]) in to_coordinator
 
 
-def test_p15_a_successor_under_the_same_name_is_reported_after_the_loss_of_the_earlier(broker: Broker) -> None:
+def test_p15_a_successor_under_the_same_name_is_reported_after_the_loss_of_the_earlier(
+    broker: Broker,
+) -> None:
     hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
     broker.handle(PeerGone("w0"), 0.1)
@@ -312,7 +353,7 @@ def test_p15_a_worker_whose_connection_breaks_for_a_moment_is_no_news(broker: Br
     assert sent(worker(broker, "w0b", 0, now=0.2), Members) == []
 
 
-# -- P16 ----------------------------------------------------------------------------------------------------------------
+# -- P16 -------------------------------------------------------------------------------------------
 
 
 def test_p16_all_workers_forget_a_resource_even_one_that_was_away(broker: Broker) -> None:
@@ -328,7 +369,9 @@ def test_p16_all_workers_forget_a_resource_even_one_that_was_away(broker: Broker
 def test_p16_resources_of_a_coordinator_are_forgotten_when_it_leaves(broker: Broker) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
-    assert ("w", Forget(1, [ALL_NUMBERS], everywhere=True)) in sent(hear(broker, "c", Goodbye()), Forget)
+    assert ("w", Forget(1, [ALL_NUMBERS], everywhere=True)) in sent(
+        hear(broker, "c", Goodbye()), Forget
+    )
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -337,7 +380,9 @@ def test_p16_resources_of_a_coordinator_are_forgotten_a_lease_after_its_connecti
 ) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
-    assert (("w", Forget(1, [ALL_NUMBERS], everywhere=True))) not in sent(broker.handle(PeerGone("c"), 1.0), Forget)
+    assert (("w", Forget(1, [ALL_NUMBERS], everywhere=True))) not in sent(
+        broker.handle(PeerGone("c"), 1.0), Forget
+    )
     if back:
         coordinator(broker, "c2", now=2.0)
     assert broker.deadline == (None if back else 1.0 + LEASE_S)

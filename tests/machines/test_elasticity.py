@@ -76,7 +76,10 @@ def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> Non
     seen = (SeenWorker(0, 1, 0, 0, 1, refused=True), SeenWorker(1, 1, 0, 0, 1, refused=True))
     assert request(machine, 1, seen) == [RefuseSize(1, refused=(1,))]
     assert (machine.wanted, machine.leaving) == (2, [])
-    assert request(machine, 1, seen, force=True) == [DrainWorker(1, 2.0), AcceptSize(1, 1, (), (1,))]
+    assert request(machine, 1, seen, force=True) == [
+        DrainWorker(1, 2.0),
+        AcceptSize(1, 1, (), (1,)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,9 @@ def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> Non
         ),
     ],
 )
-def test_a_size_out_of_bounds_is_refused_with_the_bounds(bounds: SizeBounds, count: int, problem: str) -> None:
+def test_a_size_out_of_bounds_is_refused_with_the_bounds(
+    bounds: SizeBounds, count: int, problem: str
+) -> None:
     assert request(registered(2, bounds), count) == [RefuseSize(1, problem)]
 
 
@@ -115,7 +120,9 @@ def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_room_is_refus
     machine = registered(3, SizeBounds(room=4, room_reason="the hosts have 4 slots"))
     assert machine.handle(RoomChanged(2, "the hosts have 2 slots"), 1.0) == []
     machine.handle(WorkerEnded(2, in_order=False, restarts=False), 1.0)
-    assert request(machine, 3) == [RefuseSize(1, "there cannot be 3 workers: the hosts have 2 slots")]
+    assert request(machine, 3) == [
+        RefuseSize(1, "there cannot be 3 workers: the hosts have 2 slots")
+    ]
     assert request(machine, 2, idle(0, 1)) == [AcceptSize(1, 2, (), (2,))]
     assert machine.wanted == 2
 
@@ -187,7 +194,10 @@ def test_the_size_grows_when_work_has_waited_and_up_to_max() -> None:
 def test_work_that_a_worker_has_beyond_its_slots_waits_as_well() -> None:
     machine = registered(1, SizeBounds(1, 4, 5.0))
     machine.handle(ClusterSeen(0, (SeenWorker(0, 1, 3, 0),)), 1.0)
-    assert machine.handle(ClusterSeen(0, (SeenWorker(0, 1, 3, 0),)), 2.0) == [StartWorker(1), StartWorker(2)]
+    assert machine.handle(ClusterSeen(0, (SeenWorker(0, 1, 3, 0),)), 2.0) == [
+        StartWorker(1),
+        StartWorker(2),
+    ]
 
 
 def test_a_short_burst_starts_nothing() -> None:
@@ -201,7 +211,9 @@ def test_idle_workers_leave_down_to_min_and_those_that_keep_something_stay() -> 
     seen = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
     assert machine.handle(ClusterSeen(0, seen), 1.0) == []
     assert machine.handle(ClusterSeen(0, seen), 5.9) == []
-    assert machine.handle(ClusterSeen(0, seen), 6.0) == [DrainWorker(index, GRACE_S) for index in (3, 1, 0)]
+    assert machine.handle(ClusterSeen(0, seen), 6.0) == [
+        DrainWorker(index, GRACE_S) for index in (3, 1, 0)
+    ]
     assert machine.wanted == 1
 
 

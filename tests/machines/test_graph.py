@@ -1,4 +1,5 @@
-"""The machine for plans against its promises: rule by rule, and with random events against a second, simple record."""
+"""The machine for plans against its promises: rule by rule, and with random events against a
+second, simple record."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def do(graph: Dependencies, *events: Event, now: float = 0.0) -> list[Effect]:
     return [effect for event in events for effect in graph.handle(event, now)]
 
 
-# -- one rule each -------------------------------------------------------------------------------------------------------
+# -- one rule each ---------------------------------------------------------------------------------
 
 
 def test_the_deadlines_of_ended_plans_are_not_remembered(graph: Dependencies) -> None:
@@ -63,7 +64,9 @@ def test_the_deadlines_of_ended_plans_are_not_remembered(graph: Dependencies) ->
     assert graph.deadline is None
 
 
-def test_a_plan_without_inputs_is_handed_in_at_once_and_ends_as_its_attempt(graph: Dependencies) -> None:
+def test_a_plan_without_inputs_is_handed_in_at_once_and_ends_as_its_attempt(
+    graph: Dependencies,
+) -> None:
     assert do(graph, Planned(1, 7)) == [HandIn(1, A)]
     assert graph.work_of(A) == 1
     assert do(graph, Ended(A, VALUE)) == [End(1), Free(1)]
@@ -87,9 +90,16 @@ def test_g2_a_plan_may_wait_for_another_plan(graph: Dependencies) -> None:
     ]
 
 
-def test_g3_the_first_failed_input_ends_the_waiting_plan_and_the_plans_that_wait_for_it(graph: Dependencies) -> None:
+def test_g3_the_first_failed_input_ends_the_waiting_plan_and_the_plans_that_wait_for_it(
+    graph: Dependencies,
+) -> None:
     do(graph, Planned(3, 7, (1, 2)), Planned(4, 7, (3,)))
-    assert do(graph, Ended(2, ERROR)) == [End(3, INPUT_FAILED, 2), Free(3), End(4, INPUT_FAILED, 3), Free(4)]
+    assert do(graph, Ended(2, ERROR)) == [
+        End(3, INPUT_FAILED, 2),
+        Free(3),
+        End(4, INPUT_FAILED, 3),
+        Free(4),
+    ]
     assert do(graph, Ended(1, VALUE)) == []
     assert do(graph, Planned(5, 7, (), failed=2)) == [End(5, INPUT_FAILED, 2), Free(5)]
 
@@ -118,7 +128,9 @@ def test_g4_a_cancelled_plan_is_not_retried(graph: Dependencies) -> None:
 
 def test_g5_the_end_of_a_round_ends_all_waiting_plans(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=1), Planned(2, 7, (1,)), RoundEnding())
-    assert do(graph, Ended(A, ERROR)) == [End(1), Free(1)], "it is neither retried, nor does it fail the waiting plan"
+    assert do(graph, Ended(A, ERROR)) == [End(1), Free(1)], (
+        "it is neither retried, nor does it fail the waiting plan"
+    )
     assert do(graph, Planned(3, 7)) == []
     assert do(graph, RoundOver()) == [End(2, CANCELLED), Free(2), End(3, CANCELLED), Free(3)]
     assert do(graph, Planned(4, 7)) == [HandIn(4, B)]
@@ -143,7 +155,13 @@ def test_g6_a_plan_ends_at_its_deadline_in_every_state(graph: Dependencies) -> N
 @pytest.fixture
 def kept(graph: Dependencies) -> Dependencies:
     """Values 1 and 2 have been computed with a lineage; 1 is an input of 2."""
-    do(graph, Planned(1, 7, lineage=True), Ended(A, KEPT), Planned(2, 7, (1,), lineage=True), Ended(B, KEPT))
+    do(
+        graph,
+        Planned(1, 7, lineage=True),
+        Ended(A, KEPT),
+        Planned(2, 7, (1,), lineage=True),
+        Ended(B, KEPT),
+    )
     return graph
 
 
@@ -157,7 +175,13 @@ def test_g7_a_lost_input_is_recomputed_for_each_plan_that_needs_it(kept: Depende
 
 
 def test_g7_a_plan_that_found_an_old_value_lost_takes_the_new_one(kept: Dependencies) -> None:
-    do(kept, Planned(3, 7, (2,)), Planned(4, 7, (2,)), Ended(C, INPUT_LOST, lost=2), Ended(D + 1, KEPT))
+    do(
+        kept,
+        Planned(3, 7, (2,)),
+        Planned(4, 7, (2,)),
+        Ended(C, INPUT_LOST, lost=2),
+        Ended(D + 1, KEPT),
+    )
     assert do(kept, Ended(D, INPUT_LOST, lost=2)) == [HandIn(4, D + 3)]
 
 
@@ -174,14 +198,23 @@ def test_g7_a_value_is_recomputed_a_bounded_number_of_times(kept: Dependencies) 
     assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE, had_succeeded=True), Free(1)]
 
 
-def test_g7_a_value_that_cannot_be_recomputed_ends_the_plans_that_need_it(kept: Dependencies) -> None:
+def test_g7_a_value_that_cannot_be_recomputed_ends_the_plans_that_need_it(
+    kept: Dependencies,
+) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2))
-    assert do(kept, Ended(D, ERROR)) == [End(2, had_succeeded=True), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
+    assert do(kept, Ended(D, ERROR)) == [
+        End(2, had_succeeded=True),
+        Free(2),
+        End(3, INPUT_FAILED, 2),
+        Free(3),
+    ]
     do(kept, Planned(4, 7))
     assert do(kept, Ended(D + 1, INPUT_LOST, lost=2)) == [End(4), Free(4)]
 
 
-def test_g7_the_end_of_a_round_gives_up_recomputed_values_except_for_a_get(kept: Dependencies) -> None:
+def test_g7_the_end_of_a_round_gives_up_recomputed_values_except_for_a_get(
+    kept: Dependencies,
+) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2), RoundEnding(), Ended(D, CANCELLED))
     assert do(kept, RoundOver()) == [End(3, CANCELLED), Free(3)]
     assert do(kept, ValueLost(2, B)) == [HandIn(2, D + 1)]
@@ -189,8 +222,11 @@ def test_g7_the_end_of_a_round_gives_up_recomputed_values_except_for_a_get(kept:
     assert do(kept, RoundOver()) == [HandIn(2, D + 2)]
 
 
-def test_g7_a_value_whose_input_returns_while_a_round_ends_is_recomputed_after_the_round(kept: Dependencies) -> None:
-    """A bug counted such a value as present, so that a `get` waited for ever, and a plan got the reference of the lost value."""
+def test_g7_a_value_whose_input_returns_while_a_round_ends_is_recomputed_after_the_round(
+    kept: Dependencies,
+) -> None:
+    """A bug counted such a value as present, so that a `get` waited for ever, and a plan got the
+    reference of the lost value."""
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1), RoundEnding())
     assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
     assert do(kept, RoundOver()) == [HandIn(2, D + 1)]
@@ -205,7 +241,9 @@ def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> Non
 
 def test_g9_a_dropped_value_is_not_recomputed(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1))
-    assert do(kept, ValueDropped(B)) == [Free(2)], "its input is being recomputed, and the plan need not wait for it"
+    assert do(kept, ValueDropped(B)) == [Free(2)], (
+        "its input is being recomputed, and the plan need not wait for it"
+    )
     assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
 
 
@@ -214,11 +252,12 @@ def test_g9_a_value_that_was_dropped_while_it_was_recomputed_is_freed(kept: Depe
     assert do(kept, ValueDropped(B), RoundOver()) == [Free(2)]
 
 
-# -- random events -------------------------------------------------------------------------------------------------------
+# -- random events ---------------------------------------------------------------------------------
 
 
 class Story:
-    """A random history of a graph, with checks of the promises. A broken promise is an AssertionError that begins with its number."""
+    """A random history of a graph, with checks of the promises. A broken promise is an
+    AssertionError that begins with its number."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -234,7 +273,8 @@ class Story:
         """Values with a lineage: by which attempt."""
         self.made_again: dict[int, int] = {}
         self.recomputations: dict[int, int] = {}
-        """Attempts at that; there are more, where an input is lost, too, or one is given up with its round."""
+        """Attempts at that; there are more, where an input is lost, too, or one is given up with
+        its round."""
         self.used: dict[int, dict[int, int]] = {}
         """Which values an attempt was given."""
         self.lost: set[tuple[int, int]] = set()
@@ -250,7 +290,9 @@ class Story:
     def tell(self, event: Event) -> None:
         for effect in self.graph.handle(event, self.now):
             self.see(effect)
-        assert self.graph.waiting == len(self.open - set(self.under_way.values())), "waiting is counted"
+        assert self.graph.waiting == len(self.open - set(self.under_way.values())), (
+            "waiting is counted"
+        )
 
     def see(self, effect: Effect) -> None:
         match effect:
@@ -312,13 +354,17 @@ class Story:
             self.badly.add(work)
             self.asked.discard(work)
 
-    # -- random events ---------------------------------------------------------------------------------------------
+    # -- random events -----------------------------------------------------------------------------
 
     def step(self) -> None:
-        self.random.choice((self.plan, self.plan, self.schedule, self.end, self.end, self.end, self.others))()
+        self.random.choice(
+            (self.plan, self.plan, self.schedule, self.end, self.end, self.end, self.others)
+        )()
 
     def others(self) -> None:
-        self.random.choice((self.cancel, self.tick, self.lose, self.drop_value, self.end_round, self.drop_function))()
+        self.random.choice(
+            (self.cancel, self.tick, self.lose, self.drop_value, self.end_round, self.drop_function)
+        )()
 
     def schedule(self) -> None:
         self.plain.add(next(self.numbers))
@@ -328,15 +374,27 @@ class Story:
         known = sorted(self.plain | self.open | self.well | self.badly)
         given = self.random.sample(known, min(len(known), self.random.randint(0, 3)))
         given = [
-            g for g in given if g not in self.plans or g not in self.freed or g in self.badly or g not in self.made
+            g
+            for g in given
+            if g not in self.plans or g not in self.freed or g in self.badly or g not in self.made
         ]
         failed = next((g for g in given if g in self.badly), 0)
-        inputs = [g for g in given if g in self.plain or g in self.open or (g in self.made and g not in self.freed)]
+        inputs = [
+            g
+            for g in given
+            if g in self.plain or g in self.open or (g in self.made and g not in self.freed)
+        ]
         until = self.now + self.random.randint(1, 30) if self.random.random() < 0.3 else None
         lineage = self.random.random() < 0.4
         functions = [fn for fn in range(5) if fn not in self.dropped] or [9]
         planned = Planned(
-            work, self.random.choice(functions), tuple(inputs), failed, self.random.randint(0, 2), until, lineage
+            work,
+            self.random.choice(functions),
+            tuple(inputs),
+            failed,
+            self.random.randint(0, 2),
+            until,
+            lineage,
         )
         self.plans[work] = planned
         self.open.add(work)
@@ -359,7 +417,9 @@ class Story:
         work = self.under_way.pop(attempt)
         plan = self.plans[work]
         kinds = [KEPT if plan.lineage else VALUE] * 3 + [ERROR, UNAVAILABLE]
-        kind = self.random.choice([*kinds, CANCELLED] if self.ending or attempt in self.withdrawn else kinds)
+        kind = self.random.choice(
+            [*kinds, CANCELLED] if self.ending or attempt in self.withdrawn else kinds
+        )
         lost = 0
         kept = [i for i in plan.inputs if i in self.made]
         if kept and self.random.random() < 0.4:
@@ -378,7 +438,9 @@ class Story:
     def tick(self) -> None:
         self.now += self.random.randint(0, 10)
         self.tell(Ticked())
-        late = [w for w in self.open if (until := self.plans[w].until) is not None and until <= self.now]
+        late = [
+            w for w in self.open if (until := self.plans[w].until) is not None and until <= self.now
+        ]
         assert not late, "G6"
 
     def lose(self) -> None:
@@ -392,7 +454,9 @@ class Story:
 
     def drop_value(self) -> None:
         used = {i for w in self.open | set(self.under_way.values()) for i in self.plans[w].inputs}
-        used |= {i for w in self.made if w not in self.freed for i in self.plans[w].inputs} | self.asked
+        used |= {
+            i for w in self.made if w not in self.freed for i in self.plans[w].inputs
+        } | self.asked
         free = sorted(set(self.made) - self.freed - used - set(self.under_way.values()))
         if free:
             work = self.random.choice(free)
@@ -433,10 +497,13 @@ class Story:
             self.settle()
         for _ in range(2):
             self.end_round()
-        assert all(work in self.freed for work in self.plans if work and work not in self.made), "G9: leaked"
+        assert all(work in self.freed for work in self.plans if work and work not in self.made), (
+            "G9: leaked"
+        )
 
     def settle(self) -> None:
-        """Let all running attempts succeed: then each plan that can end does, and each `get` has its reply."""
+        """Let all running attempts succeed: then each plan that can end does, and each `get` has
+        its reply."""
         for _ in range(10_000):
             if not (self.under_way or self.plain):
                 break
@@ -458,7 +525,7 @@ def test_random_histories_keep_all_promises(seed: int) -> None:
     Story(seed).live()
 
 
-# -- planted bugs -----------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 SEEDS_MAX = 400
 
@@ -540,9 +607,22 @@ def gives_up_who_asks(self: Any, plan: Any) -> None:
 
 
 Plans = Dependencies
-HAND_IN, NOTIFY, END, PLAN = Plans._hand_in_when_ready, Plans._notify_waiting, Plans._end, Plans._plan  # reach: a bug
-REMOVE, ROUND_OVER, BEGIN_AGAIN = Plans._remove, Plans._round_over, Plans._begin_again  # reach: plants a bug
-SUSPEND, RECOMPUTE, VALUE_LOST = Plans._suspend_recomputation, Plans._recompute, Plans._value_lost  # reach: a bug
+HAND_IN, NOTIFY, END, PLAN = (
+    Plans._hand_in_when_ready,
+    Plans._notify_waiting,
+    Plans._end,
+    Plans._plan,
+)  # reach: a bug
+REMOVE, ROUND_OVER, BEGIN_AGAIN = (
+    Plans._remove,
+    Plans._round_over,
+    Plans._begin_again,
+)  # reach: plants a bug
+SUSPEND, RECOMPUTE, VALUE_LOST = (
+    Plans._suspend_recomputation,
+    Plans._recompute,
+    Plans._value_lost,
+)  # reach: a bug
 
 
 PLANTED: list[tuple[str, Callable[..., Any], str]] = [
@@ -565,8 +645,12 @@ PLANTED: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "bug", "told"), PLANTED, ids=[bug.__name__ for _, bug, _ in PLANTED])
-def test_a_planted_bug_is_found(name: str, bug: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "bug", "told"), PLANTED, ids=[bug.__name__ for _, bug, _ in PLANTED]
+)
+def test_a_planted_bug_is_found(
+    name: str, bug: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Dependencies, name, bug)
     for seed in range(SEEDS_MAX):
         try:

@@ -1,4 +1,5 @@
-"""The keyring: which keys may join, the rights of a key, and which processes hear of a change. Promises of transport/keyring_machine.py."""
+"""The keyring: which keys may join, the rights of a key, and which processes hear of a change.
+Promises of transport/keyring_machine.py."""
 
 from __future__ import annotations
 
@@ -41,12 +42,18 @@ def hear(ring: Keyring, peer: str, key: bytes, message: Any, now: float = 1.0) -
 
 
 def join(
-    ring: Keyring, key: bytes = ONE, name: str = "worker:3", secret: bytes = SECRET, now: float = 1.0
+    ring: Keyring,
+    key: bytes = ONE,
+    name: str = "worker:3",
+    secret: bytes = SECRET,
+    now: float = 1.0,
 ) -> list[Any]:
     return hear(ring, "joiner", key, Join("7", secret, name), now)
 
 
-def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(ring: Keyring) -> None:
+def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(
+    ring: Keyring,
+) -> None:
     assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
     assert ring.verdict(ONE) == KeyVerdict("worker", "worker:3", True)
     assert ring.name_of(ONE) == "worker:3"
@@ -55,7 +62,14 @@ def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(r
 @pytest.mark.parametrize(
     ("key", "name", "secret", "now", "code", "text"),
     [
-        (ONE, "worker:3", b"other", 1.0, errors.UNAUTHENTICATED, "this dispatcher does not know the join token"),
+        (
+            ONE,
+            "worker:3",
+            b"other",
+            1.0,
+            errors.UNAUTHENTICATED,
+            "this dispatcher does not know the join token",
+        ),
         (
             ONE,
             "worker:4",
@@ -64,7 +78,14 @@ def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(r
             errors.PERMISSION_DENIED,
             "is for worker:3, and this process wants to join as 'worker:4'",
         ),
-        (ONE, "worker:3", SECRET, 72.0, errors.UNAUTHENTICATED, "the join token for worker:3 expired 12 s ago"),
+        (
+            ONE,
+            "worker:3",
+            SECRET,
+            72.0,
+            errors.UNAUTHENTICATED,
+            "the join token for worker:3 expired 12 s ago",
+        ),
         (STATIC, "worker:3", SECRET, 1.0, errors.ALREADY_EXISTS, "is known already"),
     ],
 )
@@ -96,7 +117,13 @@ def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> 
 
 @pytest.mark.parametrize(
     ("name", "role"),
-    [("worker:3", "worker"), ("ps:0", "worker"), ("submit", "submit"), ("client:1", "client"), ("admin", "admin")],
+    [
+        ("worker:3", "worker"),
+        ("ps:0", "worker"),
+        ("submit", "submit"),
+        ("client:1", "client"),
+        ("admin", "admin"),
+    ],
 )
 def test_the_name_determines_the_role(name: str, role: str) -> None:
     assert role_of(name) == role
@@ -116,11 +143,15 @@ def test_a_process_that_asked_about_a_key_hears_of_each_change(ring: Keyring) ->
     ]
     ring.handle(PeerGone("asker"), 3.0)
     assert not [
-        effect for effect in ring.handle(KeysRevoked((STATIC,), "submit", 0.0), 3.0) if isinstance(effect, Send)
+        effect
+        for effect in ring.handle(KeysRevoked((STATIC,), "submit", 0.0), 3.0)
+        if isinstance(effect, Send)
     ]
 
 
-def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_again(ring: Keyring) -> None:
+def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_again(
+    ring: Keyring,
+) -> None:
     join(ring)
     ring.handle(KeysRevoked((ONE, STATIC), "worker:3", 0.0), 2.0)
     following = Keyring({STATIC: "submit"})
@@ -142,16 +173,25 @@ def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyr
     join(ring)
     hear(ring, "owner", ONE, AskKey(ONE, "", True))
     assert ring.handle(RenewalAsked(""), 2.0) == [Send("owner", RenewKey())]
-    assert hear(ring, "owner", ONE, NewKey(TWO), 2.0) == [SaveKeyring(), Send("owner", Joined("worker", "worker:3"))]
+    assert hear(ring, "owner", ONE, NewKey(TWO), 2.0) == [
+        SaveKeyring(),
+        Send("owner", Joined("worker", "worker:3")),
+    ]
     assert ring.verdict(ONE).role == ring.verdict(TWO).role == "worker"
     assert ring.deadline == 7.0
     (state,) = ring.handle(Ticked(), 7.0)
-    assert (state.message.role, state.message.listens) == (REVOKED, True), "an open port may continue to use it"
+    assert (state.message.role, state.message.listens) == (REVOKED, True), (
+        "an open port may continue to use it"
+    )
     assert ring.find("worker:3") == (ONE, TWO), "revoking the name revokes both"
 
 
-@pytest.mark.parametrize(("old", "new"), [(STATIC, TWO), (ONE, STATIC), (ONE, b"short"), (THREE, TWO)])
-def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(ring: Keyring, old: bytes, new: bytes) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [(STATIC, TWO), (ONE, STATIC), (ONE, b"short"), (THREE, TWO)]
+)
+def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(
+    ring: Keyring, old: bytes, new: bytes
+) -> None:
     join(ring)
     (reply,) = hear(ring, "owner", old, NewKey(new))
     assert isinstance(reply.message, Refused)
@@ -160,17 +200,23 @@ def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(ring: Keyr
 
 def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyring) -> None:
     asker = "asker"
-    assert hear(ring, asker, STATIC, AskKey(b"", "host:1")) == [Send(asker, KeyState(b"", "", address="host:1"))]
+    assert hear(ring, asker, STATIC, AskKey(b"", "host:1")) == [
+        Send(asker, KeyState(b"", "", address="host:1"))
+    ]
     ring.handle(TokenMade("7", digest_of(SECRET), "ps:0", 60.0, "host:1"), 0.0)
     moved = join(ring, ONE, "ps:0")[-1]
     assert moved == Send(asker, KeyState(ONE, "worker", "ps:0", True, "", "host:1"))
     renewed = hear(ring, "ps", ONE, NewKey(TWO))
     assert renewed[-1] == moved, "its port still uses the first key"
     ring.handle(TokenMade("7", digest_of(SECRET), "ps:0", 60.0, "host:1"), 0.0)
-    assert join(ring, THREE, "ps:0")[-1].message.key == THREE, "a restarted ps has a new port and a new key"
+    assert join(ring, THREE, "ps:0")[-1].message.key == THREE, (
+        "a restarted ps has a new port and a new key"
+    )
 
 
-def test_requests_beyond_the_bounds_are_refused(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_bounds_are_refused(
+    ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyring_machine, "JOIN_TOKENS_MAX", 1)
     with pytest.raises(errors.ResourceExhaustedError, match="keeps 1 join tokens"):
         ring.handle(TokenMade("8", b"", "worker:4", 60.0), 0.0)
@@ -190,7 +236,9 @@ def test_the_oldest_replaced_keys_are_forgotten_but_not_those_that_a_port_shows(
     for number, (old, new) in enumerate(itertools.pairwise(keys), 1):
         effects = hear(ring, "owner", old, NewKey(new), 10.0 * number)
         ring.handle(Ticked(), 10.0 * number + 5.0)
-    assert ring.members.keys() == {keys[0], keys[3], keys[4], keys[5]}, "the first one is on the port"
+    assert ring.members.keys() == {keys[0], keys[3], keys[4], keys[5]}, (
+        "the first one is on the port"
+    )
     assert ring.verdict(keys[2]) == KeyVerdict()
     assert effects[0] == SaveKeyring()
     following = Keyring({STATIC: "submit"})

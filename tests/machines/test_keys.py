@@ -1,4 +1,5 @@
-"""The key-value store, held to the bullets of TensorFlow's coordination_service_test.cc; each test has the name of its bullet."""
+"""The key-value store, held to the bullets of TensorFlow's coordination_service_test.cc; each test
+has the name of its bullet."""
 
 from __future__ import annotations
 
@@ -56,7 +57,12 @@ def test_InsertKeyValue_Duplicate_Overwrite() -> None:
 
 def test_TestSetGetValues() -> None:
     store = Store()
-    for key, value in (("key0", "value0"), ("/path", "value"), ("/path/to/key1", "value1"), ("path/to//key2/", "v2")):
+    for key, value in (
+        ("key0", "value0"),
+        ("/path", "value"),
+        ("/path/to/key1", "value1"),
+        ("path/to//key2/", "v2"),
+    ):
         assert store.insert(key, value) == OK
     assert store.ask("get", "key0").value == "value0"
     assert store.ask("get", "path//to///key1////").value == "value1"
@@ -83,7 +89,10 @@ def test_TryGetKeyValue() -> None:
     ("keys", "below"),
     [
         (["dir/path"], ["dir/path"]),
-        (["dir/path", "dir/path2", "dir/sub_dir/path"], ["dir/path", "dir/path2", "dir/sub_dir/path"]),
+        (
+            ["dir/path", "dir/path2", "dir/sub_dir/path"],
+            ["dir/path", "dir/path2", "dir/sub_dir/path"],
+        ),
         ([], []),
         (["dir0/path"], []),
         (["wrong_dir/dir/path"], []),
@@ -122,7 +131,8 @@ def test_IncrementKeyValue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("a", "a"), ("/a", "a"), ("a/", "a"), ("//a///b//", "a/b"), ("", ""), ("///", "")]
+    ("written", "meant"),
+    [("a", "a"), ("/a", "a"), ("a/", "a"), ("//a///b//", "a/b"), ("", ""), ("///", "")],
 )
 def test_redundant_slashes_are_ignored(written: str, meant: str) -> None:
     assert normal(written) == meant
@@ -147,7 +157,11 @@ def test_a_wait_for_a_key_ends_at_its_deadline_and_the_others_wait_on() -> None:
 
 def test_a_refused_request_changes_nothing() -> None:
     store = Store(keys_max=2, bytes_max=30)
-    assert [store.insert("a", 1), store.insert("b", 1), store.insert("c", 1)] == [OK, OK, RESOURCE_EXHAUSTED]
+    assert [store.insert("a", 1), store.insert("b", 1), store.insert("c", 1)] == [
+        OK,
+        OK,
+        RESOURCE_EXHAUSTED,
+    ]
     assert store.ask("put", "a", 2, 19, True).code == RESOURCE_EXHAUSTED
     assert store.ask("try_get", "a").value == 1
     assert store.ask("put", "a", 2, 18, True).code == OK
@@ -188,6 +202,8 @@ def test_the_store_behaves_like_a_plain_dict(seed: int) -> None:
                 for name in gone:
                     del plain[name]
             case 3:
-                expected = {name: plain[name] for name in sorted(plain) if name.startswith(key + "/")}
+                expected = {
+                    name: plain[name] for name in sorted(plain) if name.startswith(key + "/")
+                }
                 assert store.ask("below", key).value == expected
         assert store.ask("below", "").value == dict(sorted(plain.items()))

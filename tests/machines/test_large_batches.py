@@ -1,4 +1,5 @@
-"""Small parts that are large together travel in several messages: each fits into a header, and no function is used before it was sent."""
+"""Small parts that are large together travel in several messages: each fits into a header, and no
+function is used before it was sent."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ FUNCTIONS = [(fn, bytes(INLINE_BYTES_MAX)) for fn in range(1000, 1300)]
 
 
 def fit(messages: list[Message]) -> bool:
-    return len(messages) > 1 and max(len(encode(message)) for message in messages) < HEADER_BYTES_MAX
+    return (
+        len(messages) > 1 and max(len(encode(message)) for message in messages) < HEADER_BYTES_MAX
+    )
 
 
 def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first_work_that_uses_it(
@@ -25,7 +28,9 @@ def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first
     coordinator(broker)
     hear(broker, "c", Define(FUNCTIONS))
     hear(broker, "c", Submit(1, [(fn, 0, 0, fn, b"") for fn, _ in FUNCTIONS]))
-    assigns = [e.message for e in worker(broker, slots=len(FUNCTIONS)) if isinstance(e.message, Assign)]
+    assigns = [
+        e.message for e in worker(broker, slots=len(FUNCTIONS)) if isinstance(e.message, Assign)
+    ]
     assert fit([*assigns])
     known: set[int] = set()
     for assign in assigns:
@@ -35,7 +40,9 @@ def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first
     assert [item[3] for assign in assigns for item in assign.items] == [fn for fn, _ in FUNCTIONS]
 
 
-def test_many_lost_starts_with_their_last_lines_are_reported_in_several_messages(broker: Broker) -> None:
+def test_many_lost_starts_with_their_last_lines_are_reported_in_several_messages(
+    broker: Broker,
+) -> None:
     count = 250
     coordinator(broker)
     worker(broker, slots=count)
@@ -48,13 +55,17 @@ def test_many_lost_starts_with_their_last_lines_are_reported_in_several_messages
     assert [item[0] for message in told for item in message.items] == list(range(count))
 
 
-def test_many_functions_are_defined_in_several_messages_at_once_and_for_another_dispatcher() -> None:
+def test_many_functions_are_defined_in_several_messages_at_once_and_for_another_dispatcher() -> (
+    None
+):
     closures = Closures(coordinator=5, queue_max=10, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0)
     for enlisted in (True, False):  # at this dispatcher, and again after a reconnect
         effects = closures.handle(DispatcherUp(), 0.0) + closures.handle(
             Heard("dispatcher", CoordinatorRegistered(3, 1)), 0.0
         )
         effects += closures.handle(FunctionsDefined(FUNCTIONS), 0.0) if enlisted else []
-        defines = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Define)]
+        defines = [
+            e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Define)
+        ]
         assert fit([*defines])
         assert [function for message in defines for function in message.functions] == FUNCTIONS

@@ -1,4 +1,5 @@
-"""The mailbox, with no network: TensorFlow's rendezvous tests on the machine, and its promises one by one."""
+"""The mailbox, with no network: TensorFlow's rendezvous tests on the machine, and its promises one
+by one."""
 
 from __future__ import annotations
 
@@ -46,18 +47,30 @@ def letters(box: Mailbox, tag: str = "foo") -> list[Any]:
     return found
 
 
-# -- rendezvous_test.cc ----------------------------------------------------------------------------------------------
+# -- rendezvous_test.cc ----------------------------------------------------------------------------
 
 
 def test_key() -> None:
-    made = Key("/job:mnist/replica:1/task:2/CPU:0", LIFE, "/job:mnist/replica:1/task:2/device:GPU:0", "var0")
+    made = Key(
+        "/job:mnist/replica:1/task:2/CPU:0",
+        LIFE,
+        "/job:mnist/replica:1/task:2/device:GPU:0",
+        "var0",
+    )
     text = "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;/job:mnist/replica:1/task:2/device:GPU:0;var0;0:0"
     assert str(made) == text
     assert Key.parse(text) == made
 
 
 @pytest.mark.parametrize(
-    "text", ["foo;bar", "/job:mnist/replica:1/task:2/CPU:0;", "a;0000000000001ed2;b;c;d;0:0", "a;1ed2;b;c;0:0", "a;;;;"]
+    "text",
+    [
+        "foo;bar",
+        "/job:mnist/replica:1/task:2/CPU:0;",
+        "a;0000000000001ed2;b;c;d;0:0",
+        "a;1ed2;b;c;0:0",
+        "a;;;;",
+    ],
 )
 def test_key_malformed(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="not a key"):
@@ -132,7 +145,9 @@ def test_random_send_recv() -> None:
             put(box, f"value of {number}", key(str(number)))
         else:
             waits[number] = box.wanted(key(str(number)))
-    assert [waits[number].letter for number in range(100)] == [f"value of {number}" for number in range(100)]
+    assert [waits[number].letter for number in range(100)] == [
+        f"value of {number}" for number in range(100)
+    ]
     assert (box.items, box.waiting, box.places) == (0, 0, 0)
 
 
@@ -173,14 +188,15 @@ def test_abort_then_recv_or_send() -> None:
 
 
 def test_transfer_dummy_device_context() -> None:
-    """A message is opaque to the machine: data that the sender puts beside the value arrive with it."""
+    """A message is opaque to the machine: data that the sender puts beside the value arrive with
+    it."""
     box = Mailbox()
     context = object()
     put(box, ("value", context))
     assert box.wanted(key()).letter[1] is context
 
 
-# -- time, incarnations, bounds, order ----------------------------------------------------------------------------------------
+# -- time, incarnations, bounds, order -------------------------------------------------------------
 
 
 def test_a_wait_ends_at_its_deadline_and_the_next_wait_gets_the_message() -> None:
@@ -330,8 +346,11 @@ def test_a_message_that_waits_in_another_incarnation_of_its_receiver_is_freed_th
     assert out.skipped(2) is None
 
 
-def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> None:
-    """The third is lost with incarnation 7 of the receiver, which held it; incarnation 8 holds the fourth, and never gets the third."""
+def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> (
+    None
+):
+    """The third is lost with incarnation 7 of the receiver, which held it; incarnation 8 holds the
+    fourth, and never gets the third."""
     out, box = Outbox(), Mailbox()
     for number in (1, 2, 3, 4):
         out.sent("t", number, number - 1)
@@ -344,7 +363,9 @@ def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at
     box.skipped("worker:1", LIFE, 1)
     assert out.skipped(1) == (3, 2)
     box.skipped("worker:1", LIFE, 2)
-    assert out.skipped(3) == (4, 3), "incarnation 8 does not know that the third had its turn at incarnation 7"
+    assert out.skipped(3) == (4, 3), (
+        "incarnation 8 does not know that the third had its turn at incarnation 7"
+    )
     box.skipped("worker:1", LIFE, 3)
     assert out.skipped(4) is None
     put(box, "fifth", number=5, low=5)

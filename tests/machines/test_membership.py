@@ -29,12 +29,19 @@ def membership() -> Membership:
     return Membership(LEASE_S, BACK_S, CUT_S)
 
 
-def asks(incarnation: int = 1, index: int = 0, *, slots: int = 2, pid: int = 100, job: str = "worker") -> Register:
+def asks(
+    incarnation: int = 1, index: int = 0, *, slots: int = 2, pid: int = 100, job: str = "worker"
+) -> Register:
     return Register(incarnation, job, index, slots, [], [], pid, "host")
 
 
 def join(
-    membership: Membership, peer: str = "a", register: Register | None = None, now: float = 0.0, *, watched: bool = True
+    membership: Membership,
+    peer: str = "a",
+    register: Register | None = None,
+    now: float = 0.0,
+    *,
+    watched: bool = True,
 ) -> Member:
     """Register a worker, which is accepted."""
     register = register or asks()
@@ -51,26 +58,35 @@ def refused(changes: list[Change | Send]) -> tuple[int, str]:
     return answer.message.code, answer.message.message
 
 
-# -- joining ---------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_registers_is_welcomed_and_joins(membership: Membership) -> None:
     register = asks(index=3)
     changes = membership.handle(Heard("a", register), 5.0)
     member = membership.members["worker", 3]
-    assert changes == [Send("a", Registered(3, 1.0, LEASE_S, CUT_S)), MemberJoined(member, register)]
+    assert changes == [
+        Send("a", Registered(3, 1.0, LEASE_S, CUT_S)),
+        MemberJoined(member, register),
+    ]
     assert (member.name, member.slots, member.pid, member.host) == ("worker:3", 2, 100, "host")
     assert (member.joined_at, member.heard_at, member.peer) == (5.0, 5.0, "a")
 
 
-def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(membership: Membership) -> None:
+def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(
+    membership: Membership,
+) -> None:
     join(membership, "a", asks(1, index=0))
     join(membership, "b", asks(2, index=2))
-    indexes = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("c", 3), ("d", 4)]]
+    indexes = [
+        join(membership, peer, asks(life, index=-1)).index for peer, life in [("c", 3), ("d", 4)]
+    ]
     assert indexes == [1, 3]
     assert join(membership, "e", asks(5, index=-1, job="other")).index == 0
     membership.handle(Heard("c", Goodbye("")), 0.0)
-    again = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("f", 6), ("g", 7)]]
+    again = [
+        join(membership, peer, asks(life, index=-1)).index for peer, life in [("f", 6), ("g", 7)]
+    ]
     assert again == [1, 4], "the index of a worker that left is free again"
 
 
@@ -79,14 +95,18 @@ def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(membershi
     [(1, 10.0, 1.0), (200, 10.0, 2.0), (1000, 10.0, 2.5), (1, 2.0, 0.5)],
     ids=["few", "two hundred", "never less often than four times a lease", "a short lease"],
 )
-def test_the_more_workers_there_are_the_rarer_their_heartbeats(workers: int, lease_s: float, beat_s: float) -> None:
+def test_the_more_workers_there_are_the_rarer_their_heartbeats(
+    workers: int, lease_s: float, beat_s: float
+) -> None:
     membership = Membership(lease_s, BACK_S, CUT_S)
     for index in range(workers):
         changes = membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
     assert changes[0] == Send(f"w{workers - 1}", Registered(workers - 1, beat_s, lease_s, CUT_S))
 
 
-def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(membership: Membership) -> None:
+def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(
+    membership: Membership,
+) -> None:
     member = join(membership, "a", asks(1, pid=100))
     code, text = refused(membership.handle(Heard("b", asks(2, pid=200)), 1.0))
     assert code == errors.ALREADY_EXISTS
@@ -98,7 +118,8 @@ def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(me
 def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_has_it_now(
     membership: Membership,
 ) -> None:
-    """Another dispatcher gave it the index: it is another worker than the one that has the index now, which may only be disconnected."""
+    """Another dispatcher gave it the index: it is another worker than the one that has the index
+    now, which may only be disconnected."""
     first = join(membership, "a", asks(1, index=-1))
     membership.handle(PeerGone("a"), 1.0)
     register = Register(2, "worker", first.index, 2, [], [], 200, "host", index_given=True)
@@ -107,7 +128,9 @@ def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_h
     assert membership.handle(Heard("c", asks(1)), 1.6)[1] == MemberBack(first, asks(1))
 
 
-def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(membership: Membership) -> None:
+def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(
+    membership: Membership,
+) -> None:
     first = join(membership, "a", asks(1))
     membership.handle(PeerGone("a"), 1.0)
     register = asks(2, pid=200)
@@ -146,17 +169,21 @@ def test_an_invalid_registration_is_refused_and_changes_nothing(
 def test_a_full_dispatcher_refuses_newcomers_and_takes_back_its_own(membership: Membership) -> None:
     for index in range(WORKERS_MAX):
         membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
-    code, text = refused(membership.handle(Heard("late", asks(WORKERS_MAX, index=WORKERS_MAX)), 0.0))
+    code, text = refused(
+        membership.handle(Heard("late", asks(WORKERS_MAX, index=WORKERS_MAX)), 0.0)
+    )
     assert code == errors.RESOURCE_EXHAUSTED
     assert str(WORKERS_MAX) in text
     assert isinstance(membership.handle(Heard("again", asks(7, index=7)), 0.0)[1], MemberBack)
 
 
-# -- disconnecting and returning -------------------------------------------------------------------------------------------
+# -- disconnecting and returning -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", [0, -1], ids=["by its index", "by its incarnation alone"])
-def test_p3_a_worker_that_is_back_in_time_is_the_same_member(membership: Membership, index: int) -> None:
+def test_p3_a_worker_that_is_back_in_time_is_the_same_member(
+    membership: Membership, index: int
+) -> None:
     member = join(membership, "a")
     assert membership.handle(PeerGone("a"), 1.0) == [MemberAway(member)]
     assert membership.deadline == 2.0
@@ -174,11 +201,15 @@ def test_a_welcome_names_the_registration_that_it_answers(membership: Membership
     assert welcome == Send("a", Registered(0, 1.0, LEASE_S, CUT_S, 1))
 
 
-def test_p3_a_worker_that_does_not_come_back_is_lost_after_its_grace(membership: Membership) -> None:
+def test_p3_a_worker_that_does_not_come_back_is_lost_after_its_grace(
+    membership: Membership,
+) -> None:
     member = join(membership)
     membership.handle(PeerGone("a"), 1.0)
     assert membership.handle(Ticked(), 1.99) == []
-    lost = MemberLost(member, "its connection ended and it did not come back", None, "", settled=False)
+    lost = MemberLost(
+        member, "its connection ended and it did not come back", None, "", settled=False
+    )
     assert membership.handle(Ticked(), 2.0) == [lost]
     assert (membership.members, membership.deadline) == ({}, None)
     assert membership.handle(Ticked(), 3.0) == [], "P2: it is lost once"
@@ -205,7 +236,9 @@ def test_p4_a_watched_worker_may_be_silent_for_ever(membership: Membership) -> N
     assert membership.members == {("worker", 0): member}
 
 
-def test_where_connections_are_not_watched_a_lease_without_a_message_decides(membership: Membership) -> None:
+def test_where_connections_are_not_watched_a_lease_without_a_message_decides(
+    membership: Membership,
+) -> None:
     member = join(membership, watched=False)
     assert membership.deadline == LEASE_S
     assert membership.note_message("a", 4.0) is member
@@ -216,7 +249,9 @@ def test_where_connections_are_not_watched_a_lease_without_a_message_decides(mem
     assert membership.deadline is None
 
 
-def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(membership: Membership) -> None:
+def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(
+    membership: Membership,
+) -> None:
     member = join(membership, watched=False)
     membership.handle(PeerGone("a"), 9.5)
     (lost,) = membership.handle(Ticked(), 10.5)
@@ -225,7 +260,7 @@ def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(me
     assert membership.handle(Ticked(), 100.0) == [], "P2: it is lost once"
 
 
-# -- being lost ------------------------------------------------------------------------------------------------------
+# -- being lost ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,7 +273,14 @@ def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(me
         (ProcessExited(100, -9, "log", job="worker", index=0), True, True),
         (Ticked(), True, False),
     ],
-    ids=["goodbye", "seen by the kernel", "seen by its parent", "kernel, away", "parent, away", "never seen again"],
+    ids=[
+        "goodbye",
+        "seen by the kernel",
+        "seen by its parent",
+        "kernel, away",
+        "parent, away",
+        "never seen again",
+    ],
 )
 def test_p5_a_lost_worker_is_settled_where_its_process_is_known_to_have_ended(
     membership: Membership, event: Heard | ProcessExited | Ticked, away: bool, settled: bool
@@ -269,15 +311,24 @@ def test_the_loss_of_a_process_whose_end_was_seen_has_its_exit_code(membership: 
         ProcessExited(100, 1, job="worker", index=1),
         ProcessExited(100, 1, peer="stranger"),
     ],
-    ids=["its predecessor", "another process of its connection", "another index", "another connection"],
+    ids=[
+        "its predecessor",
+        "another process of its connection",
+        "another index",
+        "another connection",
+    ],
 )
-def test_the_end_of_another_process_is_not_the_workers(membership: Membership, event: ProcessExited) -> None:
+def test_the_end_of_another_process_is_not_the_workers(
+    membership: Membership, event: ProcessExited
+) -> None:
     join(membership)
     assert membership.handle(event, 3.0) == []
     assert ("worker", 0) in membership.members
 
 
-def test_an_exit_code_that_is_learnt_late_is_written_into_the_history(membership: Membership) -> None:
+def test_an_exit_code_that_is_learnt_late_is_written_into_the_history(
+    membership: Membership,
+) -> None:
     join(membership)
     membership.handle(PeerGone("a"), 1.0)
     membership.handle(Ticked(), 2.0)
@@ -300,7 +351,7 @@ def test_the_last_losses_are_kept_and_all_are_counted(membership: Membership) ->
     assert [loss.exit_code for loss in membership.losses] == list(range(6, LOSSES_KEPT + 6))
 
 
-# -- leaving, and messages that the membership ignores ---------------------------------------------------------------------
+# -- leaving, and messages that the membership ignores ---------------------------------------------
 
 
 def test_a_member_is_told_to_leave_once(membership: Membership) -> None:
@@ -326,7 +377,9 @@ def test_a_member_that_announces_that_it_leaves_is_not_told_to(membership: Membe
     assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
 
 
-def test_a_member_that_has_confirmed_that_it_leaves_is_not_told_again(membership: Membership) -> None:
+def test_a_member_that_has_confirmed_that_it_leaves_is_not_told_again(
+    membership: Membership,
+) -> None:
     member = join(membership)
     membership.leave(member, 3.0)
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []

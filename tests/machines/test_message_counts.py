@@ -1,4 +1,5 @@
-"""How many messages a thousand work items take on each hop, with all machines connected: these counts show that batching works."""
+"""How many messages a thousand work items take on each hop, with all machines connected: these
+counts show that batching works."""
 
 from __future__ import annotations
 
@@ -13,13 +14,23 @@ from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import VALUE
 from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.closures import Closures
-from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined, FunctionsDropped
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    DispatcherUp,
+    FunctionsDefined,
+    FunctionsDropped,
+)
 from zmqdist.scheduling.coordinator.effects import Resolve
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
-from zmqdist.scheduling.worker.worker_events import DispatcherConnected, ForgetFunctions, Give, SlotFinished, SlotReady
+from zmqdist.scheduling.worker.worker_events import (
+    DispatcherConnected,
+    ForgetFunctions,
+    Give,
+    SlotFinished,
+    SlotReady,
+)
 
 WORKS = 1000
 WORKERS = ("w0", "w1")
@@ -28,7 +39,8 @@ QUICK_S = 2e-6
 
 
 class Wired:
-    """A coordinator, a dispatcher and two workers with one slot each; each message arrives before the next one is sent."""
+    """A coordinator, a dispatcher and two workers with one slot each; each message arrives before
+    the next one is sent."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -37,7 +49,9 @@ class Wired:
         self.resolved: Counter[int] = Counter()
         self._mail: deque[tuple[str, Any]] = deque()
         self.broker = Broker(BrokerSettings())
-        self.closures = Closures(coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0)
+        self.closures = Closures(
+            coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0
+        )
         self.workers = {
             name: WorkerMachine(
                 incarnation=number + 1,
@@ -58,7 +72,8 @@ class Wired:
         self.counts.clear()
 
     def tell(self, who: str, *events: Any) -> None:
-        """Have a machine handle an event, and deliver all messages that follow until there are none."""
+        """Have a machine handle an event, and deliver all messages that follow until there are
+        none."""
         self._mail.extend((who, event) for event in events)
         while self._mail:
             to, event = self._mail.popleft()
@@ -77,7 +92,9 @@ class Wired:
                 self.counts["Give"] += 1
                 self.functions["Give"] += len(functions)
                 self.now += QUICK_S * len(items)
-                self._mail.append((who, SlotFinished(slot, [(position, VALUE, b"r") for position, *_ in items])))
+                self._mail.append(
+                    (who, SlotFinished(slot, [(position, VALUE, b"r") for position, *_ in items]))
+                )
             case Resolve(items):
                 self.resolved.update(work for work, _, _ in items)
             case ForgetFunctions():
@@ -115,7 +132,9 @@ def test_one_work_item_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> 
     assert wired.counts == {"Submit": 1, "Assign": 1, "Give": 1, "Done": 1, "Results": 1}
 
 
-def test_a_function_travels_once_to_the_dispatcher_to_each_worker_and_to_each_slot(wired: Wired) -> None:
+def test_a_function_travels_once_to_the_dispatcher_to_each_worker_and_to_each_slot(
+    wired: Wired,
+) -> None:
     sent = {message: count for message, count in wired.functions.items() if count}
     assert sent == {"Define": 1, "Assign": len(WORKERS), "Give": len(WORKERS)}
 
@@ -131,7 +150,12 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
         (slot,) = worker._slots  # reach: a leak shows nowhere else
-        left = worker.queue, worker._outcomes, worker._started, worker._bulk  # reach: a leak shows nowhere else
+        left = (
+            worker.queue,
+            worker._outcomes,
+            worker._started,
+            worker._bulk,
+        )  # reach: a leak shows nowhere else
         assert not any((*left, left[0].report_before_start, left[0].pinned))
         assert not any((slot.given, slot.abort_at, slot.to_return))
 
@@ -141,9 +165,16 @@ def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
     (session,) = wired.broker.dispatch.sessions.values()
     assert wired.counts["forgotten by slots"] == len(WORKERS)
     closures = wired.closures
-    left = closures._functions, closures._uses, closures._dropped  # reach: a leak shows nowhere else
+    left = (
+        closures._functions,
+        closures._uses,
+        closures._dropped,
+    )  # reach: a leak shows nowhere else
     assert not any((*left, session.functions))
     assert not any(hands.known_functions for hands in wired.broker.dispatch.loads.values())
     for worker in wired.workers.values():
-        left = worker._functions, *(slot.known for slot in worker._slots)  # reach: a leak shows nowhere else
+        left = (
+            worker._functions,
+            *(slot.known for slot in worker._slots),
+        )  # reach: a leak shows nowhere else
         assert not any(left)

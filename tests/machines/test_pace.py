@@ -1,4 +1,6 @@
-"""How many bytes may be in flight: the promises of the pace, on simulated links of several rates."""
+"""How many bytes may be in flight: the promises of the pace, on simulated links of several
+rates.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,13 @@ class Sim:
             self._free_at = max(self._free_at, self.now - self._burst_s) + nbytes / self.rate
             heapq.heappush(
                 self._events,
-                (max(self._free_at, self.now) + 2 * self.delay_s, next(self._order), pace, nbytes, self.now),
+                (
+                    max(self._free_at, self.now) + 2 * self.delay_s,
+                    next(self._order),
+                    pace,
+                    nbytes,
+                    self.now,
+                ),
             )
 
 
@@ -78,7 +86,9 @@ class Sim:
 def test_p3_and_p4_no_chunk_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
     sim = Sim(mbit * MBIT, delay_s, Pace()).run(60.0)
     assert max(sim.waits) < SOJOURN_S_MAX + delay_s, "half of the heartbeat's time-out"
-    carried = min(mbit * MBIT, BULK_CHANNEL_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT)
+    carried = min(
+        mbit * MBIT, BULK_CHANNEL_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT
+    )
     assert sim.arrived >= 0.8 * 60.0 * carried
 
 
@@ -97,7 +107,9 @@ def test_p5_a_fast_link_has_its_full_window_after_ten_round_trips() -> None:
     assert sim.windows[0] > BULK_CHANNEL_WINDOW_BYTES_START
 
 
-def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_is_fast_again() -> None:
+def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_is_fast_again() -> (
+    None
+):
     pace = Pace()
     sim = Sim(10 * MBIT, 0.01, pace).run(10.0)
     sim.rate = 1 * MBIT
@@ -132,7 +144,9 @@ def test_p7_a_longer_round_trip_is_learnt_during_a_transfer_and_the_window_follo
     assert 0.6 <= pace.trip_s < 0.6 + QUEUE_S
     arrived = sim.arrived
     sim.run(30.0)
-    assert sim.arrived - arrived >= 0.8 * 30.0 * 10 * MBIT, "the first round trip allows less than half of that"
+    assert sim.arrived - arrived >= 0.8 * 30.0 * 10 * MBIT, (
+        "the first round trip allows less than half of that"
+    )
 
 
 def test_p7_the_first_chunk_after_a_pause_measures_the_round_trip_again() -> None:
@@ -170,7 +184,9 @@ def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte()
 
 
 @pytest.mark.parametrize("mbit", [0.5, 1, 2])
-def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_a_fast_one(mbit: float) -> None:
+def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_a_fast_one(
+    mbit: float,
+) -> None:
     sim = Sim(mbit * MBIT, 0.01, Pace(), burst_bytes=CHUNK_BYTES_MIN).run(60.0)
     assert max(sim.waits) < HEARTBEAT_TIMEOUT_S
 
@@ -190,7 +206,9 @@ def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
     for at in range(100):
         pace.sent(100, float(at))
         assert pace.acknowledged(100, at + 0.001)
-    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES_START, "a link that was not filled gives no measurement"
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES_START, (
+        "a link that was not filled gives no measurement"
+    )
 
 
 @pytest.mark.parametrize("nbytes", [101, 10**12, -1])

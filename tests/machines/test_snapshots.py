@@ -1,4 +1,5 @@
-"""The machine of one snapshot: its decisions, and the records that must be written before they apply."""
+"""The machine of one snapshot: its decisions, and the records that must be written before they
+apply."""
 
 from __future__ import annotations
 
@@ -74,7 +75,12 @@ def test_the_last_stream_completes_the_snapshot() -> None:
     machine.apply(StreamCompleted(1))
     machine.apply(SnapshotCompleted())
     assert machine.mode is SnapshotMode.DONE
-    assert machine.finished("b", 1) == machine.cancel() == machine.failed("b", 1, DataLossError("late")) == []
+    assert (
+        machine.finished("b", 1)
+        == machine.cancel()
+        == machine.failed("b", 1, DataLossError("late"))
+        == []
+    )
 
 
 def test_a_snapshot_ends_even_if_its_end_cannot_be_written() -> None:
@@ -105,7 +111,12 @@ REFUSED = {
         "has got 0 positions of source 0, fewer than the 3",
     ),
     "whole": ((SnapshotCompleted(),), ("a", 0, 0, 0, 0), FailedPreconditionError, "it is complete"),
-    "failed": ((SnapshotFailed(DataLossError("bad")),), ("a", 0, 0, 0, 0), FailedPreconditionError, "bad"),
+    "failed": (
+        (SnapshotFailed(DataLossError("bad")),),
+        ("a", 0, 0, 0, 0),
+        FailedPreconditionError,
+        "bad",
+    ),
 }
 
 
@@ -118,13 +129,17 @@ def test_positions_that_a_worker_must_not_have_are_refused(case: str) -> None:
 
 def test_a_restored_machine_writes_the_records_that_its_predecessor_did_not_write() -> None:
     def restored(*states: StreamState, failures: tuple[DataLossError, ...] = ()) -> list[Record]:
-        streams = [StreamAssignment(number, f"w{number}", state) for number, state in enumerate(states)]
+        streams = [
+            StreamAssignment(number, f"w{number}", state) for number, state in enumerate(states)
+        ]
         return machine_of().restore(streams, False, None, failures)
 
     bad = DataLossError("bad")
     assert restored() == restored(StreamState.DONE, StreamState.ASSIGNED) == []
     assert restored(StreamState.DONE, StreamState.DONE) == [SnapshotCompleted()]
-    assert restored(StreamState.DONE, StreamState.ASSIGNED, failures=(bad,)) == [SnapshotFailed(bad)]
+    assert restored(StreamState.DONE, StreamState.ASSIGNED, failures=(bad,)) == [
+        SnapshotFailed(bad)
+    ]
     machine = machine_of()
     assert machine.restore([], False, bad, ()) == []
     assert (machine.mode, machine.error) == (SnapshotMode.ERROR, bad)

@@ -1,4 +1,5 @@
-"""Functions that wait for what they have scheduled fill all slots (P18 of the dispatcher): one of their coordinators is told, once."""
+"""Functions that wait for what they have scheduled fill all slots (P18 of the dispatcher): one of
+their coordinators is told, once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def tick(broker: Broker, now: float) -> list[Send]:
 
 @pytest.fixture
 def full() -> Broker:
-    """One worker of one slot, in which a function runs that has scheduled two functions at 100 s."""
+    """One worker of one slot, in which a function runs that has scheduled two functions at 100
+    s.
+    """
     broker = Broker(BrokerSettings())
     coordinator(broker)
     worker(broker)
@@ -103,5 +106,6 @@ def test_detached_work_waits_too() -> None:
 
 
 def test_a_tick_reports_it(full: Broker) -> None:
-    hear(full, "w", RegisterCoordinator(9, 10, 1, False), LATER + STALLED_S - 0.1)  # refused, but the worker was heard
+    # refused, but the worker was heard
+    hear(full, "w", RegisterCoordinator(9, 10, 1, False), LATER + STALLED_S - 0.1)
     assert told(full.handle(Ticked(), LATER + STALLED_S)) == [Send("n", Stalled(2, 1))]

@@ -1,6 +1,8 @@
-"""Work that an Executor takes back unless it has begun, and the bound on a coordinator's work at the dispatcher.
+"""Work that an Executor takes back unless it has begun, and the bound on a coordinator's work at
+the dispatcher.
 
-First the coordinator's part, then the dispatcher's. For the worker it is a recall like any other (test_worker.py).
+First the coordinator's part, then the dispatcher's. For the worker it is a recall like any other
+(test_worker.py).
 """
 
 from __future__ import annotations
@@ -39,15 +41,26 @@ from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
-# -- the coordinator -------------------------------------------------------------------------------------------------
+# -- the coordinator -------------------------------------------------------------------------------
 
 
 def coordinator(width: int | None = None) -> Closures:
     """A coordinator with a dispatcher and a worker."""
     made = Closures(
-        coordinator=5, queue_max=1000, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0, starts=True, width=width
+        coordinator=5,
+        queue_max=1000,
+        cancel_grace_s=2.0,
+        lost_limit_s=60.0,
+        now=0.0,
+        starts=True,
+        width=width,
     )
-    effects = do(made, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)), FunctionsDefined([(7, b"f")]))
+    effects = do(
+        made,
+        DispatcherUp(),
+        Heard(DISPATCHER, CoordinatorRegistered(3, 1)),
+        FunctionsDefined([(7, b"f")]),
+    )
     assert isinstance(effects[0], Send)
     assert effects[0].message == RegisterCoordinator(5, 1000, 1, False, report_starts=True)
     return made
@@ -67,7 +80,9 @@ def ended(*works: int) -> Heard:
 
 def submitted(effects: list[Effect]) -> list[int]:
     messages = [effect.message for effect in effects if isinstance(effect, Send)]
-    return [item[0] for message in messages if isinstance(message, Submit) for item in message.items]
+    return [
+        item[0] for message in messages if isinstance(message, Submit) for item in message.items
+    ]
 
 
 def resolved(*works: int) -> Resolve:
@@ -87,7 +102,9 @@ def test_p13_a_new_dispatcher_gets_no_more_work_than_the_width_either() -> None:
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3, 4)
     do(closures, DispatcherDown())
-    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))) == [1, 2]
+    assert submitted(
+        do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))
+    ) == [1, 2]
 
 
 def test_p13_detached_work_is_not_counted() -> None:
@@ -99,7 +116,9 @@ def test_p13_detached_work_is_not_counted() -> None:
     assert submitted(do(closures, ended(1))) == [2]
 
 
-def test_p14_work_that_was_not_submitted_is_cancelled_at_once_and_the_rest_is_requested_back() -> None:
+def test_p14_work_that_was_not_submitted_is_cancelled_at_once_and_the_rest_is_requested_back() -> (
+    None
+):
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3)
     assert do(closures, TakeBackRequested([1, 3, 99])) == [
@@ -133,20 +152,25 @@ def test_p14_the_start_of_ended_work_is_not_reported() -> None:
     assert do(closures, Heard(DISPATCHER, Begun([1]))) == []
 
 
-def test_p14_work_that_no_dispatcher_can_decide_about_is_cancelled_and_not_submitted_again() -> None:
+def test_p14_work_that_no_dispatcher_can_decide_about_is_cancelled_and_not_submitted_again() -> (
+    None
+):
     closures = coordinator()
     schedule(closures, 1, 2, 3)
     do(closures, TakeBackRequested([1, 2]), Heard(DISPATCHER, Begun([2])))
     assert do(closures, DispatcherDown()) == [resolved(1)]
-    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))) == [2, 3]
+    assert submitted(
+        do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))
+    ) == [2, 3]
 
 
-# -- the dispatcher --------------------------------------------------------------------------------------------------
+# -- the dispatcher --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def broker() -> Broker:
-    """A dispatcher with a coordinator that hears which work has begun, and two work items at worker 0, under leases 1 and 2."""
+    """A dispatcher with a coordinator that hears which work has begun, and two work items at worker
+    0, under leases 1 and 2."""
     made = Broker(BrokerSettings(lease_s=LEASE_S, reconnect_grace_s=1.0))
     hear(made, "c", RegisterCoordinator(1, 1000, 1, False, report_starts=True))
     hear(made, "c", Define([(7, b"f")]))
@@ -165,7 +189,10 @@ def begun(*works: int) -> Send:
 
 def test_a_coordinator_that_requested_starts_hears_which_work_has_begun(broker: Broker) -> None:
     assert hear(broker, "w", Done([], [2])) == [begun(2)]
-    assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [begun(1), Send("c", Results([(2, 0, VALUE, b"r")]))]
+    assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [
+        begun(1),
+        Send("c", Results([(2, 0, VALUE, b"r")])),
+    ]
 
 
 def test_a_start_that_a_worker_reports_again_is_reported_once(broker: Broker) -> None:
@@ -173,19 +200,25 @@ def test_a_start_that_a_worker_reports_again_is_reported_once(broker: Broker) ->
     assert hear(broker, "w", Done([], [2])) == []
 
 
-def test_p17_waiting_work_is_cancelled_and_work_that_may_not_have_begun_is_recalled(broker: Broker) -> None:
+def test_p17_waiting_work_is_cancelled_and_work_that_may_not_have_begun_is_recalled(
+    broker: Broker,
+) -> None:
     submit(broker, *range(3, 51))
     hear(broker, "w", Done([], [2]))
     assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", StealRequest([1])), begun(2)]
     assert cancelled(1) in hear(broker, "w", LeasesReturned([1]))
-    assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(broker, "w", Done([(2, VALUE, b"r")], []))
+    assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(
+        broker, "w", Done([(2, VALUE, b"r")], [])
+    )
 
 
 def test_p17_work_that_has_begun_meanwhile_continues(broker: Broker) -> None:
     take_back(broker, 1)
     assert hear(broker, "w", LeasesReturned([])) == []
     assert hear(broker, "w", Done([], [1])) == [begun(1)]
-    assert hear(broker, "w", Done([(1, VALUE, b"r")], [])) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
+    assert hear(broker, "w", Done([(1, VALUE, b"r")], [])) == [
+        Send("c", Results([(1, 0, VALUE, b"r")]))
+    ]
 
 
 def test_p17_work_that_had_begun_and_lost_its_process_runs_again(broker: Broker) -> None:
@@ -198,7 +231,9 @@ def test_p17_work_that_had_begun_and_lost_its_process_runs_again(broker: Broker)
     )
 
 
-@pytest.mark.parametrize("loss", [SEEN, PeerGone("c")], ids=["its worker is lost", "its coordinator is gone"])
+@pytest.mark.parametrize(
+    "loss", [SEEN, PeerGone("c")], ids=["its worker is lost", "its coordinator is gone"]
+)
 def test_p17_work_that_was_requested_back_does_not_run_again(broker: Broker, loss: Event) -> None:
     take_back(broker, 1, 2)
     effects = broker.handle(loss, 0.0)  # type: ignore[arg-type]
@@ -211,8 +246,11 @@ def test_p17_work_of_a_disconnected_worker_counts_as_begun(broker: Broker) -> No
     assert take_back(broker, 1) == [begun(1)]
 
 
-def test_p17_work_that_counts_as_begun_continues_although_it_was_requested_back_before(broker: Broker) -> None:
-    """There are two requests, the second after the worker has disconnected. The reply to the second applies to both."""
+def test_p17_work_that_counts_as_begun_continues_although_it_was_requested_back_before(
+    broker: Broker,
+) -> None:
+    """There are two requests, the second after the worker has disconnected. The reply to the second
+    applies to both."""
     take_back(broker, 1)
     broker.handle(PeerGone("w"), 0.0)
     assert take_back(broker, 1) == [begun(1)]
@@ -228,6 +266,8 @@ def test_p17_the_recall_is_repeated_when_the_worker_comes_back(broker: Broker) -
     assert Send("w2", StealRequest([1])) in hear(broker, "w2", again)
 
 
-def test_p17_begun_work_is_never_aborted_and_a_late_request_gets_the_same_reply(broker: Broker) -> None:
+def test_p17_begun_work_is_never_aborted_and_a_late_request_gets_the_same_reply(
+    broker: Broker,
+) -> None:
     hear(broker, "w", Done([], [1, 2]))
     assert take_back(broker, 1, 2) == [begun(1, 2)]

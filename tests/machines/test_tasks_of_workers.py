@@ -1,4 +1,5 @@
-"""The requests and tasks of a worker of the data service, and which reader gets its elements (promises T, B and L of the machines)."""
+"""The requests and tasks of a worker of the data service, and which reader gets its elements
+(promises T, B and L of the machines)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ import pytest
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, OFF
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.worker.portions_machine import GIVEN_MAX, QUICK_S, SEGMENTS_MAX, PortionsLane
+from zmqdist.data.service.worker.portions_machine import (
+    GIVEN_MAX,
+    QUICK_S,
+    SEGMENTS_MAX,
+    PortionsLane,
+)
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
     BeginTask,
@@ -26,14 +32,28 @@ MANY = 1 << 20
 
 
 def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once") -> list[Any]:
-    return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job", 0]
+    return [
+        number,
+        2000,
+        "1000",
+        "fingerprint",
+        ("1000", mode, 0, "AUTO", False, delivery),
+        0,
+        0,
+        0,
+        -1,
+        "job",
+        0,
+    ]
 
 
 def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, RequestWork]:
     """A worker with these tasks, and its pending request at the dispatcher."""
     machine = WorkerTasks()
     effects = machine.work_received(last(machine.ask()).request, (7, tasks, []))
-    assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [each[0] for each in tasks]
+    assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [
+        each[0] for each in tasks
+    ]
     return machine, last(effects)
 
 
@@ -43,7 +63,7 @@ def last(effects: list[WorkerTasksEffect]) -> RequestWork:
     return question
 
 
-# -- tasks of a worker ------------------------------------------------------------------------------------------------------
+# -- tasks of a worker -----------------------------------------------------------------------------
 
 
 def test_t1_only_the_reply_to_the_last_request_counts() -> None:
@@ -112,7 +132,7 @@ def test_t5_a_released_worker_sends_no_request() -> None:
     )
 
 
-# -- elements first come, first served ------------------------------------------------------------------------------------------
+# -- elements first come, first served -------------------------------------------------------------
 
 
 def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
@@ -121,19 +141,27 @@ def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
     return made
 
 
-def reply_to(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskReply | None:
+def reply_to(
+    machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100
+) -> TaskReply | None:
     machine.add_request(Wanted(elements_max, MANY), reply)
     return machine.next_reply()
 
 
-@pytest.mark.parametrize(("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])])
-def test_b1_a_request_gets_the_present_elements_as_many_as_fit(wants: int, fit: int, gets: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])]
+)
+def test_b1_a_request_gets_the_present_elements_as_many_as_fit(
+    wants: int, fit: int, gets: list[int]
+) -> None:
     machine = buffer(1, 2, 3, fit=fit)
     assert reply_to(machine, "a", wants) == GiveElements("a", gets)
     assert machine.taken == len(gets)
 
 
-def test_b1_an_element_that_is_appended_while_a_reply_is_measured_waits_for_the_next_request() -> None:
+def test_b1_an_element_that_is_appended_while_a_reply_is_measured_waits_for_the_next_request() -> (
+    None
+):
     """The computing thread appends without the lock."""
 
     def fits_and_appends(elements: Any, bytes_max: int) -> int:
@@ -202,7 +230,7 @@ def test_b5_after_close_no_request_gets_elements() -> None:
     assert not machine.has_finished()
 
 
-# -- portions ---------------------------------------------------------------------------------------------------------------
+# -- portions --------------------------------------------------------------------------------------
 
 
 def lane(*numbers: int) -> PortionsLane:

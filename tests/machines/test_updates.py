@@ -1,4 +1,5 @@
-"""What a parameter server remembers of updates, steps and sessions, rule by rule; tests/sim/test_variables.py adds faults."""
+"""What a parameter server remembers of updates, steps and sessions, rule by rule;
+tests/sim/test_variables.py adds faults."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_u1_an_update_with_a_key_is_executed_once_and_keys_are_bounded() -> None
     assert keys.begin("b") == (RUNNING, None)
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 
 def test_u5_a_step_is_applied_with_the_last_of_its_gradients_and_later_ones_are_late() -> None:
@@ -109,10 +110,12 @@ def test_an_impossible_step_changes_nothing() -> None:
     assert steps.waiting() == ["a"]
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
-def test_u7_a_session_whose_program_is_long_gone_is_dropped_when_another_program_opens_one() -> None:
+def test_u7_a_session_whose_program_is_long_gone_is_dropped_when_another_program_opens_one() -> (
+    None
+):
     sessions = KeptSessions(10)
     assert sessions.open(1, 100, 11, [11], 0.0) == []
     sessions.disconnected(11, 5.0)
@@ -140,7 +143,11 @@ def test_u2_requests_for_a_running_update_get_its_outcome() -> None:
     assert updates.begin("another client with its key", 2, 1, 0, "k", keys) is None
     assert update.tickets == ["first", "again", "another client with its key"]
     updates.ended(update, "five")
-    assert updates.begin("late", 1, 1, 0, "k", keys) == updates.begin("new id", 3, 1, 0, "k", keys) == Repeated("five")
+    assert (
+        updates.begin("late", 1, 1, 0, "k", keys)
+        == updates.begin("new id", 3, 1, 0, "k", keys)
+        == Repeated("five")
+    )
 
 
 def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client() -> None:
@@ -153,7 +160,9 @@ def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client()
     assert isinstance(updates.begin("again", 2, 1, 0, "k", keys), Update)
 
 
-def test_u5_u6_in_any_order_each_step_has_exactly_k_gradients_and_each_gradient_one_verdict(seed: int) -> None:
+def test_u5_u6_in_any_order_each_step_has_exactly_k_gradients_and_each_gradient_one_verdict(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     wanted, steps = rng.randint(1, 3), Steps(100)
     pushes = [(step, (step, worker)) for step in range(6) for worker in range(rng.randint(0, 5))]

@@ -1,7 +1,7 @@
 """A worker and its leases: registration, work for slots, reports, returned work and aborts.
 
-In these tests a lease's payload is its number, and all work is of coordinator 1, for function 7. The loss of contact and the end of the
-worker are in test_worker_stops.py.
+In these tests a lease's payload is its number, and all work is of coordinator 1, for function 7.
+The loss of contact and the end of the worker are in test_worker_stops.py.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Spawn,
 )
 
-# -- registering and beating -----------------------------------------------------------------------------------------
+# -- registering and beating -----------------------------------------------------------------------
 
 
 def test_a_worker_starts_its_slots_and_registers_when_there_is_a_dispatcher() -> None:
@@ -103,7 +103,9 @@ def ended(position: int) -> SlotFinished:
     return SlotFinished(0, [(position, VALUE, b"r")])
 
 
-def test_a_report_has_the_time_in_which_the_worker_had_work_since_the_last_report(worker: WorkerMachine) -> None:
+def test_a_report_has_the_time_in_which_the_worker_had_work_since_the_last_report(
+    worker: WorkerMachine,
+) -> None:
     worker.handle(work(1, 2), 10.0)
     assert times(worker, ended(1), 10.5) == [(500_000, 0)]
     assert times(worker, ended(2), 10.75) == [(250_000, 0)]
@@ -169,7 +171,9 @@ def test_a_worker_without_an_index_takes_another_if_its_index_is_now_used_by_ano
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
     assert do(worker, Ticked(), now=0.25) == [registration(index=-1, serial=2)]
     hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0, 2))
-    assert do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1)) == [registration(index=5)]
+    assert do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1)) == [
+        registration(index=5)
+    ]
 
 
 def test_a_worker_that_named_its_index_insists_on_it() -> None:
@@ -195,11 +199,15 @@ def test_an_accepted_registration_resets_the_count_of_refusals(worker: WorkerMac
         for refusal in range(1, 31):
             assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"), now) == []
             now += 0.25
-            assert registration(index=3, serial=30 * round_ + refusal + 1) in do(worker, Ticked(), now=now)
+            assert registration(index=3, serial=30 * round_ + refusal + 1) in do(
+                worker, Ticked(), now=now
+            )
         hear(worker, welcome(30 * (round_ + 1) + 1), now)
 
 
-def test_a_reply_without_the_number_of_a_registration_applies_to_the_latest(worker: WorkerMachine) -> None:
+def test_a_reply_without_the_number_of_a_registration_applies_to_the_latest(
+    worker: WorkerMachine,
+) -> None:
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
     hear(worker, welcome(0), 0.25)
@@ -208,13 +216,22 @@ def test_a_reply_without_the_number_of_a_registration_applies_to_the_latest(work
 
 
 def test_messages_that_are_refused_together_count_as_one_refusal(worker: WorkerMachine) -> None:
-    """Another process has registered as this worker, so the dispatcher refuses each report that was in flight."""
+    """Another process has registered as this worker, so the dispatcher refuses each report that was
+    in flight."""
     for _ in range(1000):
-        assert hear(worker, Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered")) == []
+        assert (
+            hear(
+                worker,
+                Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered"),
+            )
+            == []
+        )
     assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
 
 
-def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: WorkerMachine) -> None:
+def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(
+    worker: WorkerMachine,
+) -> None:
     assign(worker, 1)
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert finish(worker, 1) == []
@@ -222,7 +239,9 @@ def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: W
     assert hear(worker, welcome(2), 0.25) == [outcome(1)]
 
 
-def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: WorkerMachine) -> None:
+def test_a_new_connection_makes_the_repeated_registration_unnecessary(
+    worker: WorkerMachine,
+) -> None:
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert do(worker, DispatcherConnected(LIFE), now=0.1) == [registration()]
     assert do(worker, Ticked(), now=0.3) == []
@@ -235,21 +254,32 @@ def test_p7_a_worker_without_a_dispatcher_ends_itself(had_one: bool) -> None:
         do(worker, DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME), DispatcherDisconnected())
         do(worker, Ticked(), now=LEASE_S)  # it stops its work, of which it has none
     assert worker.deadline == ORPHAN_S
-    assert do(worker, Ticked(), now=ORPHAN_S) == [Exit(errors.UNAVAILABLE, "no dispatcher for 60 s")]
+    assert do(worker, Ticked(), now=ORPHAN_S) == [
+        Exit(errors.UNAVAILABLE, "no dispatcher for 60 s")
+    ]
     assert worker.deadline is None
     assert do(worker, DispatcherConnected(LIFE)) == [], "it has ended"
 
 
-# -- slots -----------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 
 def test_work_waits_for_a_slot_and_is_reported_when_it_ends() -> None:
     worker = make()
     do(worker, DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     assert assign(worker, 1, 2) == []
-    assert do(worker, SlotReady(0)) == [give((1, 1), new=True)], "its start does not need a message of its own yet"
-    assert (worker.busy_slots, worker.running, worker.lease_at(0, 1), worker.lease_at(0, 2)) == (1, 2, 1, None)
-    assert finish(worker, 1, now=1.0) == [give((2, 2)), outcome(1, then=(2,))], "the slot has the function already"
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True)], (
+        "its start does not need a message of its own yet"
+    )
+    assert (worker.busy_slots, worker.running, worker.lease_at(0, 1), worker.lease_at(0, 2)) == (
+        1,
+        2,
+        1,
+        None,
+    )
+    assert finish(worker, 1, now=1.0) == [give((2, 2)), outcome(1, then=(2,))], (
+        "the slot has the function already"
+    )
     assert finish(worker, 2, now=2.0) == [outcome(2)]
 
 
@@ -259,7 +289,9 @@ def test_each_slot_gets_work_and_its_own_copy_of_the_function() -> None:
     assert effects == [give((1, 1), new=True), give((1, 2), slot=1, new=True)]
 
 
-def test_p1_a_slot_works_in_order_and_gets_quick_work_in_growing_batches(worker: WorkerMachine) -> None:
+def test_p1_a_slot_works_in_order_and_gets_quick_work_in_growing_batches(
+    worker: WorkerMachine,
+) -> None:
     effects = assign(worker, *range(1, 100))
     sizes, positions = [], []
     for _ in range(5):
@@ -348,7 +380,7 @@ def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: WorkerMach
     assert do(worker, Ticked(), now=STUCK_S) == []
 
 
-# -- how a lease ends ------------------------------------------------------------------------------------------------
+# -- how a lease ends ------------------------------------------------------------------------------
 
 
 def test_p2_recalled_work_that_has_not_begun_is_given_back(worker: WorkerMachine) -> None:
@@ -368,7 +400,9 @@ def test_p2_recalled_work_that_has_begun_meanwhile_is_not_given_back(worker: Wor
     assert finish(worker, 2, 3) == [outcome(2, 3)]
 
 
-@pytest.mark.parametrize("seen", [SlotSeen(0, 1), SlotReclaimed(0, 1)], ids=["by a look", "by what it gave up"])
+@pytest.mark.parametrize(
+    "seen", [SlotSeen(0, 1), SlotReclaimed(0, 1)], ids=["by a look", "by what it gave up"]
+)
 def test_a_start_whose_report_was_lost_is_reported_again_at_a_recall(
     worker: WorkerMachine, seen: SlotSeen | SlotReclaimed
 ) -> None:
@@ -391,10 +425,15 @@ def test_a_slot_gets_no_work_while_its_work_is_being_taken_back(worker: WorkerMa
 
 
 @pytest.mark.parametrize(
-    "again", [StealRequest([3]), AbortLeases([3], 0.5), Leave(5.0)], ids=lambda again: type(again).__name__
+    "again",
+    [StealRequest([3]), AbortLeases([3], 0.5), Leave(5.0)],
+    ids=lambda again: type(again).__name__,
 )
-def test_only_one_request_at_a_time_takes_work_back_from_a_slot(worker: WorkerMachine, again: Message) -> None:
-    """The reply to a second request would arrive after the slot got more work, and take that work back although it runs."""
+def test_only_one_request_at_a_time_takes_work_back_from_a_slot(
+    worker: WorkerMachine, again: Message
+) -> None:
+    """The reply to a second request would arrive after the slot got more work, and take that work
+    back although it runs."""
     batches(worker)
     assign(worker, 2, 3)
     assert hear(worker, StealRequest([3])) == [returned(), Reclaim(0)]
@@ -416,7 +455,9 @@ def test_p2_work_that_was_taken_back_from_a_slot_is_given_back_or_goes_to_anothe
     assert (give((4, 3)) in effects) == (not recalled)
 
 
-def test_p2_when_a_slot_dies_the_running_work_is_lost_and_the_rest_runs_in_its_successor(worker: WorkerMachine) -> None:
+def test_p2_when_a_slot_dies_the_running_work_is_lost_and_the_rest_runs_in_its_successor(
+    worker: WorkerMachine,
+) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -436,7 +477,9 @@ def test_p2_a_slot_that_dies_before_it_begins_anything_costs_nothing(worker: Wor
     assert do(worker, SlotReady(0))[0] == give((1, 1), new=True)
 
 
-def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(worker: WorkerMachine) -> None:
+def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(
+    worker: WorkerMachine,
+) -> None:
     assign(worker, 1)
     assert finish(worker, 2) == []
     assert finish(worker, 1) == [outcome(1)]
@@ -458,10 +501,13 @@ def test_slots_that_die_before_they_are_ready_end_the_worker(log: str) -> None:
 def test_a_slot_that_becomes_ready_forgives_the_failures_before_it() -> None:
     worker = make()
     for _ in range(2 * SPAWN_FAILURES_MAX):
-        assert do(worker, SlotDied(0, 0, 1, ""), SlotReady(0), SlotDied(0, 0, 1, "")) == [Spawn(0), Spawn(0)]
+        assert do(worker, SlotDied(0, 0, 1, ""), SlotReady(0), SlotDied(0, 0, 1, "")) == [
+            Spawn(0),
+            Spawn(0),
+        ]
 
 
-# -- aborts -----------------------------------------------------------------------------------------------------
+# -- aborts ----------------------------------------------------------------------------------------
 
 
 def test_p5_aborted_work_is_interrupted_and_killed_after_its_grace(worker: WorkerMachine) -> None:
@@ -489,7 +535,9 @@ def test_p5_aborted_work_that_has_not_begun_is_given_back(worker: WorkerMachine)
     assert do(worker, Ticked(), now=0.5) == [], "and the running work was not aborted"
 
 
-def test_p5_aborted_work_that_has_begun_meanwhile_is_interrupted_and_killed(worker: WorkerMachine) -> None:
+def test_p5_aborted_work_that_has_begun_meanwhile_is_interrupted_and_killed(
+    worker: WorkerMachine,
+) -> None:
     batches(worker)
     assign(worker, 2, 3)
     hear(worker, AbortLeases([3], 0.5))
@@ -505,10 +553,12 @@ def test_an_aborted_thread_is_interrupted_and_waited_for(threads: WorkerMachine)
     assert finish(threads, 1, now=0.6) == [outcome(1)]
 
 
-# -- careful work ----------------------------------------------------------------------------------------------------
+# -- careful work ----------------------------------------------------------------------------------
 
 
-def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker: WorkerMachine) -> None:
+def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(
+    worker: WorkerMachine,
+) -> None:
     assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
     assert do(worker, SlotSeen(0, 0)) == []
     assert hear(worker, Beat()) == [give((1, 1), new=True)]
@@ -546,20 +596,24 @@ def test_all_slots_that_have_started_forget_a_resource() -> None:
     assert hear(worker, forget) == [ForgetFunctions(1, [(1, ALL_NUMBERS), (1, 40)])]
 
 
-# -- P9: pinned work ---------------------------------------------------------------------------------------
+# -- P9: pinned work -------------------------------------------------------------------------------
 
 
 def order(worker: WorkerMachine, count: int) -> list[int]:
     """The leases that run next, one after the other."""
     ran = []
     for _ in range(count):
-        (position, item), *_ = worker._slots[0].given  # reach: the work that a slot got, for its report
+        (position, item), *_ = worker._slots[
+            0
+        ].given  # reach: the work that a slot got, for its report
         ran.append(item[0])
         finish(worker, position, now=1000.0 * len(ran))
     return ran
 
 
-def test_p9_pinned_work_runs_before_waiting_work_and_after_earlier_pinned_work(worker: WorkerMachine) -> None:
+def test_p9_pinned_work_runs_before_waiting_work_and_after_earlier_pinned_work(
+    worker: WorkerMachine,
+) -> None:
     assign(worker, 1, 2, 3)
     assign(worker, 4, 5, first=True)
     assign(worker, 6)
@@ -567,7 +621,9 @@ def test_p9_pinned_work_runs_before_waiting_work_and_after_earlier_pinned_work(w
     assert order(worker, 7) == [1, 4, 5, 7, 2, 3, 6]
 
 
-def test_p9_work_that_a_slot_has_not_begun_for_a_while_is_taken_back_for_pinned_work(worker: WorkerMachine) -> None:
+def test_p9_work_that_a_slot_has_not_begun_for_a_while_is_taken_back_for_pinned_work(
+    worker: WorkerMachine,
+) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -581,7 +637,9 @@ def test_p9_work_that_a_slot_has_not_begun_for_a_while_is_taken_back_for_pinned_
     assert order(worker, 6) == [4, 8, 9, 5, 6, 7]
 
 
-def test_p9_work_that_a_slot_gives_back_runs_after_pinned_work_unless_it_is_pinned_too(worker: WorkerMachine) -> None:
+def test_p9_work_that_a_slot_gives_back_runs_after_pinned_work_unless_it_is_pinned_too(
+    worker: WorkerMachine,
+) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -608,14 +666,16 @@ def test_p9_pinned_careful_work_runs_first_too(worker: WorkerMachine) -> None:
     assert hear(worker, Beat(), 100.0)[0] == give((2, 3))
 
 
-# -- P8: a start delay --------------------------------------------------------------------------------------------------
+# -- P8: a start delay -----------------------------------------------------------------------------
 
 
 def given_out(effects: list[Effect]) -> list[Give]:
     return [effect for effect in effects if isinstance(effect, Give)]
 
 
-@pytest.mark.parametrize(("delay", "begins_at"), [((2.0, 0.0), 6.0), ((2.0, 4.0), 4.0), ((0.0, 4.0), 0.0)])
+@pytest.mark.parametrize(
+    ("delay", "begins_at"), [((2.0, 0.0), 6.0), ((2.0, 4.0), 4.0), ((0.0, 4.0), 0.0)]
+)
 def test_p8_the_first_work_of_a_coordinator_waits_by_the_index_of_the_worker(
     delay: tuple[float, float], begins_at: float
 ) -> None:
@@ -629,7 +689,9 @@ def test_p8_the_first_work_of_a_coordinator_waits_by_the_index_of_the_worker(
         effects = worker.handle(Ticked(), begins_at)
     assert len(given_out(effects)) == 1
     finish(worker, 1, now=begins_at)
-    assert len(given_out(assign(worker, 2, now=begins_at))) == 1, "the same coordinator's next work does not wait"
+    assert len(given_out(assign(worker, 2, now=begins_at))) == 1, (
+        "the same coordinator's next work does not wait"
+    )
 
 
 def test_p8_another_coordinators_first_work_waits_again() -> None:

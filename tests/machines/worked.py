@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from zmqdist import errors
 from zmqdist.events import Heard, Send
-from zmqdist.messages import CANCELLED, VALUE, Assign, Done, Goodbye, LeasesReturned, Message, Register, Registered
+from zmqdist.messages import (
+    CANCELLED,
+    VALUE,
+    Assign,
+    Done,
+    Goodbye,
+    LeasesReturned,
+    Message,
+    Register,
+    Registered,
+)
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
@@ -24,7 +34,8 @@ WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0, 1)
 
 
 def welcome(serial: int) -> Registered:
-    """Return the reply to the registration with this number; WELCOME is the reply to the first registration of a connection."""
+    """Return the reply to the registration with this number; WELCOME is the reply to the first
+    registration of a connection."""
     return Registered(3, BEAT_S, LEASE_S, 5.0, serial)
 
 
@@ -32,7 +43,11 @@ GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
 
 
 def make(
-    slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0), index: int = -1
+    slots: int = 1,
+    *,
+    threads: bool = False,
+    start_delay: tuple[float, float] = (0.0, 0.0),
+    index: int = -1,
 ) -> WorkerMachine:
     return WorkerMachine(
         incarnation=9,
@@ -48,7 +63,9 @@ def make(
     )
 
 
-def ready(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> WorkerMachine:
+def ready(
+    slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)
+) -> WorkerMachine:
     """A registered worker with index 3, whose slots have started."""
     worker = make(slots, threads=threads, start_delay=start_delay)
     do(worker, *map(SlotReady, range(slots)), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
@@ -71,25 +88,36 @@ def hear(worker: WorkerMachine, message: Message, now: float = 0.0) -> list[Effe
 
 
 def assign(
-    worker: WorkerMachine, *leases: int, careful: bool = False, first: bool = False, now: float = 0.0
+    worker: WorkerMachine,
+    *leases: int,
+    careful: bool = False,
+    first: bool = False,
+    now: float = 0.0,
 ) -> list[Effect]:
     items = [(n, 1, 0, 7, b"%d" % n) for n in leases]
     return hear(worker, Assign([(1, 7, b"f")], items, careful, 0, first), now)
 
 
-def finish(worker: WorkerMachine, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
-    return do(worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now)
+def finish(
+    worker: WorkerMachine, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0
+) -> list[Effect]:
+    return do(
+        worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now
+    )
 
 
 def batches(worker: WorkerMachine) -> None:
-    """Have slot 0 end a first quick work item (lease 1), so that it gets two at a time from then on."""
+    """Have slot 0 end a first quick work item (lease 1), so that it gets two at a time from then
+    on."""
     assign(worker, 1)
     finish(worker, 1)
 
 
 def give(*positions_and_leases: tuple[int, int], slot: int = 0, new: bool = False) -> Give:
     return Give(
-        slot, [(1, 7, b"f")] if new else [], [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases]
+        slot,
+        [(1, 7, b"f")] if new else [],
+        [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases],
     )
 
 
@@ -106,7 +134,9 @@ def returned(*leases: int) -> Send:
 
 
 def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:
-    return say(Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then)))
+    return say(
+        Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then))
+    )
 
 
 def registration(
@@ -119,5 +149,16 @@ def registration(
 ) -> Send:
     given = index >= 0 and not named
     return say(
-        Register(9, "worker", index, slots, list(held), leftover or [], 100, "host", index_given=given, serial=serial)
+        Register(
+            9,
+            "worker",
+            index,
+            slots,
+            list(held),
+            leftover or [],
+            100,
+            "host",
+            index_given=given,
+            serial=serial,
+        )
     )

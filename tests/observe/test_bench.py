@@ -1,4 +1,5 @@
-"""The measuring itself, with numbers so small that the figures mean nothing: each question gives its figure, and nothing stays behind."""
+"""The measuring itself, with numbers so small that the figures mean nothing: each question gives
+its figure, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from zmqdist.observe.peer import peer_process, serving
 from zmqdist.rpc import Server
 from zmqdist.transport.pyzmq_echo import REPLY_BYTES_MAX, SIZED_REQUEST, BareClient, BareServer
 
-TINY = bench.BenchPlan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
+TINY = bench.BenchPlan(
+    blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2
+)
 
 
 def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for() -> None:
@@ -26,7 +29,10 @@ def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for()
             assert client.pipelined(7, 3) > 0
             assert client.fetch(5_000_000) > 0
             assert client.request(SIZED_REQUEST + b"no number") == SIZED_REQUEST + b"no number"
-            assert len(client.request(SIZED_REQUEST + str(REPLY_BYTES_MAX * 10).encode())) == REPLY_BYTES_MAX
+            assert (
+                len(client.request(SIZED_REQUEST + str(REPLY_BYTES_MAX * 10).encode()))
+                == REPLY_BYTES_MAX
+            )
     finally:
         server.close()
 
@@ -56,7 +62,9 @@ def test_tasks_round_trips_and_results_are_measured_on_a_cluster() -> None:
     assert all(figure.ours > 0 and figure.theirs and figure.ratio for figure in figures)
 
 
-def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tracked = resource_tracker.register
     made: list[str] = []
 
@@ -75,7 +83,10 @@ def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(monkey
 
 
 def test_a_server_that_is_no_peer_is_told_from_one() -> None:
-    with Server.create("zmq", "127.0.0.1:0") as server, pytest.raises(ValueError, match="no peer of a benchmark"):
+    with (
+        Server.create("zmq", "127.0.0.1:0") as server,
+        pytest.raises(ValueError, match="no peer of a benchmark"),
+    ):
         bench.measure_calls(server.address, TINY)
 
 
@@ -88,7 +99,14 @@ def test_a_ratio_is_the_median_of_the_blocks_ratios_and_the_first_blocks_do_not_
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(None, "-"), (0.12345, "0.123"), (1.2345, "1.23"), (12.345, "12.3"), (123.45, "123"), (12345.6, "12,346")],
+    [
+        (None, "-"),
+        (0.12345, "0.123"),
+        (1.2345, "1.23"),
+        (12.345, "12.3"),
+        (123.45, "123"),
+        (12345.6, "12,346"),
+    ],
 )
 def test_a_figure_is_shown_with_three_digits_that_count(number: float | None, text: str) -> None:
     assert bench.shown(number) == text

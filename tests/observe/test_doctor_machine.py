@@ -1,4 +1,5 @@
-"""The doctor at this machine and at its secrets: each is broken for real where that can be done, and the finding says what to do."""
+"""The doctor at this machine and at its secrets: each is broken for real where that can be done,
+and the finding says what to do."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
     assert ok("memory", "much").line() == "ok       memory: much"
     assert warning("a", "b\n c", "d").line() == "warning  a: b c: d"
     assert problem("\x1b[2J", "b", "d").line() == "problem  ?[2J: b: d"
-    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "message": "b", "advice": "c"}
+    assert problem("a", "b", "c").record() == {
+        "level": "problem",
+        "subject": "a",
+        "message": "b",
+        "advice": "c",
+    }
 
 
 def test_only_a_problem_makes_a_machine_ill() -> None:
@@ -44,7 +50,14 @@ def test_only_a_problem_makes_a_machine_ill() -> None:
 def test_this_machine_is_well_enough_for_the_tests() -> None:
     found = host.examine()
     assert healthy(found), [finding.line() for finding in found]
-    assert {finding.subject for finding in found} >= {"zmqdist", "ZeroMQ", "descriptors", "/proc", "memory", "loopback"}
+    assert {finding.subject for finding in found} >= {
+        "zmqdist",
+        "ZeroMQ",
+        "descriptors",
+        "/proc",
+        "memory",
+        "loopback",
+    }
     assert "NumPy" in found[0].message
 
 
@@ -53,7 +66,11 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
     [
         (ZmqBuild("27.0", (4, 3, 5), True), "ok", "libzmq 4.3.5 with CURVE"),
         (ZmqBuild("27.0", (4, 2, 9), True), "problem", "libzmq 4.2.9, which is older than 4.3.0"),
-        (ZmqBuild("27.0", (4, 3, 5), False), "warning", "built without CURVE: nothing but loopback"),
+        (
+            ZmqBuild("27.0", (4, 3, 5), False),
+            "warning",
+            "built without CURVE: nothing but loopback",
+        ),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -105,9 +122,7 @@ def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
-    told = (
-        "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
-    )
+    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
     one(host.shared_memory(), "warning", told, "run all processes as one user and group")
 
 
@@ -137,7 +152,7 @@ def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     one(host.proxies(), "ok", "http_proxy set, which zmqdist ignores", "")
 
 
-# -- secrets -----------------------------------------------------------------------------------------------------------
+# -- secrets ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,13 +162,20 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "zmqdist"
 
 
-def test_a_token_that_is_not_there_yet_is_made_by_the_first_start_and_not_by_the_doctor(state: Path) -> None:
+def test_a_token_that_is_not_there_yet_is_made_by_the_first_start_and_not_by_the_doctor(
+    state: Path,
+) -> None:
     one(secrets.examine(Credentials()), "ok", "does not exist yet; the first start makes it", "")
     assert not state.exists()
 
 
 def test_no_security_is_a_warning() -> None:
-    one(secrets.examine(Credentials(insecure=True)), "warning", "switched off by --insecure", "zmqdist keygen")
+    one(
+        secrets.examine(Credentials(insecure=True)),
+        "warning",
+        "switched off by --insecure",
+        "zmqdist keygen",
+    )
 
 
 BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
@@ -169,8 +191,12 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "breaks", "told"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS])
-def test_the_users_token(what: str, breaks: Callable[[Path], object], told: str, state: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "breaks", "told"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS]
+)
+def test_the_users_token(
+    what: str, breaks: Callable[[Path], object], told: str, state: Path
+) -> None:
     token.create(state / "token")
     breaks(state / "token")
     level, advice = ("ok", "") if what == "well" else ("problem", "mode 0600")
@@ -179,7 +205,12 @@ def test_the_users_token(what: str, breaks: Callable[[Path], object], told: str,
 
 def test_a_token_that_is_named_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(tmp_path / "nowhere"))
-    one(secrets.examine(Credentials()), "problem", "cannot read the token file", "the next start makes another")
+    one(
+        secrets.examine(Credentials()),
+        "problem",
+        "cannot read the token file",
+        "the next start makes another",
+    )
 
 
 def _replaced(folder: Path, name: str, old: str, new: str) -> None:
@@ -194,27 +225,66 @@ def _of_another(folder: Path, name: str) -> None:
 
 
 BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
-    ("well", lambda folder: None, "server, client, submit, worker, admin: private, complete and matching", ""),
+    (
+        "well",
+        lambda folder: None,
+        "server, client, submit, worker, admin: private, complete and matching",
+        "",
+    ),
     (
         "a part",
         lambda folder: [
-            each.unlink() for each in folder.glob("[!w]*") if each.name not in ("server.pub", "authorized")
+            each.unlink()
+            for each in folder.glob("[!w]*")
+            if each.name not in ("server.pub", "authorized")
         ],
         "worker: ",
         "",
     ),
     (
         "a part without public data",
-        lambda folder: [each.unlink() for each in folder.glob("[!w]*") if each.name != "server.pub"],
+        lambda folder: [
+            each.unlink() for each in folder.glob("[!w]*") if each.name != "server.pub"
+        ],
         "there is no `authorized` beside worker.key",
         "copy `authorized` there",
     ),
-    ("no folder", lambda folder: folder.rename(folder.parent / "away"), "there is no such folder", "`zmqdist keygen "),
-    ("no keys", lambda folder: [each.unlink() for each in folder.iterdir()], "it has no keys", "copy server.pub"),
-    ("others write", lambda folder: folder.chmod(0o777), "others may change what is in the folder", "`chmod 700 "),
-    ("readable", lambda folder: (folder / "worker.key").chmod(0o640), "worker.key is open to other users", "mode 0600"),
-    ("damaged", lambda folder: (folder / "server.key").write_text("x"), "server.key is damaged", "keygen"),
-    ("no server.pub", lambda folder: (folder / "server.pub").unlink(), "there is no key file", "copy the files"),
+    (
+        "no folder",
+        lambda folder: folder.rename(folder.parent / "away"),
+        "there is no such folder",
+        "`zmqdist keygen ",
+    ),
+    (
+        "no keys",
+        lambda folder: [each.unlink() for each in folder.iterdir()],
+        "it has no keys",
+        "copy server.pub",
+    ),
+    (
+        "others write",
+        lambda folder: folder.chmod(0o777),
+        "others may change what is in the folder",
+        "`chmod 700 ",
+    ),
+    (
+        "readable",
+        lambda folder: (folder / "worker.key").chmod(0o640),
+        "worker.key is open to other users",
+        "mode 0600",
+    ),
+    (
+        "damaged",
+        lambda folder: (folder / "server.key").write_text("x"),
+        "server.key is damaged",
+        "keygen",
+    ),
+    (
+        "no server.pub",
+        lambda folder: (folder / "server.pub").unlink(),
+        "there is no key file",
+        "copy the files",
+    ),
     (
         "other server.pub",
         lambda folder: _of_another(folder, "server.pub"),
@@ -227,24 +297,40 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
         "client.key is not in `authorized`",
         "add the line",
     ),
-    ("no authorized", lambda folder: (folder / "authorized").unlink(), "there is no key file", "copy the files"),
+    (
+        "no authorized",
+        lambda folder: (folder / "authorized").unlink(),
+        "there is no key file",
+        "copy the files",
+    ),
     (
         "no client",
         lambda folder: (folder / "authorized").write_text("# x\n"),
         "`authorized` admits no client",
         "add a line",
     ),
-    ("no role", lambda folder: _replaced(folder, "authorized", "client ", "guest "), "'guest' is not a role", "copy"),
+    (
+        "no role",
+        lambda folder: _replaced(folder, "authorized", "client ", "guest "),
+        "'guest' is not a role",
+        "copy",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("what", "breaks", "told", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS])
-def test_a_folder_of_keys(what: str, breaks: Callable[[Path], object], told: str, advice: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "breaks", "told", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS]
+)
+def test_a_folder_of_keys(
+    what: str, breaks: Callable[[Path], object], told: str, advice: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "keys"
     keys.keygen(folder)
     breaks(folder)
     found = secrets.examine(Credentials(keys_dir=str(folder)))
-    level = {"well": "ok", "a part": "ok", "a part without public data": "warning"}.get(what, "problem")
+    level = {"well": "ok", "a part": "ok", "a part without public data": "warning"}.get(
+        what, "problem"
+    )
     assert {finding.level for finding in found} == {level}
     one(found[0], level, told, advice)
     if level == "problem" and not folder.exists():
@@ -256,7 +342,10 @@ def test_a_folder_of_keys_of_another_user(tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     os.chown(tmp_path / "keys", 12345, 12345)
     one(
-        secrets.examine(Credentials(keys_dir=str(tmp_path / "keys"))), "problem", "belongs to user 12345", "of your own"
+        secrets.examine(Credentials(keys_dir=str(tmp_path / "keys"))),
+        "problem",
+        "belongs to user 12345",
+        "of your own",
     )
 
 

@@ -1,4 +1,5 @@
-"""The doctor at addresses: each is broken for real, and the finding says what is wrong and what to do."""
+"""The doctor at addresses: each is broken for real, and the finding says what is wrong and what to
+do."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def child() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], str]]]:
     made: list[subprocess.Popen[str]] = []
 
     def run(program: str) -> tuple[subprocess.Popen[str], str]:
-        made.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True))
+        made.append(
+            subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        )
         assert made[-1].stdout is not None
         return made[-1], f"127.0.0.1:{int(made[-1].stdout.readline())}"
 
@@ -101,7 +104,9 @@ def one(findings: list[Finding], level: str, told: str, advice: str) -> None:
     assert "\n" not in found.line()
 
 
-def look(address: str, credentials: Credentials = NONE, timeout_s: float = PATIENCE_S) -> list[Finding]:
+def look(
+    address: str, credentials: Credentials = NONE, timeout_s: float = PATIENCE_S
+) -> list[Finding]:
     return network.examine_server(address, credentials, timeout_s).findings
 
 
@@ -141,19 +146,30 @@ def test_a_status_that_is_none_is_a_finding(record: Any) -> None:
 @pytest.mark.parametrize("address", ["nowhere", "a\x1b[31m:5", "a:99999", "\x00:1"], ids=ascii)
 def test_an_address_of_a_worker_that_is_none_is_a_problem(address: str) -> None:
     *_, found = status_gives({"workers": [{"name": "worker:0", "address": address}]})
-    assert found.line().startswith(f"problem  data port of worker:0: {address!r} is not an address: ")
+    assert found.line().startswith(
+        f"problem  data port of worker:0: {address!r} is not an address: "
+    )
 
 
 def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
     last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
-    record = {"losses_count": 1, "workers": [], "slot_deaths": 2, "last_slot_death": last, "relayed": 3}
+    record = {
+        "losses_count": 1,
+        "workers": [],
+        "slot_deaths": 2,
+        "last_slot_death": last,
+        "relayed": 3,
+    }
     well, *rest = status_gives(record)
     assert well.level == "ok"
     assert [found.level for found in rest] == ["warning"] * 3
     assert [found.message.partition(":")[0] for found in rest] == [
         "1 worker has been lost since it was started",
         "2 slot processes died while running a function",
-        "it has passed on 3 pieces of large payloads, which should go straight from worker to reader",
+        (
+            "it has passed on 3 pieces of large payloads, which should go straight from worker to "
+            "reader"
+        ),
     ]
 
 
@@ -162,12 +178,22 @@ def test_a_port_at_which_nobody_listens() -> None:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         told = f"127.0.0.1 is up, and no process listens on port {port}"
-        one(look(f"127.0.0.1:{port}"), "problem", told, "start the server, or use the address that it printed")
+        one(
+            look(f"127.0.0.1:{port}"),
+            "problem",
+            told,
+            "start the server, or use the address that it printed",
+        )
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70])
 def test_a_name_that_does_not_resolve(name: str) -> None:
-    one(look(f"{name}:5050"), "problem", f"the host name {name} cannot be looked up", "DNS or /etc/hosts")
+    one(
+        look(f"{name}:5050"),
+        "problem",
+        f"the host name {name} cannot be looked up",
+        "DNS or /etc/hosts",
+    )
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +224,12 @@ def test_a_host_that_drops_packets() -> None:
             each.setblocking(False)
             each.connect_ex(full.getsockname())
         told = "no reply to a TCP connection within 0.2 s"
-        one(look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2), "problem", told, "a firewall lets TCP port")
+        one(
+            look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2),
+            "problem",
+            told,
+            "a firewall lets TCP port",
+        )
 
 
 def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +237,17 @@ def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(113, "No route to host")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    one(look("127.0.0.1:5050"), "problem", "no TCP connection .No route to host.", "ip route get 127.0.0.1")
+    one(
+        look("127.0.0.1:5050"),
+        "problem",
+        "no TCP connection .No route to host.",
+        "ip route get 127.0.0.1",
+    )
 
 
-def test_a_port_that_another_program_has(child: Callable[[str], tuple[subprocess.Popen[str], str]]) -> None:
+def test_a_port_that_another_program_has(
+    child: Callable[[str], tuple[subprocess.Popen[str], str]],
+) -> None:
     process, address = child(SPEAKER)
     told = rf"the port is taken by pid {process.pid} \(.*python.*\), which is no zmqdist server"
     one(look(address), "problem", told, "stop that, or take another port")
@@ -218,10 +256,17 @@ def test_a_port_that_another_program_has(child: Callable[[str], tuple[subprocess
 def test_a_port_of_a_program_that_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
-        one(look(f"127.0.0.1:{silent.getsockname()[1]}"), "problem", told, "state T in ps is stopped")
+        one(
+            look(f"127.0.0.1:{silent.getsockname()[1]}"),
+            "problem",
+            told,
+            "state T in ps is stopped",
+        )
 
 
-def test_a_process_that_is_stopped(child: Callable[[str], tuple[subprocess.Popen[str], str]]) -> None:
+def test_a_process_that_is_stopped(
+    child: Callable[[str], tuple[subprocess.Popen[str], str]],
+) -> None:
     process, address = child(SERVER)
     assert look(address)[0].level == "ok"
     process.send_signal(signal.SIGSTOP)
@@ -245,7 +290,12 @@ def test_a_server_whose_python_is_stuck() -> None:
         assert entered.wait(PATIENCE_S)
         try:
             told = "it accepts connections, but does not answer within 0.3 s: its Python is busy or stuck"
-            one(look(server.address, timeout_s=0.3), "problem", told, f"of pid {os.getpid()} (py-spy dump)")
+            one(
+                look(server.address, timeout_s=0.3),
+                "problem",
+                told,
+                f"of pid {os.getpid()} (py-spy dump)",
+            )
         finally:
             go.set()
         assert call.get_value() is True
@@ -271,19 +321,39 @@ REFUSED = [
     (
         "the token",
         "another token",
-        "it belongs to another user or to a cluster with a token of its own .local_cluster, launch., or was started",
+        (
+            "it belongs to another user or to a cluster with a token of its own .local_cluster, "
+            "launch., or was started"
+        ),
         "--token",
     ),
     ("keys", "other keys", "does not have the key that this side expects", "--keys"),
-    ("keys", "the token", "uses CURVE keys, this side the user's token", "the same kind of security"),
-    ("the token", "keys", "uses the user's token .PLAIN., this side CURVE keys", "the same kind of security"),
+    (
+        "keys",
+        "the token",
+        "uses CURVE keys, this side the user's token",
+        "the same kind of security",
+    ),
+    (
+        "the token",
+        "keys",
+        "uses the user's token .PLAIN., this side CURVE keys",
+        "the same kind of security",
+    ),
     ("the token", "a missing token", "cannot read the token file", "--token-file"),
 ]
 
 
-@pytest.mark.parametrize(("theirs", "ours", "told", "advice"), REFUSED, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told", "advice"), REFUSED, ids=lambda value: str(value)[:20]
+)
 def test_a_server_that_refuses_us(
-    theirs: str, ours: str, told: str, advice: str, serve: Callable[..., ZmqServer], secrets: dict[str, dict[str, Any]]
+    theirs: str,
+    ours: str,
+    told: str,
+    advice: str,
+    serve: Callable[..., ZmqServer],
+    secrets: dict[str, dict[str, Any]],
 ) -> None:
     server = serve(**secrets[theirs])
     assert look(server.address, Credentials(**secrets[theirs]))[0].level == "ok"
@@ -294,7 +364,12 @@ def test_a_peer_in_plaintext(secrets: dict[str, dict[str, Any]]) -> None:
     with Server({"worker": ["127.0.0.1:0"]}, insecure=True) as server:
         told = "uses no security, in plaintext, this side the user's token"
         one(look(server.address), "problem", told, "the same kind of security")
-        one(look(server.address, Credentials(insecure=True)), "ok", "server-worker:0 pid .* no security", "")
+        one(
+            look(server.address, Credentials(insecure=True)),
+            "ok",
+            "server-worker:0 pid .* no security",
+            "",
+        )
 
 
 def test_a_machine_with_the_key_of_one_role_is_let_in(
@@ -320,18 +395,23 @@ def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) ->
 
 def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    router = server._service._router  # reach: no server of another protocol version can be installed beside this one
+    router = (
+        server._service._router
+    )  # reach: no server of another protocol version can be installed beside this one
     said = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
     router._hello_fields, router._hello = said, encode_hello(said)  # reach: as above
-    told = (
-        rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
-    )
+    told = rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
     one(look(server.address), "problem", told, "the same zmqdist")
 
 
 ODD: list[tuple[dict[int, Any], str, str, str]] = [
     ({1: "0.0.1"}, "warning", r"zmqdist 0\.0\.1 there, .* here", "install the same version"),
-    ({4: 3, 5: 7}, "warning", r"Python 3\.7 there, .*: scheduled functions will not run", "the same Python"),
+    (
+        {4: 3, 5: 7},
+        "warning",
+        r"Python 3\.7 there, .*: scheduled functions will not run",
+        "the same Python",
+    ),
     ({8: 0.0}, "warning", r"its clock is \d+\.\d s behind this host's", "NTP"),
     ({8: 1e10}, "warning", r"its clock is \d+\.\d s ahead of this host's", "NTP"),
     ({8: "x"}, "warning", "its report about itself cannot be read", "the same zmqdist"),
@@ -339,7 +419,9 @@ ODD: list[tuple[dict[int, Any], str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "level", "told", "advice"), ODD, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("changes", "level", "told", "advice"), ODD, ids=lambda value: str(value)[:20]
+)
 def test_what_a_server_says_of_itself(
     changes: dict[int, Any],
     level: str,
@@ -351,7 +433,9 @@ def test_what_a_server_says_of_itself(
     answer = server_info.describe_server
     monkeypatch.setattr(
         "zmqdist.rpc.service.describe_server",
-        lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
+        lambda kind, incarnation: [
+            changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))
+        ],
     )
     findings = look(serve().address)
     one([finding for finding in findings if finding.level != "ok"], level, told, advice)
@@ -362,10 +446,15 @@ def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer
     server = serve()
     methods = server._service._methods  # reach: a method cannot be unregistered
     del methods[server_info.SERVER_INFO]
-    one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
+    one(
+        look(server.address),
+        "warning",
+        "zmqdist.about is not registered",
+        "install the same zmqdist there",
+    )
 
 
-# -- the addresses of a cluster that may run already, or will ----------------------------------------------------------
+# -- the addresses of a cluster that may run already, or will --------------------------------------
 
 
 def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
@@ -381,7 +470,12 @@ def test_an_address_without_a_host_is_of_this_machine() -> None:
 
 
 def test_an_address_without_a_port() -> None:
-    one(plan("10.1.2.3"), "problem", "'10.1.2.3' is not an address", "correct the address of this task")
+    one(
+        plan("10.1.2.3"),
+        "problem",
+        "'10.1.2.3' is not an address",
+        "correct the address of this task",
+    )
 
 
 def test_a_port_of_the_file_that_is_bound_and_not_listened_on() -> None:
@@ -411,21 +505,27 @@ def test_a_port_of_the_file_with_a_name_that_does_not_resolve() -> None:
 def test_tasks_that_run_are_asked_whom_they_reach() -> None:
     """Three tasks: one is well, one is missing, one refuses the others, which only they can see."""
     ports = [free_port() for _ in range(3)]
-    spec = ClusterSpec({"worker": [f"127.0.0.1:{port}" for port in ports[:2]], "ps": [f"127.0.0.1:{ports[2]}"]})
+    spec = ClusterSpec(
+        {"worker": [f"127.0.0.1:{port}" for port in ports[:2]], "ps": [f"127.0.0.1:{ports[2]}"]}
+    )
     with Server(spec, "worker", 0), Server(spec, "worker", 1):
         findings = cluster.examine_tasks(spec, NONE, 2.0)
     lines = [finding.line() for finding in findings]
     assert len(lines) == 7
-    assert f"ok       ps:0 127.0.0.1:{ports[2]}: 127.0.0.1:{ports[2]} belongs to this host and is free" in lines
+    assert (
+        f"ok       ps:0 127.0.0.1:{ports[2]}: 127.0.0.1:{ports[2]} belongs to this host and is free"
+        in lines
+    )
     for at in (0, 1):
         assert any(
-            line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid") for line in lines
+            line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid")
+            for line in lines
         )
         assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
-        told = (
-            f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
+        told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
+        (found,) = (
+            each for each in findings if each.subject == f"from worker:{at}" and each.advice
         )
-        (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
         assert (found.level, found.message) == ("problem", told)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
 
@@ -435,11 +535,16 @@ def test_another_task_at_the_address_of_one_is_a_problem() -> None:
     with Server({"worker": {1: address}}):
         findings = cluster.examine_tasks(ClusterSpec({"worker": [address]}), NONE, 2.0)
     assert [finding.level for finding in findings] == ["ok", "problem"]
-    assert findings[1].message == "the task that listens there is worker:1, of this cluster or of another"
+    assert (
+        findings[1].message
+        == "the task that listens there is worker:1, of this cluster or of another"
+    )
     assert "the same addresses" in findings[1].advice
 
 
-def test_a_task_that_may_not_be_asked_says_so(secrets: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_task_that_may_not_be_asked_says_so(
+    secrets: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     (tmp_path / "keys" / "submit.key").unlink()
     (tmp_path / "keys" / "worker.key").unlink()
     (tmp_path / "keys" / "admin.key").unlink()

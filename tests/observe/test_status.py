@@ -1,4 +1,5 @@
-"""What `status` and `top` show, from records made by hand: exact lines, and no harm done by texts of other processes."""
+"""What `status` and `top` show, from records made by hand: exact lines, and no harm done by texts
+of other processes."""
 
 from __future__ import annotations
 
@@ -23,16 +24,37 @@ def worker(**changes: Any) -> dict[str, Any]:
         "leases": 5,
         "running": 2,
     }
-    return {**row, "window": 8, "done": 1200, "rate": 310.4, "idle_s": 0.26, "age_s": 9.0, **changes}
+    return {
+        **row,
+        "window": 8,
+        "done": 1200,
+        "rate": 310.4,
+        "idle_s": 0.26,
+        "age_s": 9.0,
+        **changes,
+    }
 
 
 def record(**changes: Any) -> dict[str, Any]:
     empty = {"address": "127.0.0.1:5050", "pid": 7, "queued": 0, "workers": [], "coordinators": []}
-    return {**empty, "losses_count": 0, "losses": [], "dropped": {}, "refused_handshakes": 0, **changes}
+    return {
+        **empty,
+        "losses_count": 0,
+        "losses": [],
+        "dropped": {},
+        "refused_handshakes": 0,
+        **changes,
+    }
 
 
 def loss(**changes: Any) -> dict[str, Any]:
-    return {"name": "worker:1", "reason": "its process ended", "exit_code": -9, "ago_s": 3.0, **changes}
+    return {
+        "name": "worker:1",
+        "reason": "its process ended",
+        "exit_code": -9,
+        "ago_s": 3.0,
+        **changes,
+    }
 
 
 def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
@@ -40,13 +62,24 @@ def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
         queued=10_000,
         workers=[worker(), worker(name="worker:10", leases=0, running=0, rate=99.0, state="away")],
         coordinators=[
-            {"coordinator": 0xABC, "queued": 9, "out": 5, "held": 0, "submitted": 20, "finished": 6, "functions": 1}
+            {
+                "coordinator": 0xABC,
+                "queued": 9,
+                "out": 5,
+                "held": 0,
+                "submitted": 20,
+                "finished": 6,
+                "functions": 1,
+            }
         ],
         losses_count=1,
         losses=[loss()],
     )
     assert status.lines(full) == [
-        "dispatcher at 127.0.0.1:5050 (pid 7): 2 workers, 4 slots, 10,000 queued, 3 given out, 2 running, 2,400 done, 310/s, 1 loss",
+        (
+            "dispatcher at 127.0.0.1:5050 (pid 7): 2 workers, 4 slots, 10,000 queued, 3 given out, 2 "
+            "running, 2,400 done, 310/s, 1 loss"
+        ),
         "",
         "workers",
         "  name       state  slots  threads  running  waiting   done  per s      heard  host   pid",
@@ -66,7 +99,14 @@ def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
 def test_a_launched_cluster_shows_its_wanted_size_its_bounds_and_what_is_under_way() -> None:
     none = {"starting": [], "leaving": [], "failed": []}
     fixed = {"wanted": 2, "min": None, "max": None, "idle_s": None, **none}
-    bounded = {"wanted": 3, "min": 1, "max": 8, "idle_s": 30.0, **none, "starting": ["worker:1", "worker:2"]}
+    bounded = {
+        "wanted": 3,
+        "min": 1,
+        "max": 8,
+        "idle_s": 30.0,
+        **none,
+        "starting": ["worker:1", "worker:2"],
+    }
     assert status.size(record()) == []
     assert status.size(record(scaling=fixed)) == ["workers: 2 wanted"]
     assert status.size(record(scaling=bounded)) == [
@@ -76,13 +116,19 @@ def test_a_launched_cluster_shows_its_wanted_size_its_bounds_and_what_is_under_w
 
 def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
     assert status.lines(record()) == [
-        "dispatcher at 127.0.0.1:5050 (pid 7): 0 workers, 0 slots, 0 queued, 0 given out, 0 running, 0 done, 0/s",
+        (
+            "dispatcher at 127.0.0.1:5050 (pid 7): 0 workers, 0 slots, 0 queued, 0 given out, 0 "
+            "running, 0 done, 0/s"
+        ),
         "no worker has registered: zmqdist worker --dispatcher 127.0.0.1:5050",
     ]
 
 
 def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
-    with DispatchServer(DispatcherConfig()) as server, Client.create("zmq", server.address) as client:
+    with (
+        DispatchServer(DispatcherConfig()) as server,
+        Client.create("zmq", server.address) as client,
+    ):
         told = client.status_blocking()  # type: ignore[attr-defined]
     assert status.lines(told)[0].startswith(f"dispatcher at {server.address} (pid ")
 
@@ -90,12 +136,15 @@ def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
 def test_the_latest_losses_come_first_and_old_ones_are_only_counted() -> None:
     many = [loss(name=f"worker:{number}", ago_s=100.0 - number) for number in range(30)]
     table = status.losses(record(losses=many, losses_count=44))
-    assert [row[0] for row in table.rows] == [f"worker:{29 - at}" for at in range(status.LOSSES_SHOWN_MAX)]
+    assert [row[0] for row in table.rows] == [
+        f"worker:{29 - at}" for at in range(status.LOSSES_SHOWN_MAX)
+    ]
     assert table.title == "lost workers (last 10 of 44)"
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(None, "-"), (-11, "killed by SIGSEGV"), (3, "exit code 3"), (0, "exit code 0")]
+    ("code", "told"),
+    [(None, "-"), (-11, "killed by SIGSEGV"), (3, "exit code 3"), (0, "exit code 0")],
 )
 def test_an_exit_code_is_told_in_words(code: int | None, told: str) -> None:
     assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == told
@@ -103,11 +152,21 @@ def test_an_exit_code_is_told_in_words(code: int | None, told: str) -> None:
 
 def test_slots_that_died_and_payloads_that_took_the_long_way_are_told() -> None:
     last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
-    workers = [worker(slot_deaths=2), worker(name="worker:1", slot_deaths=1), worker(name="worker:2", slot_deaths=0)]
+    workers = [
+        worker(slot_deaths=2),
+        worker(name="worker:1", slot_deaths=1),
+        worker(name="worker:2", slot_deaths=0),
+    ]
     told = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
     assert told == [
-        "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s ago at worker:1, killed by SIGKILL",
-        "1 piece of large payloads passed through the dispatcher, because a data port could not be reached",
+        (
+            "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s "
+            "ago at worker:1, killed by SIGKILL"
+        ),
+        (
+            "1 piece of large payloads passed through the dispatcher, because a data port could not "
+            "be reached"
+        ),
     ]
 
 
@@ -121,7 +180,9 @@ def test_what_strangers_do_is_told_and_nothing_in_good_times() -> None:
 
 def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
     evil = "\x1b[2J\nworker\x07" + "x" * 1000
-    told = "\n".join(status.lines(record(workers=[worker(name=evil, host=evil)], losses=[loss(reason=evil)])))
+    told = "\n".join(
+        status.lines(record(workers=[worker(name=evil, host=evil)], losses=[loss(reason=evil)]))
+    )
     assert all(char.isprintable() or char == "\n" for char in told)
     assert len(told) < 1500
 

@@ -1,4 +1,5 @@
-"""Fixtures of this folder: clusters of servers, in this process or as processes of their own, and what is connected to them."""
+"""Fixtures of this folder: clusters of servers, in this process or as processes of their own, and
+what is connected to them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ class Cluster:
     def __init__(self, workers: int, ps: int, threads: bool) -> None:
         self.threads = threads
         self._ports: list[Reserved] = []
-        self.spec = {"worker": [self.port() for _ in range(workers)], "ps": [self.port() for _ in range(ps)]}
+        self.spec = {
+            "worker": [self.port() for _ in range(workers)],
+            "ps": [self.port() for _ in range(ps)],
+        }
         self.tasks: dict[tuple[str, int], Any] = {}
         for job, addresses in self.spec.items():
             for index in range(len(addresses)):
@@ -57,12 +61,17 @@ class Cluster:
             self.tasks[job, index] = Server(self.spec, job, index, config=config)
             return
         told = json.dumps([self.spec, job, index, config])
-        self.tasks[job, index] = subprocess.Popen([sys.executable, "-c", TASK, told], start_new_session=True)
+        self.tasks[job, index] = subprocess.Popen(
+            [sys.executable, "-c", TASK, told], start_new_session=True
+        )
 
     def add(self, index: int) -> str:
         """Start one more worker, which no other task knows of. Returns its address."""
         address = self.port()
-        self.spec = {**self.spec, "worker": {**dict(enumerate(self.spec["worker"])), index: address}}  # type: ignore[dict-item]
+        self.spec = {
+            **self.spec,
+            "worker": {**dict(enumerate(self.spec["worker"])), index: address},
+        }  # type: ignore[dict-item]
         self.start("worker", index)
         return address
 
@@ -83,7 +92,8 @@ class Cluster:
     def ended(self) -> bool:
         """Wait until all tasks have ended by themselves, and in order."""
         return all(
-            task.join(30.0) if isinstance(task, Server) else task.wait(30.0) == 0 for task in self.tasks.values()
+            task.join(30.0) if isinstance(task, Server) else task.wait(30.0) == 0
+            for task in self.tasks.values()
         )
 
     def close(self) -> None:
@@ -102,7 +112,8 @@ def in_threads() -> bool:
 
 @pytest.fixture
 def cluster(own_secrets: None, in_threads: bool) -> Iterator[Callable[..., Cluster]]:
-    """cluster(workers, ps, threads=in_threads): servers in this process, or processes of their own; functions run in their threads."""
+    """cluster(workers, ps, threads=in_threads): servers in this process, or processes of their own;
+    functions run in their threads."""
     made: list[Cluster] = []
 
     def make(workers: int, ps: int, threads: bool = in_threads) -> Cluster:
@@ -128,7 +139,7 @@ def connected() -> Iterator[Callable[..., ClusterConnection]]:
         each.close()
 
 
-# -- clusters that the tests of a module share, and strategies on them, which are closed after each test
+# -- clusters that the tests of a module share, and strategies on them, which are closed after each
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +161,9 @@ def made(threads: zd.local_cluster) -> Iterator[Make]:
     """made(**options): a strategy on the threads; `cluster=` takes another one."""
     strategies: list[zd.ParameterServerStrategy] = []
 
-    def make(partitioner: Any = None, cluster: Any = threads, **options: Any) -> zd.ParameterServerStrategy:
+    def make(
+        partitioner: Any = None, cluster: Any = threads, **options: Any
+    ) -> zd.ParameterServerStrategy:
         strategies.append(zd.ParameterServerStrategy(cluster, partitioner, **options))
         return strategies[-1]
 
@@ -195,7 +208,8 @@ def cut_in(made: Make, anywhere_cluster: zd.local_cluster) -> Make:
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[Callable[..., zd.local_cluster]]:
-    """clusters(size, **options): so many workers and as many ps, the same cluster for all tests of a module."""
+    """clusters(size, **options): so many workers and as many ps, the same cluster for all tests of
+    a module."""
     made: dict[int, zd.local_cluster] = {}
 
     def cluster(size: int, **options: Any) -> zd.local_cluster:

@@ -39,14 +39,21 @@ def _halves(shape: Any, dtype: Any) -> list[int]:
     return [2] + [1] * (len(shape) - 1)
 
 
-def test_apply_asks_each_server_once_whatever_the_number_of_variables(made: Any, asked: list[Any]) -> None:
+def test_apply_asks_each_server_once_whatever_the_number_of_variables(
+    made: Any, asked: list[Any]
+) -> None:
     strategy = made(_halves)
     with strategy.scope():
         variables = [zd.Variable(np.ones((4, 2))) for _ in range(5)] + [zd.Variable(1.0)]
     outside = zd.Variable(1.0)
     asked.clear()
-    grads = [np.full((4, 2), 0.5) for _ in range(4)] + [zd.IndexedSlices(np.full((1, 2), 0.5), np.array([3])), 0.5]
-    strategy.apply(SGD(1.0), [*zip(grads, variables, strict=True), (0.5, outside), (None, variables[0])])
+    grads = [np.full((4, 2), 0.5) for _ in range(4)] + [
+        zd.IndexedSlices(np.full((1, 2), 0.5), np.array([3])),
+        0.5,
+    ]
+    strategy.apply(
+        SGD(1.0), [*zip(grads, variables, strict=True), (0.5, outside), (None, variables[0])]
+    )
     assert sorted(asked) == sorted((address, "update") for address in strategy.cluster_resolver.ps)
     for variable in variables[:4]:
         assert (variable.numpy() == 0.5).all()
@@ -98,7 +105,8 @@ def test_apply_works_in_scheduled_functions(anywhere: zd.ParameterServerStrategy
     def step() -> Any:
         values = anywhere.read(variables)
         anywhere.apply(
-            Adam(0.1), [(np.sign(value), variable) for value, variable in zip(values, variables, strict=True)]
+            Adam(0.1),
+            [(np.sign(value), variable) for value, variable in zip(values, variables, strict=True)],
         )
         return anywhere.read(variables)
 
@@ -108,7 +116,7 @@ def test_apply_works_in_scheduled_functions(anywhere: zd.ParameterServerStrategy
         assert value == pytest.approx(np.full(3, 0.9))
 
 
-# -- synchronous mode --------------------------------------------------------------------------------------------------------
+# -- synchronous mode ------------------------------------------------------------------------------
 
 
 def test_gradients_of_a_step_are_averaged_and_applied_once(made: Any) -> None:
@@ -174,7 +182,9 @@ def test_synchronous_mode_wants_the_number_of_a_step(made: Any) -> None:
     assert v.assign_add(1.0).numpy() == 1.0
 
 
-def test_a_server_that_is_gone_is_an_error_of_apply_and_read(cluster: Callable[..., Cluster]) -> None:
+def test_a_server_that_is_gone_is_an_error_of_apply_and_read(
+    cluster: Callable[..., Cluster],
+) -> None:
     servers = cluster(1, 2)
     with zd.ParameterServerStrategy(servers.spec) as strategy:
         with strategy.scope():

@@ -108,7 +108,9 @@ def test_a_scope_in_a_scheduled_function_holds_around_run(made: Any, replicas: i
     assert coordinator.schedule(step).fetch() == (3.0, 2.0)
 
 
-def test_a_scope_around_schedule_goes_with_the_function(anywhere: zd.ParameterServerStrategy) -> None:
+def test_a_scope_around_schedule_goes_with_the_function(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
     with anywhere.scope():
         v = zd.Variable(1.0)
@@ -140,7 +142,9 @@ def test_a_scope_around_map_goes_with_the_function(coordinator: ClusterCoordinat
     assert coordinator.fetch(coordinator.map(inside, range(3))) == [False] * 3
 
 
-def test_a_scheduled_function_inside_a_scope_may_not_open_another(coordinator: ClusterCoordinator) -> None:
+def test_a_scheduled_function_inside_a_scope_may_not_open_another(
+    coordinator: ClusterCoordinator,
+) -> None:
     def step() -> None:
         with zd.cache_variable_reads():
             pass
@@ -153,7 +157,9 @@ def test_a_scheduled_function_inside_a_scope_may_not_open_another(coordinator: C
         coordinator.join()
 
 
-def test_a_cached_function_is_sent_once(coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_function_is_sent_once(
+    coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     defined: list[Any] = []
     take = functions.FunctionNumbers.take
 

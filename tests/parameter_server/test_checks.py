@@ -21,9 +21,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, int | None, str]] = {
         0,
         "Disallowed task type found in cluster spec: 'some_arbitrary_name'",
     ),
-    "testArbitraryCurrentTaskType": (USUAL, "foobar", 0, "Unrecognized task_type: foobar, valid task types are"),
-    "testOwnTypeMissing": ({"worker": WORKER, "ps": PS}, "chief", 0, "`task_type` 'chief' not found in cluster_spec"),
-    "testMoreThanOneChief": ({**USUAL, "chief": ["c:1", "c:2"]}, "chief", 1, "There must be at most one 'chief' job."),
+    "testArbitraryCurrentTaskType": (
+        USUAL,
+        "foobar",
+        0,
+        "Unrecognized task_type: foobar, valid task types are",
+    ),
+    "testOwnTypeMissing": (
+        {"worker": WORKER, "ps": PS},
+        "chief",
+        0,
+        "`task_type` 'chief' not found in cluster_spec",
+    ),
+    "testMoreThanOneChief": (
+        {**USUAL, "chief": ["c:1", "c:2"]},
+        "chief",
+        1,
+        "There must be at most one 'chief' job.",
+    ),
     "testMoreThanOneEvaluator": (
         {**USUAL, "evaluator": ["e:1", "e:2"]},
         None,
@@ -31,18 +46,37 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, int | None, str]] = {
         "There must be at most one 'evaluator' job.",
     ),
     "testTaskIdTooLarge": (USUAL, "worker", 2, "The `task_id` 2 exceeds the maximum id of worker"),
-    "testLessThanOneWorker": ({"chief": CHIEF, "ps": PS}, "chief", 0, "There must be at least one worker."),
-    "testLessThanOnePs": ({"chief": CHIEF, "worker": WORKER}, "chief", 0, "There must be at least one ps."),
+    "testLessThanOneWorker": (
+        {"chief": CHIEF, "ps": PS},
+        "chief",
+        0,
+        "There must be at least one worker.",
+    ),
+    "testLessThanOnePs": (
+        {"chief": CHIEF, "worker": WORKER},
+        "chief",
+        0,
+        "There must be at least one ps.",
+    ),
     "testNoTaskOfPs": ({**USUAL, "ps": {}}, None, None, "There must be at least one ps."),
-    "testGapAmongPs": ({**USUAL, "ps": {0: "p:1", 2: "p:2"}}, None, None, "The ps must have the numbers 0 to 1"),
+    "testGapAmongPs": (
+        {**USUAL, "ps": {0: "p:1", 2: "p:2"}},
+        None,
+        None,
+        "The ps must have the numbers 0 to 1",
+    ),
 }
 
 
-@pytest.mark.parametrize(("jobs", "task_type", "task_id", "told"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("jobs", "task_type", "task_id", "told"), REFUSED.values(), ids=REFUSED.keys()
+)
 def test_a_cluster_that_cannot_be_is_refused_in_tensorflows_words(
     jobs: dict[str, Any], task_type: str | None, task_id: int | None, told: str
 ) -> None:
-    resolver = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec(jobs), task_type=task_type, task_id=task_id)
+    resolver = zd.resolvers.SimpleClusterResolver(
+        zd.ClusterSpec(jobs), task_type=task_type, task_id=task_id
+    )
     with pytest.raises(ValueError, match=told.replace("(", r"\(")):
         connect(resolver)
 
@@ -58,25 +92,35 @@ def test_a_cluster_that_cannot_be_is_refused_in_tensorflows_words(
         ({"worker": {3: "w:3"}, "ps": PS}, "worker", 3),
     ],
 )
-def test_what_can_be_is_taken(jobs: dict[str, Any], task_type: str | None, task_id: int | None) -> None:
+def test_what_can_be_is_taken(
+    jobs: dict[str, Any], task_type: str | None, task_id: int | None
+) -> None:
     check_cluster(zd.ClusterSpec(jobs), task_type, task_id)
 
 
 @pytest.mark.parametrize("source", [7, "127.0.0.1:5050", ["w:1"]])
 def test_what_is_no_cluster_is_told_what_is(source: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"no cluster with parameter servers: .* wanted a cluster resolver, a ClusterSpec"
+        ValueError,
+        match=r"no cluster with parameter servers: .* wanted a cluster resolver, a ClusterSpec",
     ):
         connect(source)
 
 
-def test_without_a_cluster_in_the_environment_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_in_the_environment_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ZMQDIST_CONFIG", raising=False)
-    with pytest.raises(ValueError, match="no cluster was passed, and ZMQDIST_CONFIG names no running cluster"):
+    with pytest.raises(
+        ValueError, match="no cluster was passed, and ZMQDIST_CONFIG names no running cluster"
+    ):
         connect()
 
 
 def test_a_local_cluster_without_ps_is_refused() -> None:
     told = r"There must be at least one ps\. This local_cluster has none"
-    with zd.local_cluster(workers=1, processes=False) as cluster, pytest.raises(ValueError, match=told):
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        pytest.raises(ValueError, match=told),
+    ):
         connect(cluster)

@@ -47,7 +47,8 @@ def run(connected: ClusterConnection, count: int = 1) -> list[Any]:
 
 
 def there(found: ClusterConnection, count: int) -> None:
-    """Wait until so many tasks are there. A probe gives up after a second, which a busy machine may take."""
+    """Wait until so many tasks are there. A probe gives up after a second, which a busy machine may
+    take."""
     eventually(lambda: found.task_states() == [None] * count, f"all {count} tasks are there")
 
 
@@ -95,11 +96,15 @@ def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], told: str) -
         zd.Server({"worker": ["localhost:0"]}, config=config)
 
 
-def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(cluster: Clusters, connected: Connect) -> None:
+def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(
+    cluster: Clusters, connected: Connect
+) -> None:
     servers = cluster(1, 1)
     others = {"chief": [servers.port()], "evaluator": [servers.port()]}
     found = connected({**servers.spec, **others})
-    assert found.target.partition(":")[2].rpartition(":")[2] == others["chief"][0].rpartition(":")[2]
+    assert (
+        found.target.partition(":")[2].rpartition(":")[2] == others["chief"][0].rpartition(":")[2]
+    )
     assert run(found) == [os.getpid()]
 
 
@@ -109,7 +114,10 @@ def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_w
     monkeypatch.setattr(metrics, "enable_metrics", True)
     before = metrics.get_metric_summary("server_def_update")["num"]
     connected(cluster(2, 1).spec)
-    eventually(lambda: metrics.get_metric_summary("server_def_update")["num"] >= before + 2, "both are counted")
+    eventually(
+        lambda: metrics.get_metric_summary("server_def_update")["num"] >= before + 2,
+        "both are counted",
+    )
 
 
 def test_a_worker_that_has_accepted_is_not_asked_again_before_the_dispatcher_tells_of_it(
@@ -153,7 +161,9 @@ def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect)
         assert run(connected(spec)) == [os.getpid()]
 
 
-def test_several_strategies_on_one_cluster_in_one_program(cluster: Clusters, connected: Connect) -> None:
+def test_several_strategies_on_one_cluster_in_one_program(
+    cluster: Clusters, connected: Connect
+) -> None:
     """S-5."""
     servers = cluster(1, 1)
     first, second = connected(servers.spec), connected(servers.spec)
@@ -174,7 +184,9 @@ def test_who_did_not_answer_is_named_with_what_is_there_instead(cluster: Cluster
     absent = (("worker:1", servers.spec["worker"][1]), ("ps:0", servers.spec["ps"][0]))
     for name, address in absent:
         port = address.rpartition(":")[2]
-        assert f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in told
+        assert (
+            f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in told
+        )
     assert "worker:0" not in told
     assert "ps:1" not in told
 
@@ -195,10 +207,13 @@ def test_tasks_may_start_after_the_program(cluster: Clusters, connected: Connect
 def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
     servers = cluster(1, 2)
     workers, ps = servers.spec["worker"], servers.spec["ps"]
-    with pytest.raises(errors.FailedPreconditionError, match=r"worker:0 at .*: ps:0 at .* runs no functions"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"worker:0 at .*: ps:0 at .* runs no functions"
+    ):
         connect({"worker": [ps[0]], "ps": [ps[1]]}, timeout=20)
     with pytest.raises(
-        errors.InvalidArgumentError, match=f"at {ps[1]} is ps:1, but the cluster has ps:0 at this address"
+        errors.InvalidArgumentError,
+        match=f"at {ps[1]} is ps:1, but the cluster has ps:0 at this address",
     ):
         connect({"worker": workers, "ps": [ps[1]]}, timeout=20)
 
@@ -234,7 +249,10 @@ sys.stdin.read()
 
 
 def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
-    cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch, child: Callable[..., subprocess.Popen[str]]
+    cluster: Clusters,
+    connected: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    child: Callable[..., subprocess.Popen[str]],
 ) -> None:
     """P-5: a coordinator that was started again begins clean on the same servers."""
     servers = cluster(1, 1)
@@ -290,7 +308,10 @@ def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
     there(found, 2)
     del found
     gc.collect()
-    eventually(lambda: not any("inviting" in each.name for each in threading.enumerate()), "its thread ends")
+    eventually(
+        lambda: not any("inviting" in each.name for each in threading.enumerate()),
+        "its thread ends",
+    )
 
 
 def test_shutdown_cluster_ends_all_servers(cluster: Clusters) -> None:
@@ -307,7 +328,9 @@ def test_start_server_serves_until_somebody_ends_it(cluster: Clusters) -> None:
     """X-5."""
     servers = cluster(1, 1)
     servers.kill("ps", 0)
-    resolver = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec(servers.spec), task_type="ps", task_id=0)
+    resolver = zd.resolvers.SimpleClusterResolver(
+        zd.ClusterSpec(servers.spec), task_type="ps", task_id=0
+    )
     serving = threading.Thread(target=start_server, args=(resolver, "zmq"))
     serving.start()
     found = connect(servers.spec, timeout=30)
@@ -325,7 +348,8 @@ def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
 
 
 class ClosedMeanwhile(threading.Event):
-    """A close comes when the thread has looked whether there was one, and before it begins to look for news."""
+    """A close comes when the thread has looked whether there was one, and before it begins to look
+    for news."""
 
     owner: worker_recruiter.WorkerRecruiter | None = None
 
@@ -342,7 +366,10 @@ def test_a_close_is_not_lost_whenever_it_comes() -> None:
     found = worker_recruiter.WorkerRecruiter(dispatcher, Credentials(insecure=True), 1, late)
     late.owner = found
     late.set()
-    eventually(lambda: not any(each.name == "zmqdist-inviting" for each in threading.enumerate()), "its thread ends")
+    eventually(
+        lambda: not any(each.name == "zmqdist-inviting" for each in threading.enumerate()),
+        "its thread ends",
+    )
 
 
 def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
@@ -373,7 +400,8 @@ def test_a_cluster_file_whose_ps_have_gaps_in_their_numbers_is_refused(
 ) -> None:
     """The launcher would call ps:1 what the program calls ps:0."""
     (tmp_path / "cluster.yaml").write_text(
-        "name: gaps\njobs:\n  worker: {count: 1}\n  ps: {tasks: {1: '127.0.0.1:1'}}\nprogram: 'true'\n"
+        "name: gaps\njobs:\n  worker: {count: 1}\n  ps: {tasks: {1: '127.0.0.1:1'}}\nprogram: "
+        "'true'\n"
         "runtime: {dispatcher: 'zmq://127.0.0.1:1'}\n"
     )
     monkeypatch.setenv("ZMQDIST_CONFIG", str(tmp_path / "cluster.yaml"))

@@ -1,4 +1,5 @@
-"""Datasets for the replicas of a worker: how elements are dealt to them, and where they may be iterated."""
+"""Datasets for the replicas of a worker: how elements are dealt to them, and where they may be
+iterated."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def _on_worker(strategy: zd.ParameterServerStrategy, fn: Any, *args: Any) -> Any
     return ClusterCoordinator(strategy).schedule(fn, args).fetch()
 
 
-def test_neither_kind_can_be_iterated_on_the_coordinator(strategy: zd.ParameterServerStrategy) -> None:
+def test_neither_kind_can_be_iterated_on_the_coordinator(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     dataset = Dataset.range(3)
     for distributed in (
         strategy.experimental_distribute_dataset(dataset),
@@ -54,7 +57,9 @@ def test_a_batch_is_cut_into_parts_for_the_replicas(replicated: zd.ParameterServ
     assert count == here == 3
 
 
-def test_each_replica_takes_an_element_of_what_a_function_made(replicated: zd.ParameterServerStrategy) -> None:
+def test_each_replica_takes_an_element_of_what_a_function_made(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
     count = replicated.num_replicas_in_sync
 
     def dataset_fn(context: InputContext) -> Any:
@@ -80,11 +85,17 @@ def test_replicas_for_which_nothing_is_left_get_no_rows(made: Any) -> None:
         return [strategy.experimental_local_results(element) for element in distributed]
 
     (one, two), (three, nothing) = _on_worker(strategy, elements)
-    assert [each["x"].tolist() for each in (one, two, three)] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    assert [each["x"].tolist() for each in (one, two, three)] == [
+        [0.0, 1.0],
+        [2.0, 3.0],
+        [4.0, 5.0],
+    ]
     assert nothing["x"].shape == (0,)
 
 
-def test_steps_of_replicas_take_their_parts_of_a_batch(replicated: zd.ParameterServerStrategy) -> None:
+def test_steps_of_replicas_take_their_parts_of_a_batch(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
     with replicated.scope():
         v = zd.Variable(np.zeros(1, np.int64), aggregation="sum")
 
@@ -92,7 +103,9 @@ def test_steps_of_replicas_take_their_parts_of_a_batch(replicated: zd.ParameterS
         iterator = iter(replicated.experimental_distribute_dataset(Dataset.range(8).batch(4)))
         total = 0
         for batch in iterator:
-            parts = replicated.run(lambda part: v.assign_add(part.sum(keepdims=True)).dtype and part.sum(), (batch,))
+            parts = replicated.run(
+                lambda part: v.assign_add(part.sum(keepdims=True)).dtype and part.sum(), (batch,)
+            )
             total += replicated.reduce("SUM", parts, axis=None)
         return total
 
@@ -103,7 +116,10 @@ def test_steps_of_replicas_take_their_parts_of_a_batch(replicated: zd.ParameterS
 def test_their_element_spec_is_that_of_the_dataset(replicated: zd.ParameterServerStrategy) -> None:
     dataset = Dataset.range(8).batch(4)
     assert replicated.experimental_distribute_dataset(dataset).element_spec == dataset.element_spec
-    assert replicated.distribute_datasets_from_function(lambda context: dataset).element_spec == dataset.element_spec
+    assert (
+        replicated.distribute_datasets_from_function(lambda context: dataset).element_spec
+        == dataset.element_spec
+    )
 
 
 def test_a_global_batch_size_must_be_divisible() -> None:
@@ -116,15 +132,21 @@ def test_a_global_batch_size_must_be_divisible() -> None:
 def test_scalars_cannot_be_split(made: Any) -> None:
     strategy = made(replicas_per_worker=2)
     with pytest.raises(ValueError, match="batch the dataset"):
-        _on_worker(strategy, lambda: list(strategy.experimental_distribute_dataset(Dataset.range(3))))
+        _on_worker(
+            strategy, lambda: list(strategy.experimental_distribute_dataset(Dataset.range(3)))
+        )
     with pytest.raises(ValueError, match="batch"):
         ClusterCoordinator(strategy).join()
 
 
-def test_values_from_a_function_are_made_for_each_replica(replicated: zd.ParameterServerStrategy) -> None:
+def test_values_from_a_function_are_made_for_each_replica(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
     values = replicated.experimental_distribute_values_from_function(
         lambda context: (context.replica_id_in_sync_group, context.num_replicas_in_sync)
     )
     count = replicated.num_replicas_in_sync
-    assert replicated.experimental_local_results(values) == tuple((number, count) for number in range(count))
+    assert replicated.experimental_local_results(values) == tuple(
+        (number, count) for number in range(count)
+    )
     assert isinstance(values[0], PerReplica) == (count > 1)

@@ -1,4 +1,5 @@
-"""Tasks that come, go, die and come back while a program runs: contract 10.6 (elastic_test.py) and 10.7 (get_task_states_test.py)."""
+"""Tasks that come, go, die and come back while a program runs: contract 10.6 (elastic_test.py) and
+10.7 (get_task_states_test.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Connect = Callable[..., ClusterConnection]
 
 
 class Counter:
-    """Counts in a folder: one file for each run of a step, which a worker that is killed cannot lose."""
+    """Counts in a folder: one file for each run of a step, which a worker that is killed cannot
+    lose."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +50,8 @@ def counter(tmp_path: Path) -> Counter:
 
 
 def missed(found: ClusterConnection) -> list[int]:
-    """The places of the tasks that are not there. A probe gives up after a second, which a busy machine may take."""
+    """The places of the tasks that are not there. A probe gives up after a second, which a busy
+    machine may take."""
     return [place for place, state in enumerate(found.task_states()) if state is not None]
 
 
@@ -56,7 +59,9 @@ def is_back(found: ClusterConnection) -> None:
     eventually(lambda: not missed(found), "all tasks are there", 30.0)
 
 
-def test_worker_addition_between_functions(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+def test_worker_addition_between_functions(
+    cluster: Clusters, connected: Connect, counter: Counter
+) -> None:
     servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
@@ -72,7 +77,9 @@ def test_worker_addition_between_functions(cluster: Clusters, connected: Connect
     assert counter.count == 4
 
 
-def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+def test_worker_addition_midst_function(
+    cluster: Clusters, connected: Connect, counter: Counter
+) -> None:
     servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
@@ -87,7 +94,9 @@ def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, c
     assert counter.count == 4
 
 
-def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+def test_worker_restore_with_same_name(
+    cluster: Clusters, connected: Connect, counter: Counter
+) -> None:
     servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
@@ -102,7 +111,9 @@ def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, co
     assert counter.count == 4
 
 
-def test_worker_restore_with_another_name(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+def test_worker_restore_with_another_name(
+    cluster: Clusters, connected: Connect, counter: Counter
+) -> None:
     servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
@@ -121,7 +132,9 @@ def test_worker_restore_with_another_name(cluster: Clusters, connected: Connect,
     assert counter.count == 4
 
 
-def test_a_worker_comes_back_at_another_address_under_its_index(cluster: Clusters, connected: Connect) -> None:
+def test_a_worker_comes_back_at_another_address_under_its_index(
+    cluster: Clusters, connected: Connect
+) -> None:
     servers = cluster(2, 1)
     found = connected(servers.spec)
     servers.kill("worker", 1)
@@ -163,7 +176,9 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
     is_back(found)
 
 
-def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_forced(cluster: Clusters) -> None:
+def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_forced(
+    cluster: Clusters,
+) -> None:
     servers = cluster(1, 1)
     with zd.ParameterServerStrategy(servers.spec, timeout=60) as strategy:
         coordinator = ClusterCoordinator(strategy)
@@ -186,7 +201,9 @@ def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters
         eventually(lambda: coordinator.workers() == ["worker:0", "worker:1"], "it comes")
         coordinator.remove_worker("worker:0")
         eventually(lambda: coordinator.workers() == ["worker:1"], "it leaves")
-        assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(3)]) == [1, 1, 1]
+        assert coordinator.fetch(
+            [coordinator.schedule(get_current_worker_index) for _ in range(3)]
+        ) == [1, 1, 1]
         eventually(lambda: strategy.task_states() == [None, None], "all tasks are there")
         with pytest.raises(ValueError, match="no worker 0"):
             coordinator.remove_worker(0)

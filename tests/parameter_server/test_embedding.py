@@ -1,4 +1,5 @@
-"""Lookups in tables: rows by their numbers, alone or put together, and nothing moves but the rows that are named."""
+"""Lookups in tables: rows by their numbers, alone or put together, and nothing moves but the rows
+that are named."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ import pytest
 from zmqdist import ShardedVariable, Variable
 from zmqdist.data.composites import Ragged, Sparse
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.training.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
+from zmqdist.training.embedding import (
+    embedding_lookup,
+    embedding_lookup_sparse,
+    safe_embedding_lookup_sparse,
+)
 from zmqdist.training.partition import offsets_of
 from zmqdist.training.variable_storage import LocalStorage
 
@@ -23,7 +28,11 @@ def table_of(shards: int, value: Any = VALUES, name: str = "table") -> ShardedVa
     array = np.asarray(value)
     bounds = pairwise(offsets_of(len(array), shards))
     return ShardedVariable(
-        [Variable(array[low:high], name=f"{name}/part_{place}") for place, (low, high) in enumerate(bounds)], name
+        [
+            Variable(array[low:high], name=f"{name}/part_{place}")
+            for place, (low, high) in enumerate(bounds)
+        ],
+        name,
     )
 
 
@@ -46,7 +55,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return some(self, wanted)
 
     monkeypatch.setattr(LocalStorage, "rows", rows)
-    monkeypatch.setattr(LocalStorage, "read", lambda self: pytest.fail(f"all of {self.ref.name} was asked for"))
+    monkeypatch.setattr(
+        LocalStorage, "read", lambda self: pytest.fail(f"all of {self.ref.name} was asked for")
+    )
     return seen
 
 
@@ -91,7 +102,9 @@ def test_an_id_that_is_no_row_is_refused_and_nobody_is_asked(bad: int, asked: li
 
 def test_what_is_no_table_is_refused() -> None:
     for wrong in (VALUES, [], [VALUES], None):
-        with pytest.raises(TypeError, match="a table is a Variable, a ShardedVariable or a list of them"):
+        with pytest.raises(
+            TypeError, match="a table is a Variable, a ShardedVariable or a list of them"
+        ):
             embedding_lookup(wrong, [0])
     with pytest.raises(ValueError, match="need rows of one shape and dtype"):
         embedding_lookup([Variable(VALUES), Variable(VALUES[:, :1])], [0])
@@ -101,7 +114,9 @@ def test_what_is_no_table_is_refused() -> None:
 
 def test_long_rows_are_shortened() -> None:
     table = table_of(2, np.array([[3, 4], [0.3, 0.4], [0, 0]], F32))
-    assert np.allclose(embedding_lookup(table, [0, 1, 2], max_norm=1.0), [[0.6, 0.8], [0.3, 0.4], [0, 0]])
+    assert np.allclose(
+        embedding_lookup(table, [0, 1, 2], max_norm=1.0), [[0.6, 0.8], [0.3, 0.4], [0, 0]]
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
@@ -132,20 +147,31 @@ def test_a_row_that_several_bags_name_moves_once(asked: list[Any]) -> None:
 )
 def test_weights_count_and_an_empty_bag_gives_zeros(combiner: str, told: Any) -> None:
     ids, weights = [[0, 3], [4], []], [[2, 1], [0.5], []]
-    told[0] = np.add(np.multiply(VALUES[0], 2), VALUES[3]) / {"sum": 1, "mean": 3, "sqrtn": 5**0.5}[combiner]
+    told[0] = (
+        np.add(np.multiply(VALUES[0], 2), VALUES[3])
+        / {"sum": 1, "mean": 3, "sqrtn": 5**0.5}[combiner]
+    )
     for form in (lambda bags: bags, sparse):
         given = form(weights) if form is not sparse else sparse(weights, F32)
         assert np.allclose(embedding_lookup_sparse(table_of(2), form(ids), given, combiner), told)
 
 
 def test_bags_may_have_several_axes() -> None:
-    cube = Sparse(np.array([[0, 0, 0], [0, 0, 2], [1, 1, 1]]), np.array([0, 3, 4]), np.array([2, 2, 3]))
-    assert embedding_lookup_sparse(table_of(2), cube).tolist() == [[[4, 5], [0, 0]], [[0, 0], [9, 10]]]
+    cube = Sparse(
+        np.array([[0, 0, 0], [0, 0, 2], [1, 1, 1]]), np.array([0, 3, 4]), np.array([2, 2, 3])
+    )
+    assert embedding_lookup_sparse(table_of(2), cube).tolist() == [
+        [[4, 5], [0, 0]],
+        [[0, 0], [9, 10]],
+    ]
 
 
 def test_bags_need_not_be_in_order() -> None:
     mixed = Sparse(np.array([[1, 0], [0, 0], [1, 1]]), np.array([1, 4, 3]), np.array([2, 2]))
-    assert embedding_lookup_sparse(table_of(2), mixed, combiner="sum").tolist() == [[9, 10], [10, 12]]
+    assert embedding_lookup_sparse(table_of(2), mixed, combiner="sum").tolist() == [
+        [9, 10],
+        [10, 12],
+    ]
 
 
 def test_halves_are_summed_as_floats_and_whole_numbers_give_floats() -> None:
@@ -170,14 +196,24 @@ def test_a_safe_lookup_leaves_out_what_is_not_valid(asked: list[Any]) -> None:
 
 def test_a_safe_lookup_may_fill_what_is_empty() -> None:
     table = table_of(2)
-    assert safe_embedding_lookup_sparse(table, [[], [-1], [1]], default_id=4).tolist() == [[9, 10], [9, 10], [3, 4]]
+    assert safe_embedding_lookup_sparse(table, [[], [-1], [1]], default_id=4).tolist() == [
+        [9, 10],
+        [9, 10],
+        [3, 4],
+    ]
     weights = [[], [1.0], [2.0]]
-    assert safe_embedding_lookup_sparse(table, [[], [-1], [1]], weights, "sum", 0).tolist() == [[1, 2], [1, 2], [6, 8]]
+    assert safe_embedding_lookup_sparse(table, [[], [-1], [1]], weights, "sum", 0).tolist() == [
+        [1, 2],
+        [1, 2],
+        [6, 8],
+    ]
     assert safe_embedding_lookup_sparse(table, [[], []]).tolist() == [[0, 0], [0, 0]]
 
 
 def test_weights_below_zero_count_in_a_sum() -> None:
-    assert safe_embedding_lookup_sparse(table_of(2), [[0, 4]], [[1.0, -1.0]], "sum").tolist() == [[-8, -8]]
+    assert safe_embedding_lookup_sparse(table_of(2), [[0, 4]], [[1.0, -1.0]], "sum").tolist() == [
+        [-8, -8]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +223,28 @@ def test_weights_below_zero_count_in_a_sum() -> None:
         ([[0], [1]], [[1.0, 1.0], []], "sum", ValueError, "weights must have the form"),
         ([[0], [1]], [[1.0], []], "sum", ValueError, "weights must have the form"),
         (sparse([[0], [1]]), [[1.0], [1.0]], "sum", ValueError, "weights must have the form"),
-        (sparse([[0], [1]]), sparse([[1.0, 1.0], []], F32), "sum", ValueError, "weights must have the form"),
+        (
+            sparse([[0], [1]]),
+            sparse([[1.0, 1.0], []], F32),
+            "sum",
+            ValueError,
+            "weights must have the form",
+        ),
         ([0, 1], None, "sum", TypeError, "a list of ids for each bag"),
-        (np.array([[0, 1]]), None, "sum", TypeError, "Sparse with at least two axes, Ragged, or a list of lists"),
-        (Sparse(np.array([[0]]), np.array([0]), np.array([1])), None, "sum", TypeError, "at least two axes"),
+        (
+            np.array([[0, 1]]),
+            None,
+            "sum",
+            TypeError,
+            "Sparse with at least two axes, Ragged, or a list of lists",
+        ),
+        (
+            Sparse(np.array([[0]]), np.array([0]), np.array([1])),
+            None,
+            "sum",
+            TypeError,
+            "at least two axes",
+        ),
         ([[0.5]], None, "sum", InvalidArgumentError, "whole numbers"),
         ([[5]], None, "sum", InvalidArgumentError, "index 5 is out of range"),
         ([[-1]], None, "sum", InvalidArgumentError, "index -1 is out of range"),

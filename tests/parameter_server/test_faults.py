@@ -1,4 +1,5 @@
-"""Processes that die in the middle of a training program: contract 10.5, with two workers and two ps. More of it is in full/."""
+"""Processes that die in the middle of a training program: contract 10.5, with two workers and two
+ps. More of it is in full/."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def test_worker_preemption_midst_function(program: Program, once: bool) -> None:
 
 
 def test_async_wait_is_no_op(two: Program) -> None:
-    """With a dead worker nothing that is for all workers raises or hangs, and the other one does all there is."""
+    """With a dead worker nothing that is for all workers raises or hangs, and the other one does
+    all there is."""
     two.cluster.kill_worker(0)
     results = [two.coordinator.schedule(two.step()) for _ in range(10)]
     assert two.coordinator.done(WITHIN_S)
@@ -43,7 +45,8 @@ def test_async_wait_is_no_op(two: Program) -> None:
 
 
 def test_what_is_tried_again_with_once_passes_over_the_updates_that_were_made(two: Program) -> None:
-    """F-9: each update of each variable, whatever it is, also from threads of the function; its answer is that of the first run."""
+    """F-9: each update of each variable, whatever it is, also from threads of the function; its
+    answer is that of the first run."""
     with two.strategy.scope():
         rows = zd.Variable(np.zeros((4, 2)))
         tries = zd.Variable(0)
@@ -53,7 +56,9 @@ def test_what_is_tried_again_with_once_passes_over_the_updates_that_were_made(tw
         count.assign_add(1)
         rows.scatter_add(zd.IndexedSlices(np.ones((1, 2)), np.array([1])))
         swapped = bool(count.compare_and_set(10, expected=1))
-        thread = threading.Thread(target=lambda: rows.apply(zd.optimizers.SGD(1.0), np.ones((4, 2))))
+        thread = threading.Thread(
+            target=lambda: rows.apply(zd.optimizers.SGD(1.0), np.ones((4, 2)))
+        )
         thread.start()
         thread.join()
         if read.compare_and_set(1, expected=0) and fail:
@@ -89,7 +94,9 @@ def test_ps_preemption_error_type(program: Program, back: bool) -> None:
 
 
 @pytest.mark.parametrize("uses_variables", [True, False])
-def test_join_raises_unavailable_error_at_ps_failure(program: Program, uses_variables: bool) -> None:
+def test_join_raises_unavailable_error_at_ps_failure(
+    program: Program, uses_variables: bool
+) -> None:
     """Endless functions are cut off, also those that use no variable any more."""
     for _ in range(program.size + 2):
         program.coordinator.schedule(program.waiting(uses_variables))

@@ -1,4 +1,5 @@
-"""What functions on workers do with variables and strategies, where workers and parameter servers are processes.
+"""What functions on workers do with variables and strategies, where workers and parameter servers
+are processes.
 
 The tests with `anywhere` and `cut_in` of other files run here once more: they share one cluster.
 """
@@ -71,9 +72,13 @@ def anywhere_cluster(processes: zd.local_cluster) -> zd.local_cluster:
     return processes
 
 
-def test_an_initializer_with_shard_info_is_called_where_the_shards_live(made: Any, processes: zd.local_cluster) -> None:
+def test_an_initializer_with_shard_info_is_called_where_the_shards_live(
+    made: Any, processes: zd.local_cluster
+) -> None:
     with made(zd.partitioners.FixedShardsPartitioner(2), cluster=processes).scope():
-        pids = zd.Variable(lambda shard_info: np.full(shard_info.shape, os.getpid()), shape=(4,), dtype=np.int64)
+        pids = zd.Variable(
+            lambda shard_info: np.full(shard_info.shape, os.getpid()), shape=(4,), dtype=np.int64
+        )
     assert len({os.getpid(), *pids.numpy().tolist()}) == 3
 
 

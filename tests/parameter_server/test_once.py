@@ -1,4 +1,5 @@
-"""Functions that are scheduled with `once`: what is tried again counts once. With workers that die: test_faults.py."""
+"""Functions that are scheduled with `once`: what is tried again counts once. With workers that die:
+test_faults.py."""
 
 from __future__ import annotations
 

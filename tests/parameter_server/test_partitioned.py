@@ -1,4 +1,5 @@
-"""Variables that a strategy cuts into shards, on parameter servers: where they go, what they begin with, what workers do with them."""
+"""Variables that a strategy cuts into shards, on parameter servers: where they go, what they begin
+with, what workers do with them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.composites import Sparse
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
 from zmqdist.parameter_server import get_replica_context
-from zmqdist.training.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
+from zmqdist.training.embedding import (
+    embedding_lookup,
+    embedding_lookup_sparse,
+    safe_embedding_lookup_sparse,
+)
 from zmqdist.variables.client import client_of
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
@@ -38,10 +43,12 @@ def sizes(variable: Any) -> list[tuple[int, ...]]:
     return [shard.shape for shard in variable]
 
 
-# -- how variables are cut ----------------------------------------------------------------------------------------------
+# -- how variables are cut -------------------------------------------------------------------------
 
 
-def test_without_a_partitioner_a_variable_is_in_one_piece(strategy: zd.ParameterServerStrategy) -> None:
+def test_without_a_partitioner_a_variable_is_in_one_piece(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     with strategy.scope():
         variable = zd.Variable([[0, 1, 2]])
     assert isinstance(variable, zd.Variable)
@@ -91,7 +98,9 @@ def test_a_scalar_is_never_cut_and_what_is_colocated_is_neither(made: Make) -> N
 
 
 @pytest.mark.parametrize("wrong", [None, [], [0, 1, 1], [2, 2, 1]])
-def test_a_bad_answer_of_the_partitioner_is_told_as_its_own_and_makes_nothing(made: Make, wrong: Any) -> None:
+def test_a_bad_answer_of_the_partitioner_is_told_as_its_own_and_makes_nothing(
+    made: Make, wrong: Any
+) -> None:
     strategy = made(lambda shape, dtype: wrong)
     with strategy.scope(), pytest.raises(ValueError, match="variable_partitioner"):
         zd.Variable(np.zeros((4, 3, 2)))
@@ -109,7 +118,9 @@ class Identity:
         return np.eye(rows, columns, first, dtype=dtype)
 
 
-def test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for_the_whole(cut_in: Any) -> None:
+def test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for_the_whole(
+    cut_in: Any,
+) -> None:
     with cut_in(2).scope():
         variable = zd.Variable(functools.partial(Identity(), (4, 4), F32), shape=(4, 4), dtype=F32)
     assert sizes(variable) == [(2, 4), (2, 4)]
@@ -123,7 +134,9 @@ def test_an_initializer_that_makes_the_whole_is_cut(cut_in: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"shape": (4, 4)}, {"dtype": np.float64}])
-def test_a_function_is_also_cut_where_shape_or_dtype_are_not_given(made: Make, given: dict[str, Any]) -> None:
+def test_a_function_is_also_cut_where_shape_or_dtype_are_not_given(
+    made: Make, given: dict[str, Any]
+) -> None:
     with made(cut(2)).scope():
         variable = zd.Variable(lambda: np.eye(4), **given)
     assert isinstance(variable, zd.ShardedVariable)
@@ -131,7 +144,10 @@ def test_a_function_is_also_cut_where_shape_or_dtype_are_not_given(made: Make, g
 
 
 def test_an_initializer_that_fails_names_the_shard_and_the_task(made: Make) -> None:
-    with made(cut(2)).scope(), pytest.raises(UnknownError, match=r"'w/part_0' on ps:0.* ZeroDivisionError"):
+    with (
+        made(cut(2)).scope(),
+        pytest.raises(UnknownError, match=r"'w/part_0' on ps:0.* ZeroDivisionError"),
+    ):
         zd.Variable(lambda: 1 / 0, shape=(4,), dtype=F32, name="w")
 
 
@@ -140,7 +156,9 @@ def test_a_variable_without_a_value_is_refused(made: Make) -> None:
         zd.Variable(shape=(4,), dtype=F32)
 
 
-def test_variables_are_made_once_by_a_function_that_makes_them_when_it_is_called_first(made: Make) -> None:
+def test_variables_are_made_once_by_a_function_that_makes_them_when_it_is_called_first(
+    made: Make,
+) -> None:
     kept: list[Any] = []
 
     def lazily() -> Any:
@@ -153,11 +171,13 @@ def test_variables_are_made_once_by_a_function_that_makes_them_when_it_is_called
     assert kept[0].numpy().tolist() == [[2]] * 4
 
 
-# -- replicas -----------------------------------------------------------------------------------------------------------
+# -- replicas --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_replicas_update_each_shard_once_with_what_their_values_become(made: Make, shards: int) -> None:
+def test_replicas_update_each_shard_once_with_what_their_values_become(
+    made: Make, shards: int
+) -> None:
     strategy = made(cut(shards), replicas_per_worker=2)
     with strategy.scope():
         variable = zd.Variable(np.zeros(2, F32), aggregation="sum")
@@ -177,7 +197,7 @@ def test_replicas_update_each_shard_once_with_what_their_values_become(made: Mak
     assert variable.numpy().tolist() == [21, 3]
 
 
-# -- on workers ---------------------------------------------------------------------------------------------------------
+# -- on workers ------------------------------------------------------------------------------------
 
 
 def test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original(cut_in: Any) -> None:
@@ -190,7 +210,13 @@ def test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original(c
         assert isinstance(variable, zd.ShardedVariable)
         variable.assign_add(np.ones((4, 2)))
         variable.scatter_add(zd.IndexedSlices(np.full((2, 2), 10), [3, 0]))
-        return variable[1:3], variable.sparse_read([3, 0]), (table + 0).shape, len(variable), variable is table
+        return (
+            variable[1:3],
+            variable.sparse_read([3, 0]),
+            (table + 0).shape,
+            len(variable),
+            variable is table,
+        )
 
     middle, ends, shape, length, same = coordinator.schedule(step, args=(table,)).fetch()
     assert middle.tolist() == [[3, 4], [5, 6]]
@@ -254,7 +280,7 @@ def test_reads_are_cached_in_a_scope_as_those_of_one_variable(made: Make) -> Non
     assert table.numpy().tolist() == [1] * 4
 
 
-# -- what moves ---------------------------------------------------------------------------------------------------------
+# -- what moves ------------------------------------------------------------------------------------
 
 
 class Moved:
@@ -267,7 +293,12 @@ class Moved:
 
     def _total(self) -> int:
         told = [client_of(address).status().get_value() for address in self._addresses]
-        return sum(one["bytes_out"] for each in told for one in each["variables"] if one["session"] == self._session)
+        return sum(
+            one["bytes_out"]
+            for each in told
+            for one in each["variables"]
+            if one["session"] == self._session
+        )
 
     def since(self) -> int:
         before, self._before = self._before, self._total()
@@ -296,7 +327,9 @@ def test_lookups_on_workers_move_the_rows_that_they_name_and_no_others(cut_in: A
         return embedding_lookup_sparse(table, sparse([[0, 3], [4], [1]]))
 
     def safe() -> Any:
-        return safe_embedding_lookup_sparse(table, sparse([[0, -1], [4], [1]]), sparse([[1, 1], [-1], [1]], F32))
+        return safe_embedding_lookup_sparse(
+            table, sparse([[0, -1], [4], [1]]), sparse([[1, 1], [-1], [1]], F32)
+        )
 
     assert coordinator.schedule(dense).fetch().tolist() == [[9, 10], [1, 2], [7, 8]]
     assert moved.since() == 3 * row
@@ -306,7 +339,9 @@ def test_lookups_on_workers_move_the_rows_that_they_name_and_no_others(cut_in: A
     assert moved.since() == 2 * row
 
 
-def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_sent(cut_in: Any) -> None:
+def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_sent(
+    cut_in: Any,
+) -> None:
     strategy = cut_in(1)
     with strategy.scope():
         halves = [zd.Variable(np.full((1000, 4), number, F32)) for number in (1, 2)]
@@ -318,7 +353,14 @@ def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_s
 
 @pytest.mark.parametrize(
     ("key", "rows"),
-    [(7, 1), (slice(2, 8, 3), 2), (slice(9, 2, -1), 7), ([9, 0], 2), (slice(5, 5), 0), (slice(None), 10)],
+    [
+        (7, 1),
+        (slice(2, 8, 3), 2),
+        (slice(9, 2, -1), 7),
+        ([9, 0], 2),
+        (slice(5, 5), 0),
+        (slice(None), 10),
+    ],
 )
 def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) -> None:
     strategy = made(cut(3))
@@ -330,7 +372,9 @@ def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) 
     assert moved.since() == rows * 8 * 4
 
 
-def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(strategy: Any) -> None:
+def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(
+    strategy: Any,
+) -> None:
     with strategy.scope():
         table = zd.Variable(np.arange(80, dtype=F32).reshape(10, 8))
     moved = Moved(strategy)
@@ -338,16 +382,23 @@ def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(st
     assert moved.since() == 2 * 8 * 4
 
 
-# -- optimizers ---------------------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(
     "optimizer",
-    [zd.optimizers.SGD(0.1), zd.optimizers.Momentum(0.1, 0.9), zd.optimizers.Adagrad(0.1), zd.optimizers.Adam(0.1)],
+    [
+        zd.optimizers.SGD(0.1),
+        zd.optimizers.Momentum(0.1, 0.9),
+        zd.optimizers.Adagrad(0.1),
+        zd.optimizers.Adam(0.1),
+    ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
-def test_an_optimizer_trains_shards_as_it_trains_one_variable(made: Make, optimizer: Any, batched: bool) -> None:
+def test_an_optimizer_trains_shards_as_it_trains_one_variable(
+    made: Make, optimizer: Any, batched: bool
+) -> None:
     whole, cut_up = made(), made(cut(3))
     value = np.arange(14, dtype=F32).reshape(7, 2)
     with whole.scope():
@@ -400,12 +451,14 @@ def test_a_function_that_fails_at_one_shard_names_it_and_its_task(made: Make) ->
             raise OverflowError("too much")
         return value - grad
 
-    with pytest.raises(UnknownError, match=r"'table/part_1' on ps:1.*fails_for_ones raised OverflowError: too much"):
+    with pytest.raises(
+        UnknownError, match=r"'table/part_1' on ps:1.*fails_for_ones raised OverflowError: too much"
+    ):
         table.apply(fails_for_ones, [2, 2, 1, 1])
     assert table.numpy().tolist() == [-2, -2, 0, 0]
 
 
-# -- a parameter server that dies -----------------------------------------------------------------------------------------
+# -- a parameter server that dies ------------------------------------------------------------------
 
 
 def test_a_shard_that_is_gone_is_named_with_its_task_and_the_others_still_answer(

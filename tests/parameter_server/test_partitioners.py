@@ -35,7 +35,9 @@ def test_the_base_class_only_says_what_a_partitioner_is() -> None:
         (2, [0, 3], [1, 1]),
     ],
 )
-def test_fixed_shards_are_as_many_as_said_but_no_more_than_rows(shards: int, shape: Any, told: list[int]) -> None:
+def test_fixed_shards_are_as_many_as_said_but_no_more_than_rows(
+    shards: int, shape: Any, told: list[int]
+) -> None:
     assert partitioners.FixedShardsPartitioner(shards)(shape, F32) == told
 
 
@@ -52,7 +54,9 @@ def test_fixed_shards_are_as_many_as_said_but_no_more_than_rows(shards: int, sha
         ([0, 3], {"min_shard_bytes": 1, "max_shards": 4}, [1, 1]),
     ],
 )
-def test_shards_of_a_minimal_size(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
+def test_shards_of_a_minimal_size(
+    shape: list[int], arguments: dict[str, int], told: list[int]
+) -> None:
     assert partitioners.MinSizePartitioner(**arguments)(shape, F32) == told
 
 
@@ -69,7 +73,9 @@ def test_shards_of_a_minimal_size(shape: list[int], arguments: dict[str, int], t
         ([4, 0], {"max_shard_bytes": 1}, [4, 1]),
     ],
 )
-def test_shards_of_a_maximal_size(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
+def test_shards_of_a_maximal_size(
+    shape: list[int], arguments: dict[str, int], told: list[int]
+) -> None:
     assert partitioners.MaxSizePartitioner(**arguments)(shape, F32) == told
 
 
@@ -94,7 +100,9 @@ def test_the_size_of_an_element_is_that_of_its_dtype_and_text_of_any_length_has_
         lambda: partitioners.FixedShardsPartitioner(2)([4, 4], F32, axis=1),
     ],
 )
-def test_numbers_that_are_not_positive_and_another_axis_are_refused(make: Callable[[], object]) -> None:
+def test_numbers_that_are_not_positive_and_another_axis_are_refused(
+    make: Callable[[], object],
+) -> None:
     with pytest.raises(ValueError, match=r"must be a positive whole number|along axis 0 only"):
         make()
 
@@ -110,7 +118,9 @@ def test_numbers_that_are_not_positive_and_another_axis_are_refused(make: Callab
         (0, 1, [0]),
     ],
 )
-def test_rows_are_dealt_in_runs_and_the_first_shards_have_one_more(rows: int, shards: int, told: list[int]) -> None:
+def test_rows_are_dealt_in_runs_and_the_first_shards_have_one_more(
+    rows: int, shards: int, told: list[int]
+) -> None:
     offsets = offsets_of(rows, shards)
     assert [high - low for low, high in pairwise(offsets)] == told
     assert (offsets[0], offsets[-1]) == (0, rows)
@@ -144,7 +154,9 @@ def rows_made(initial: Initial, shards: int) -> list[Any]:
     """What each shard begins with, made from what travels to it."""
     offsets = offsets_of(initial.shape[0], shards)
     parts = [initial.rows(low, high) for low, high in pairwise(offsets)]
-    return [cloudpickle.loads(cloudpickle.dumps(part))() if callable(part) else part for part in parts]
+    return [
+        cloudpickle.loads(cloudpickle.dumps(part))() if callable(part) else part for part in parts
+    ]
 
 
 class Identity:
@@ -163,13 +175,19 @@ class Identity:
 def test_a_value_is_cut_here() -> None:
     initial = Initial.of("w", np.arange(10.0).reshape(5, 2), None, F32)
     assert (initial.shape, initial.dtype) == ((5, 2), F32)
-    assert [part.tolist() for part in rows_made(initial, 2)] == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]]
+    assert [part.tolist() for part in rows_made(initial, 2)] == [
+        [[0, 1], [2, 3], [4, 5]],
+        [[6, 7], [8, 9]],
+    ]
 
 
 @pytest.mark.parametrize(
-    "given", [{"shape": None, "dtype": F32}, {"shape": (4,), "dtype": None}, {"shape": None, "dtype": None}]
+    "given",
+    [{"shape": None, "dtype": F32}, {"shape": (4,), "dtype": None}, {"shape": None, "dtype": None}],
 )
-def test_a_function_of_which_shape_or_dtype_is_not_known_is_called_once_and_here(given: dict[str, Any]) -> None:
+def test_a_function_of_which_shape_or_dtype_is_not_known_is_called_once_and_here(
+    given: dict[str, Any],
+) -> None:
     calls = []
 
     def make() -> Any:
@@ -203,7 +221,10 @@ def test_an_initializer_with_a_parameter_shard_info_is_given_that() -> None:
     def make(shard_info: ShardInfo) -> Any:
         return np.full(shard_info.shape, shard_info.offset[0], F32)
 
-    assert [part.tolist() for part in rows_made(Initial.of("w", make, (5, 1), F32), 2)] == [[[0]] * 3, [[3]] * 2]
+    assert [part.tolist() for part in rows_made(Initial.of("w", make, (5, 1), F32), 2)] == [
+        [[0]] * 3,
+        [[3]] * 2,
+    ]
 
 
 def test_an_initializer_that_knows_no_parts_makes_the_whole_and_the_shard_keeps_its_rows() -> None:
@@ -214,7 +235,9 @@ def test_an_initializer_that_knows_no_parts_makes_the_whole_and_the_shard_keeps_
 
 def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> None:
     with pytest.raises(
-        ValueError, match=r"'w' returned shape \(7,\): wanted \(3,\) for rows 0 to 3, or \(5,\) for the whole variable"
+        ValueError,
+        match=r"'w' returned shape \(7,\): wanted \(3,\) for rows 0 to 3, or \(5,\) for the whole "
+        r"variable",
     ):
         rows_made(Initial.of("w", lambda: np.zeros(7), (5,), F32), 2)
 
@@ -223,7 +246,11 @@ def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> No
     ("value", "shape", "told"),
     [
         (None, None, "needs an initial_value"),
-        (np.zeros(3), (4,), r"has the argument shape=\(4,\), but its initial_value has shape \(3,\)"),
+        (
+            np.zeros(3),
+            (4,),
+            r"has the argument shape=\(4,\), but its initial_value has shape \(3,\)",
+        ),
         ([object()], None, "cannot hold"),
     ],
 )

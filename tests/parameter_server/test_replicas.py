@@ -1,4 +1,5 @@
-"""Replicas of one worker: what `run` calls in each, how their values come together, and what their assignments become."""
+"""Replicas of one worker: what `run` calls in each, how their values come together, and what their
+assignments become."""
 
 from __future__ import annotations
 
@@ -45,11 +46,13 @@ def _replica() -> int:
     return context.replica_id_in_sync_group
 
 
-# -- run, reduce, gather ---------------------------------------------------------------------------------------------------
+# -- run, reduce, gather ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_scope", [True, False])
-def test_run_and_reduce_add_what_each_replica_returns(replicated: zd.ParameterServerStrategy, in_scope: bool) -> None:
+def test_run_and_reduce_add_what_each_replica_returns(
+    replicated: zd.ParameterServerStrategy, in_scope: bool
+) -> None:
     coordinator = ClusterCoordinator(replicated)
     count = replicated.num_replicas_in_sync
 
@@ -59,7 +62,9 @@ def test_run_and_reduce_add_what_each_replica_returns(replicated: zd.ParameterSe
 
     def step() -> Any:
         values = replicated.run(replica)
-        return replicated.reduce("SUM", values, axis=None), replicated.reduce("mean", values, axis=None)
+        return replicated.reduce("SUM", values, axis=None), replicated.reduce(
+            "mean", values, axis=None
+        )
 
     def schedule() -> Any:
         return coordinator.schedule(step).fetch()
@@ -75,17 +80,27 @@ def test_run_and_reduce_add_what_each_replica_returns(replicated: zd.ParameterSe
 
 def test_each_replica_gets_its_part_of_the_arguments(two: zd.ParameterServerStrategy) -> None:
     given = two.experimental_distribute_values_from_function(
-        lambda context: {"id": context.replica_id_in_sync_group, "of": context.num_replicas_in_sync * 1000}
+        lambda context: {
+            "id": context.replica_id_in_sync_group,
+            "of": context.num_replicas_in_sync * 1000,
+        }
     )
     results = two.run(
-        lambda values, same, other: (values["id"], values["of"], same, other), (given, [5]), {"other": "x"}
+        lambda values, same, other: (values["id"], values["of"], same, other),
+        (given, [5]),
+        {"other": "x"},
     )
     assert two.experimental_local_results(results) == ((0, 2000, [5], "x"), (1, 2000, [5], "x"))
 
 
-def test_each_replica_gets_its_part_of_a_dataclass_and_of_a_dict_of_any_keys(two: zd.ParameterServerStrategy) -> None:
+def test_each_replica_gets_its_part_of_a_dataclass_and_of_a_dict_of_any_keys(
+    two: zd.ParameterServerStrategy,
+) -> None:
     parts = PerReplica([1, 2])
-    results = two.run(lambda pair, table: (pair, list(table.values())), (Pair(parts, [parts]), {"a": parts, 3: parts}))
+    results = two.run(
+        lambda pair, table: (pair, list(table.values())),
+        (Pair(parts, [parts]), {"a": parts, 3: parts}),
+    )
     assert two.experimental_local_results(results) == (
         (Pair(1, [1]), [1, 1]),
         (Pair(2, [2]), [2, 2]),
@@ -101,14 +116,18 @@ def test_reduce_along_axes_weighs_a_mean_by_the_elements(two: zd.ParameterServer
     assert two.reduce("MEAN", table, axis=1).tolist() == [0.5, 0.5]
 
 
-def test_the_sum_of_what_is_the_same_in_all_replicas_is_refused(two: zd.ParameterServerStrategy) -> None:
+def test_the_sum_of_what_is_the_same_in_all_replicas_is_refused(
+    two: zd.ParameterServerStrategy,
+) -> None:
     with pytest.raises(ValueError, match="the same in all 2 replicas"):
         two.reduce("SUM", 3.0, axis=None)
     assert two.reduce("MEAN", 3.0, axis=None) == 3.0
     assert two.reduce("SUM", two.run(lambda: None), axis=None) is None
 
 
-def test_gather_lays_the_replicas_values_one_behind_the_other(two: zd.ParameterServerStrategy) -> None:
+def test_gather_lays_the_replicas_values_one_behind_the_other(
+    two: zd.ParameterServerStrategy,
+) -> None:
     value = PerReplica([np.array([[1], [2]]), np.array([[3]])])
     assert two.gather(value, axis=0).tolist() == [[1], [2], [3]]
     assert two.gather(5, axis=0) == 5
@@ -125,20 +144,26 @@ def test_the_error_of_a_replica_is_that_of_run(two: zd.ParameterServerStrategy) 
     assert two.reduce("SUM", two.run(lambda: np.int64(_replica())), axis=None) == 1
 
 
-# -- merging -----------------------------------------------------------------------------------------------------------------
+# -- merging ---------------------------------------------------------------------------------------
 
 
-def test_merge_call_runs_once_in_the_cross_replica_context_with_all_arguments(two: zd.ParameterServerStrategy) -> None:
+def test_merge_call_runs_once_in_the_cross_replica_context_with_all_arguments(
+    two: zd.ParameterServerStrategy,
+) -> None:
     calls = []
 
     def merge(strategy: Any, value: Any, *, name: Any) -> Any:
-        calls.append((strategy, in_cross_replica_context(), get_replica_context(), value.values, name.values))
+        calls.append(
+            (strategy, in_cross_replica_context(), get_replica_context(), value.values, name.values)
+        )
         return PerReplica([f"{name.values[0]}{each}" for each in value.values]), "both"
 
     def replica() -> Any:
         context = get_replica_context()
         assert context is not None
-        return [context.merge_call(merge, (10 * _replica() + time,), {"name": "n"}) for time in range(2)]
+        return [
+            context.merge_call(merge, (10 * _replica() + time,), {"name": "n"}) for time in range(2)
+        ]
 
     first, second = two.experimental_local_results(two.run(replica))
     assert first == [("n0", "both"), ("n1", "both")]
@@ -164,7 +189,9 @@ def test_what_a_merge_raises_is_raised_in_all_replicas(two: zd.ParameterServerSt
     assert len(caught) == 2
 
 
-def test_a_replica_that_ends_without_the_others_merge_is_an_error_and_no_hang(two: zd.ParameterServerStrategy) -> None:
+def test_a_replica_that_ends_without_the_others_merge_is_an_error_and_no_hang(
+    two: zd.ParameterServerStrategy,
+) -> None:
     def replica() -> None:
         if _replica() == 0:
             get_replica_context().merge_call(lambda strategy: None)  # type: ignore[union-attr]
@@ -181,10 +208,12 @@ def test_all_reduce_gives_every_replica_the_same(two: zd.ParameterServerStrategy
     assert two.reduce("SUM", two.run(lambda: 3), axis=None) == 6
 
 
-# -- assignments of replicas -----------------------------------------------------------------------------------------------
+# -- assignments of replicas -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("aggregation", "wanted"), [("SUM", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)])
+@pytest.mark.parametrize(
+    ("aggregation", "wanted"), [("SUM", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)]
+)
 def test_an_assignment_of_all_replicas_is_made_once_with_their_aggregate(
     two: zd.ParameterServerStrategy, aggregation: str, wanted: float
 ) -> None:
@@ -213,7 +242,9 @@ def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
         rows = zd.Variable(np.zeros((2, 1), np.int64), aggregation="mean")
     two.run(lambda: v.assign(values[_replica()]))
     assert v.numpy() == wanted
-    two.run(lambda: rows.scatter_add(zd.IndexedSlices(np.array([[values[_replica()]]]), [_replica()])))
+    two.run(
+        lambda: rows.scatter_add(zd.IndexedSlices(np.array([[values[_replica()]]]), [_replica()]))
+    )
     assert rows.numpy().tolist() == [[int(each / 2)] for each in values]
 
 
@@ -249,7 +280,9 @@ def test_the_same_value_in_both_replicas_is_added_twice_by_sum_and_once_by_mean(
     assert (total.numpy(), mean.numpy()) == (5.0, 3.0)
 
 
-def test_a_variable_without_aggregation_cannot_be_assigned_by_several_replicas(two: zd.ParameterServerStrategy) -> None:
+def test_a_variable_without_aggregation_cannot_be_assigned_by_several_replicas(
+    two: zd.ParameterServerStrategy,
+) -> None:
     with two.scope():
         v = zd.Variable(0.0, name="w")
     with pytest.raises(ValueError, match=r"'w'.*aggregation"):
@@ -257,7 +290,9 @@ def test_a_variable_without_aggregation_cannot_be_assigned_by_several_replicas(t
     assert v.numpy() == 0.0
 
 
-def test_only_the_first_replica_counts_in_scheduled_functions_too(replicated: zd.ParameterServerStrategy) -> None:
+def test_only_the_first_replica_counts_in_scheduled_functions_too(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(replicated)
     with replicated.scope():
         v = zd.Variable(0, aggregation="only_first_replica")
@@ -296,7 +331,9 @@ def test_sparse_and_sharded_variables_aggregate_too(made: Any) -> None:
     assert v.numpy().ravel().tolist() == [0.0, 0.0, 10.0, 10.0]
 
 
-def test_replicas_run_at_the_same_time_and_in_their_own_threads(two: zd.ParameterServerStrategy) -> None:
+def test_replicas_run_at_the_same_time_and_in_their_own_threads(
+    two: zd.ParameterServerStrategy,
+) -> None:
     together = threading.Barrier(2)
 
     def replica() -> Any:
@@ -329,7 +366,9 @@ def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any)
     assert table.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [4, 4]]
 
 
-def test_replicas_that_change_different_variables_at_the_same_time_are_told_so(two: zd.ParameterServerStrategy) -> None:
+def test_replicas_that_change_different_variables_at_the_same_time_are_told_so(
+    two: zd.ParameterServerStrategy,
+) -> None:
     with two.scope():
         both = [zd.Variable(0.0, aggregation="sum", name=name) for name in ("left", "right")]
     with pytest.raises(RuntimeError, match="at the same time: all replicas"):

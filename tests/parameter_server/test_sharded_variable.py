@@ -1,4 +1,5 @@
-"""A variable in shards is one variable: the same values, the same errors, and only what is needed is asked for."""
+"""A variable in shards is one variable: the same values, the same errors, and only what is needed
+is asked for."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ from zmqdist.training.variable_storage import LocalStorage
 F32 = np.float32
 
 
-def sharded(value: Any, shards: int | Sequence[int], name: str = "table", dtype: Any = F32) -> ShardedVariable:
+def sharded(
+    value: Any, shards: int | Sequence[int], name: str = "table", dtype: Any = F32
+) -> ShardedVariable:
     """A value in so many shards, or with shards of so many rows."""
     array = np.asarray(value, dtype)
-    offsets = offsets_of(len(array), shards) if isinstance(shards, int) else np.cumsum([0, *shards]).tolist()
+    offsets = (
+        offsets_of(len(array), shards)
+        if isinstance(shards, int)
+        else np.cumsum([0, *shards]).tolist()
+    )
     parts = [
-        Variable(array[low:high], name=f"{name}/part_{place}") for place, (low, high) in enumerate(pairwise(offsets))
+        Variable(array[low:high], name=f"{name}/part_{place}")
+        for place, (low, high) in enumerate(pairwise(offsets))
     ]
     return ShardedVariable(parts, name)
 
@@ -52,13 +60,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-# -- what it is ---------------------------------------------------------------------------------------------------------
+# -- what it is ------------------------------------------------------------------------------------
 
 
 def test_it_has_the_rows_of_its_shards_and_their_dtype() -> None:
     shards = [Variable(np.zeros((count, 2), F32)) for count in (3, 2)]
     whole = ShardedVariable(shards)
-    assert (whole.name, whole.shape, whole.dtype, whole.ndim, whole.size) == ("ShardedVariable", (5, 2), F32, 2, 10)
+    assert (whole.name, whole.shape, whole.dtype, whole.ndim, whole.size) == (
+        "ShardedVariable",
+        (5, 2),
+        F32,
+        2,
+        10,
+    )
     assert len(whole) == 5
     assert whole.offsets == (0, 3, 5)
     assert all(one is other for one, other in zip(whole.variables, shards, strict=True))
@@ -70,7 +84,13 @@ def test_it_has_the_rows_of_its_shards_and_their_dtype() -> None:
 
 def test_its_value_is_an_array_of_all_rows_by_every_way_to_read_it() -> None:
     table = sharded([[1, 2], [3, 4], [5, 6]], 2)
-    for value in (table.numpy(), table.read_value(), table.value(), np.asarray(table), np.array(table)):
+    for value in (
+        table.numpy(),
+        table.read_value(),
+        table.value(),
+        np.asarray(table),
+        np.array(table),
+    ):
         assert isinstance(value, np.ndarray)
         assert value.dtype == F32
         assert value.tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -79,7 +99,9 @@ def test_its_value_is_an_array_of_all_rows_by_every_way_to_read_it() -> None:
 def test_it_becomes_an_array_of_another_dtype_only_of_the_same_kind() -> None:
     table = sharded([1.5, 2.5], 2)
     assert np.asarray(table, np.float64).dtype == np.float64
-    with pytest.raises(ValueError, match="'table' holds float32, which is not of the kind of int32"):
+    with pytest.raises(
+        ValueError, match="'table' holds float32, which is not of the kind of int32"
+    ):
         np.asarray(table, np.int32)
 
 
@@ -100,7 +122,9 @@ def test_shards_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ValueError, match="must have the same dtype, but 'first' and 'second'"):
         ShardedVariable([first, Variable(np.zeros((2, 2), np.int64), name="second")])
     for shape in ((2, 3), (2,), (2, 2, 1)):
-        with pytest.raises(ValueError, match="the same shapes except for the first axis, but 'first' and 'second'"):
+        with pytest.raises(
+            ValueError, match="the same shapes except for the first axis, but 'first' and 'second'"
+        ):
             ShardedVariable([first, Variable(np.zeros(shape, F32), name="second")])
     with pytest.raises(ValueError, match="the same shapes except"):
         ShardedVariable([Variable(F32(1.0))])
@@ -126,7 +150,10 @@ def test_it_is_one_leaf_and_its_shards_where_composites_are_expanded() -> None:
     assert leaves[1] is table
     assert len(leaves) == 2
     expanded = nest.flatten(structure, expand_composites=True)
-    assert [leaf is other for leaf, other in zip(expanded[1:], table.variables, strict=True)] == [True, True]
+    assert [leaf is other for leaf, other in zip(expanded[1:], table.variables, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_handles_are_told_apart_by_identity_and_compared_by_value() -> None:
@@ -136,14 +163,20 @@ def test_handles_are_told_apart_by_identity_and_compared_by_value() -> None:
     assert len({one, other, one}) == 2
 
 
-# -- whole updates ------------------------------------------------------------------------------------------------------
+# -- whole updates ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("update", "told"),
-    [("assign", [[4], [3], [2], [1]]), ("assign_add", [[4], [4], [4], [4]]), ("assign_sub", [[-4], [-2], [0], [2]])],
+    [
+        ("assign", [[4], [3], [2], [1]]),
+        ("assign_add", [[4], [4], [4], [4]]),
+        ("assign_sub", [[-4], [-2], [0], [2]]),
+    ],
 )
-def test_each_shard_is_updated_by_its_rows_and_the_variable_itself_is_given_back(update: str, told: Any) -> None:
+def test_each_shard_is_updated_by_its_rows_and_the_variable_itself_is_given_back(
+    update: str, told: Any
+) -> None:
     table = sharded([[0], [1], [2], [3]], (1, 2, 1))
     assert getattr(table, update)(np.array([[4], [3], [2], [1]])) is table
     assert table.numpy().tolist() == told
@@ -156,13 +189,19 @@ def test_the_arguments_that_tensorflow_has_are_taken() -> None:
     assert table.numpy().tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("value", [[1.0], [1.0, 2.0, 3.0, 4.0], 1.0, [[1.0], [2.0], [3.0]], [[1.0, 2.0, 3.0]]])
+@pytest.mark.parametrize(
+    "value", [[1.0], [1.0, 2.0, 3.0, 4.0], 1.0, [[1.0], [2.0], [3.0]], [[1.0, 2.0, 3.0]]]
+)
 def test_a_value_of_another_shape_is_refused_and_no_shard_has_changed(value: Any) -> None:
     table = sharded([1, 2, 3], 2)
     for update in (table.assign, table.assign_add, table.assign_sub):
-        with pytest.raises(InvalidArgumentError, match=r"'table' has shape \(3,\): a value of shape .* does not fit"):
+        with pytest.raises(
+            InvalidArgumentError,
+            match=r"'table' has shape \(3,\): a value of shape .* does not fit",
+        ):
             update(value)
-    with pytest.raises(ValueError, match="table"):  # the same error, as those who know NumPy expect it
+    with pytest.raises(ValueError, match="table"):
+        # the same error, as those who know NumPy expect it
         table.assign(value)
     assert table.numpy().tolist() == [1, 2, 3]
     assert table.version == tuple(shard.version for shard in sharded([1, 2, 3], 2))
@@ -170,9 +209,13 @@ def test_a_value_of_another_shape_is_refused_and_no_shard_has_changed(value: Any
 
 def test_a_value_of_another_kind_is_refused() -> None:
     table = sharded([1, 2, 3], 2, dtype=np.int32)
-    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, which cannot hold float64 of shape"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'table' is of int32, which cannot hold float64 of shape"
+    ):
         table.assign([1.5, 2.5, 3.5])
-    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, which cannot hold float32 of shape"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'table' is of int32, which cannot hold float32 of shape"
+    ):
         table.scatter_add(rows([1.5], [0]))
     small = sharded([1, 2, 3], 2, dtype=np.uint8)
     assert small.assign([4, 5, 6]).numpy().tolist() == [4, 5, 6]
@@ -194,7 +237,7 @@ def test_versions_are_those_of_the_shards_and_it_cannot_be_compared_and_set() ->
         table.compare_and_set([1, 2, 3], version=before)
 
 
-# -- rows ---------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 SCATTERS: dict[str, Callable[[Any, Any, Any], object]] = {
     "scatter_add": np.add.at,
@@ -217,7 +260,12 @@ def test_rows_change_as_those_of_one_array_do(name: str) -> None:
         SCATTERS[name](expected, indices, values)
         assert getattr(table, name)(IndexedSlices(values, indices)) is table
         assert np.allclose(table.numpy(), expected), f"in {shards} shards"
-        assert getattr(table, name)(IndexedSlices(values[:0], indices[:0]), use_locking=False, name="none") is table
+        assert (
+            getattr(table, name)(
+                IndexedSlices(values[:0], indices[:0]), use_locking=False, name="none"
+            )
+            is table
+        )
         assert np.allclose(table.numpy(), expected), f"in {shards} shards, after no rows"
 
 
@@ -247,7 +295,9 @@ def test_rows_need_their_indices_in_one_axis_and_the_shape_of_a_row() -> None:
     table = sharded([[1, 2], [3, 4]], 2)
     with pytest.raises(ValueError, match="whole numbers"):
         table.scatter_add(rows(np.ones((1, 1, 2)), [[0]]))
-    with pytest.raises(InvalidArgumentError, match=r"'table' has rows of shape \(2,\): rows of shape \(3,\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'table' has rows of shape \(2,\): rows of shape \(3,\)"
+    ):
         table.scatter_add(rows([[1, 2, 3]], [0]))
     with pytest.raises(TypeError, match="'table' are changed by IndexedSlices, not by list"):
         table.scatter_add([1, 2])  # type: ignore[arg-type]
@@ -284,10 +334,16 @@ def test_only_shards_with_rows_in_question_are_asked_and_only_for_those(asked: l
         (lambda: table.sparse_read([8, 0, 7]), [("table/part_0", [0]), ("table/part_2", [2, 1])]),
         (lambda: table[4], [("table/part_1", [1])]),
         (lambda: table[2:4], [("table/part_0", [2]), ("table/part_1", [0])]),
-        (lambda: table[1:9:3], [("table/part_0", [1]), ("table/part_1", [1]), ("table/part_2", [1])]),
+        (
+            lambda: table[1:9:3],
+            [("table/part_0", [1]), ("table/part_1", [1]), ("table/part_2", [1])],
+        ),
         (lambda: table[7:4:-2], [("table/part_1", [2]), ("table/part_2", [1])]),
         (lambda: table[3:6], [("table/part_1", "all")]),
-        (lambda: table[1:7], [("table/part_0", [1, 2]), ("table/part_1", "all"), ("table/part_2", [0])]),
+        (
+            lambda: table[1:7],
+            [("table/part_0", [1, 2]), ("table/part_1", "all"), ("table/part_2", [0])],
+        ),
         (lambda: table[5:5], []),
         (lambda: table[[8, 2]], [("table/part_0", [2]), ("table/part_2", [2])]),
         (lambda: table[:, 0], [(f"table/part_{place}", "all") for place in range(3)]),
@@ -297,7 +353,9 @@ def test_only_shards_with_rows_in_question_are_asked_and_only_for_those(asked: l
         assert asked == told
 
 
-def test_all_shards_are_asked_before_the_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_shards_are_asked_before_the_first_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
 
     class Later:
@@ -311,7 +369,9 @@ def test_all_shards_are_asked_before_the_first_is_waited_for(monkeypatch: pytest
 
     for name in ("read", "rows", "change"):
         start = getattr(LocalStorage, name)
-        monkeypatch.setattr(LocalStorage, name, lambda self, *given, start=start: Later(start(self, *given)))
+        monkeypatch.setattr(
+            LocalStorage, name, lambda self, *given, start=start: Later(start(self, *given))
+        )
     table = sharded([1, 2, 3], 3)
     for ask in (
         lambda: table.numpy(),
@@ -324,7 +384,9 @@ def test_all_shards_are_asked_before_the_first_is_waited_for(monkeypatch: pytest
         assert seen == ["asked"] * 3 + ["waited"] * 3
 
 
-def test_an_error_of_one_shard_is_raised_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_shard_is_raised_when_all_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended: list[str] = []
 
     class Answer:
@@ -343,7 +405,9 @@ def test_an_error_of_one_shard_is_raised_when_all_have_ended(monkeypatch: pytest
     assert ended == ["table/part_0", "table/part_1", "table/part_2"]
 
 
-def test_a_shard_that_cannot_even_be_asked_ends_it_when_the_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_cannot_even_be_asked_ends_it_when_the_others_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended: list[str] = []
 
     class Answer:
@@ -362,7 +426,7 @@ def test_a_shard_that_cannot_even_be_asked_ends_it_when_the_others_have_ended(mo
     assert ended == ["one"]
 
 
-# -- functions that change it -------------------------------------------------------------------------------------------
+# -- functions that change it ----------------------------------------------------------------------
 
 
 def descend(value: Any, grad: Any, slots: Any, step: Any) -> None:
@@ -386,7 +450,7 @@ def test_a_function_is_applied_to_every_shard_with_its_part_of_the_gradient(shar
     assert table.numpy().tolist() == [[1, 2], [3, 5], [1, 4]]
 
 
-# -- slices -------------------------------------------------------------------------------------------------------------
+# -- slices ----------------------------------------------------------------------------------------
 
 VECTOR = np.arange(1, 8)
 MATRIX = np.arange(24).reshape(8, 3)
@@ -434,7 +498,8 @@ def test_an_index_gives_what_it_gives_of_one_array(kind: str, shards: int) -> No
     for key in keys:
         expected, found = array[key], table[key]
         assert (type(found), found.dtype) == (type(expected), expected.dtype), f"{kind}[{key!r}]"
-        assert np.array_equal(found, expected), f"{kind}[{key!r}] is {found!r}, not {expected!r}"  # shapes, too
+        # shapes, too
+        assert np.array_equal(found, expected), f"{kind}[{key!r}] is {found!r}, not {expected!r}"
 
 
 def test_random_slices_give_what_they_give_of_one_array() -> None:
@@ -472,7 +537,9 @@ def test_what_is_no_index_is_refused_before_anything_moves(asked: list[Any]) -> 
     for key, error, told in cases:
         with pytest.raises(error, match=told):
             table[key]
-        assert [what for what in asked if what[1] == "all"] == [], f"something has moved for {key!r}"
+        assert [what for what in asked if what[1] == "all"] == [], (
+            f"something has moved for {key!r}"
+        )
 
 
 def test_whole_rows_can_be_set_as_those_of_one_array() -> None:
@@ -495,10 +562,27 @@ def test_parts_of_rows_cannot_be_set() -> None:
     assert np.array_equal(table.numpy(), MATRIX)
 
 
-# -- operators ----------------------------------------------------------------------------------------------------------
+# -- operators -------------------------------------------------------------------------------------
 
-BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
-BINARY += [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, operator.matmul, divmod]
+BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+]
+BINARY += [
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    operator.eq,
+    operator.ne,
+    operator.matmul,
+    divmod,
+]
 
 
 @pytest.mark.parametrize("operation", BINARY, ids=lambda operation: operation.__name__)
@@ -539,21 +623,26 @@ def test_functions_of_numpy_take_it() -> None:
 
 def test_an_operator_never_changes_a_variable(asked: list[Any]) -> None:
     table = sharded([1, 2], 2)
-    with pytest.raises(TypeError, match=r"'table' is not changed by an operator such as \+=: use assign_add"):
+    with pytest.raises(
+        TypeError, match=r"'table' is not changed by an operator such as \+=: use assign_add"
+    ):
         table += 1
     assert table.numpy().tolist() == [1, 2]
 
 
 def test_one_element_is_a_number_and_several_are_none() -> None:
     one = sharded([[2.5]], 1)
-    assert (bool(one), repr(one)) == (True, "<ShardedVariable 'table' shape=(1, 1) dtype=float32 in shards of 1 rows>")
+    assert (bool(one), repr(one)) == (
+        True,
+        "<ShardedVariable 'table' shape=(1, 1) dtype=float32 in shards of 1 rows>",
+    )
     assert (float(one[0, 0]), int(one[0, 0])) == (2.5, 2)
     for convert in (bool, int, float, complex):
         with pytest.raises((TypeError, ValueError)):
             convert(sharded([1, 2], 2))
 
 
-# -- handles ------------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------
 
 
 def test_its_name_says_nothing_of_shards_and_its_shards_are_parts_of_it() -> None:

@@ -14,7 +14,12 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.parameter_server import get_replica_context, get_strategy, in_cross_replica_context, variable_creator_scope
+from zmqdist.parameter_server import (
+    get_replica_context,
+    get_strategy,
+    in_cross_replica_context,
+    variable_creator_scope,
+)
 from zmqdist.training.strategy import OnWorkers, StrategyStub
 from zmqdist.training.strategy_coordinator import CoordinatorStub
 from zmqdist.wire import trusted
@@ -25,10 +30,12 @@ PS = "/job:ps/replica:0/task:{}/device:CPU:0"
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-# -- the program of the beginning ----------------------------------------------------------------------------------------------
+# -- the program of the beginning ------------------------------------------------------------------
 
 
-def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(anywhere: zd.ParameterServerStrategy) -> None:
+def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
     with anywhere.scope():
         v1 = zd.Variable(0.0)
@@ -45,7 +52,9 @@ def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(anywhe
     assert v2.numpy() == pytest.approx(0.8)
 
 
-def test_additions_of_many_scheduled_functions_are_all_counted_once(anywhere: zd.ParameterServerStrategy) -> None:
+def test_additions_of_many_scheduled_functions_are_all_counted_once(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
     coordinator.join()
     with anywhere.scope():
@@ -66,10 +75,12 @@ def test_additions_of_many_scheduled_functions_are_all_counted_once(anywhere: zd
     assert [result.fetch() for result in results] == [None] * 5
 
 
-# -- where variables go ----------------------------------------------------------------------------------------------------
+# -- where variables go ----------------------------------------------------------------------------
 
 
-def test_variables_go_round_the_servers_and_those_outside_stay_here(strategy: zd.ParameterServerStrategy) -> None:
+def test_variables_go_round_the_servers_and_those_outside_stay_here(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     outside = zd.Variable(0.0)
     with strategy.scope():
         inside = [zd.Variable(0.0) for _ in range(4)]
@@ -85,7 +96,9 @@ def test_variables_go_round_the_servers_and_those_outside_stay_here(strategy: zd
     ]
 
 
-def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counted(made: Any) -> None:
+def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counted(
+    made: Any,
+) -> None:
     strategy = made(lambda shape, dtype: [2] + [1] * (len(shape) - 1))
     with strategy.scope():
         first = zd.Variable(0.0)
@@ -93,8 +106,15 @@ def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counte
         with strategy.extended.colocate_vars_with(second):
             beside = zd.Variable(np.zeros((4, 2)))
         third = zd.Variable(0.0)
-    assert [each.task for each in (first, second, beside, third)] == ["ps:0", "ps:1", "ps:1", "ps:2"]
-    assert strategy.extended._variable_count == 3  # reach: TensorFlow's own name, which this test is about
+    assert [each.task for each in (first, second, beside, third)] == [
+        "ps:0",
+        "ps:1",
+        "ps:1",
+        "ps:2",
+    ]
+    assert (
+        strategy.extended._variable_count == 3
+    )  # reach: TensorFlow's own name, which this test is about
 
 
 def test_colocating_with_another_strategys_variable_is_refused(made: Any) -> None:
@@ -122,7 +142,9 @@ def test_a_creator_outside_the_scope_decides_where_a_variable_goes_and_one_insid
         assert zd.Variable(0.0).device == CHIEF
 
 
-def test_a_creator_sees_and_changes_what_a_variable_is_made_of(strategy: zd.ParameterServerStrategy) -> None:
+def test_a_creator_sees_and_changes_what_a_variable_is_made_of(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     names = []
 
     def named(next_creator: Any, **kwargs: Any) -> Any:
@@ -154,12 +176,18 @@ def test_a_function_may_place_variables_and_is_told_the_loads(made: Any) -> None
     with strategy.scope():
         zd.Variable(np.zeros(4, "f4"), name="a")
         assert zd.Variable(np.zeros((1, 2), "f8"), name="b").task == "ps:2"
-    assert seen == [("a", (4,), np.dtype("f4"), (0, 0, 0)), ("b", (1, 2), np.dtype("f8"), (0, 0, 16))]
+    assert seen == [
+        ("a", (4,), np.dtype("f4"), (0, 0, 0)),
+        ("b", (1, 2), np.dtype("f8"), (0, 0, 16)),
+    ]
 
 
 @pytest.mark.parametrize("index", [3, -1, "0", None])
 def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> None:
-    with made(placement=lambda *_: index).scope(), pytest.raises(ValueError, match=r"placement returned .* below 3"):
+    with (
+        made(placement=lambda *_: index).scope(),
+        pytest.raises(ValueError, match=r"placement returned .* below 3"),
+    ):
         zd.Variable(0.0)
 
 
@@ -182,7 +210,9 @@ def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) 
         made(**options)
 
 
-def test_steps_of_more_workers_than_there_are_are_warned_of(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_of_more_workers_than_there_are_are_warned_of(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     made(aggregate="sync", workers_per_step=5)
     assert "a step takes the gradients of 5 workers, but there are 2" in caplog.text
 
@@ -193,7 +223,11 @@ def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> No
         variable = zd.Variable(np.zeros(2))
     grad = np.ones(2)
     for wrong, kind, told in (
-        (lambda: variable.apply(zd.optimizers.SGD, grad), errors.InvalidArgumentError, "takes an optimizer"),
+        (
+            lambda: variable.apply(zd.optimizers.SGD, grad),
+            errors.InvalidArgumentError,
+            "takes an optimizer",
+        ),
         (lambda: variable.apply(None, grad), errors.InvalidArgumentError, "takes an optimizer"),
         (
             lambda: strategy.apply(zd.optimizers.SGD(0.1), [(variable, grad)]),
@@ -214,7 +248,7 @@ def test_a_name_that_is_taken_gets_a_number(made: Any) -> None:
         assert zd.Variable(0.0, name="w").name == "w"
 
 
-# -- scopes and contexts --------------------------------------------------------------------------------------------------
+# -- scopes and contexts ---------------------------------------------------------------------------
 
 
 def test_strategies_on_one_cluster_have_variables_and_counters_of_their_own(made: Any) -> None:
@@ -245,7 +279,12 @@ def test_scopes_of_one_strategy_nest_and_those_of_two_do_not(made: Any) -> None:
 def test_scheduling_inside_another_strategys_scope_is_refused(made: Any) -> None:
     one, two = made(), made()
     coordinator = ClusterCoordinator(one)
-    for call in (coordinator.schedule, coordinator.submit, coordinator.options(priority=1).submit, coordinator.run):
+    for call in (
+        coordinator.schedule,
+        coordinator.submit,
+        coordinator.options(priority=1).submit,
+        coordinator.run,
+    ):
         with two.scope(), pytest.raises(RuntimeError, match="mixed"):
             call(int)
     with one.scope():
@@ -272,7 +311,7 @@ def test_a_scope_is_the_cross_replica_context_and_run_the_replica_context(
     assert context.strategy is strategy
 
 
-# -- one coordinator ---------------------------------------------------------------------------------------------------------
+# -- one coordinator -------------------------------------------------------------------------------
 
 
 def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) -> None:
@@ -289,7 +328,9 @@ def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) ->
     assert first.strategy is strategy
 
 
-def test_threads_that_make_the_coordinator_at_once_get_the_same(strategy: zd.ParameterServerStrategy) -> None:
+def test_threads_that_make_the_coordinator_at_once_get_the_same(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     found: list[Any] = []
     begin = threading.Barrier(8)
 
@@ -306,7 +347,9 @@ def test_threads_that_make_the_coordinator_at_once_get_the_same(strategy: zd.Par
     assert found[0].schedule(int).fetch() == 0
 
 
-def test_after_its_coordinator_was_closed_a_strategy_gets_another(strategy: zd.ParameterServerStrategy) -> None:
+def test_after_its_coordinator_was_closed_a_strategy_gets_another(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     first = ClusterCoordinator(strategy)
     first.close()
     second = ClusterCoordinator(strategy)
@@ -314,17 +357,24 @@ def test_after_its_coordinator_was_closed_a_strategy_gets_another(strategy: zd.P
     assert second.schedule(int).fetch() == 0
 
 
-def test_options_that_are_refused_leave_no_coordinator_behind(strategy: zd.ParameterServerStrategy) -> None:
+def test_options_that_are_refused_leave_no_coordinator_behind(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     with pytest.raises(ValueError, match="queue_max"):
         ClusterCoordinator(strategy, queue_max=-1)
     assert ClusterCoordinator(strategy).schedule(int).fetch() == 0
 
 
-def test_a_second_construction_with_other_options_is_refused(strategy: zd.ParameterServerStrategy) -> None:
+def test_a_second_construction_with_other_options_is_refused(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     first = ClusterCoordinator(strategy, queue_max=5)
     assert ClusterCoordinator(strategy) is first
     assert ClusterCoordinator(strategy, queue_max=5) is first
-    with pytest.raises(errors.InvalidArgumentError, match=r"already has its coordinator, made with .*'queue_max': 5"):
+    with pytest.raises(
+        errors.InvalidArgumentError,
+        match=r"already has its coordinator, made with .*'queue_max': 5",
+    ):
         ClusterCoordinator(strategy, queue_max=6)
 
 
@@ -338,7 +388,9 @@ def test_a_second_construction_with_other_options_is_refused(strategy: zd.Parame
     ],
 )
 def test_options_of_tensorflows_compilers_are_refused(call: Callable[[Any], object]) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=r"has no options: .*Leave `options` out, got 3"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=r"has no options: .*Leave `options` out, got 3"
+    ):
         call(3)
 
 
@@ -348,17 +400,22 @@ def test_a_coordinator_of_something_else_is_refused(other: Any) -> None:
         ClusterCoordinator(other)
 
 
-# -- on workers ----------------------------------------------------------------------------------------------------------------
+# -- on workers ------------------------------------------------------------------------------------
 
 
-def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(anywhere: zd.ParameterServerStrategy) -> None:
+def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
 
     def step() -> Any:
         results = anywhere.run(lambda a, b: a + b, args=(1,), kwargs={"b": 2})
         total = anywhere.reduce("sum", results, axis=None)
         extended = anywhere.extended
-        told = extended._num_workers, extended._num_ps  # reach: TensorFlow's own names, which a stub has too
+        told = (
+            extended._num_workers,
+            extended._num_ps,
+        )  # reach: TensorFlow's own names, which a stub has too
         return (
             type(anywhere).__name__,
             total,
@@ -387,7 +444,9 @@ def test_a_coordinator_arrives_on_a_worker_as_a_stub_that_refuses_to_schedule(
     assert isinstance(trusted.unpack(trusted.pack(coordinator)), CoordinatorStub)
 
 
-def test_methods_of_objects_that_hold_everything_can_be_scheduled(anywhere: zd.ParameterServerStrategy) -> None:
+def test_methods_of_objects_that_hold_everything_can_be_scheduled(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     class Model:
         def __init__(self) -> None:
             self.strategy = anywhere
@@ -407,7 +466,9 @@ def test_methods_of_objects_that_hold_everything_can_be_scheduled(anywhere: zd.P
     assert model.weights.numpy().tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_variable_cannot_be_made_in_a_scheduled_function(anywhere: zd.ParameterServerStrategy) -> None:
+def test_a_variable_cannot_be_made_in_a_scheduled_function(
+    anywhere: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
 
     def inside() -> None:
@@ -424,11 +485,15 @@ def test_a_variable_cannot_be_made_in_a_scheduled_function(anywhere: zd.Paramete
             coordinator.join()
 
 
-# -- run and reduce outside scheduled functions --------------------------------------------------------------------------------
+# -- run and reduce outside scheduled functions ----------------------------------------------------
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> int:
-    told = [record for record in caplog.records if "without ClusterCoordinator.schedule" in record.getMessage()]
+    told = [
+        record
+        for record in caplog.records
+        if "without ClusterCoordinator.schedule" in record.getMessage()
+    ]
     caplog.clear()
     return len(told)
 
@@ -449,13 +514,17 @@ def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
     assert _warnings(caplog) == 0
     step()
     assert _warnings(caplog) == 2
-    anywhere.extended._allow_run_without_coordinator = True  # reach: TensorFlow's own name, which this test is about
+    anywhere.extended._allow_run_without_coordinator = (
+        True  # reach: TensorFlow's own name, which this test is about
+    )
     step()
     assert _warnings(caplog) == 0
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_reduce_needs_an_axis_and_an_operation_that_exists(strategy: zd.ParameterServerStrategy, axis: Any) -> None:
+def test_reduce_needs_an_axis_and_an_operation_that_exists(
+    strategy: zd.ParameterServerStrategy, axis: Any
+) -> None:
     with pytest.raises(TypeError):
         strategy.reduce("SUM", 1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="SUM"):
@@ -465,7 +534,9 @@ def test_reduce_needs_an_axis_and_an_operation_that_exists(strategy: zd.Paramete
     assert strategy.reduce("SUM", np.array([[1.0, 3.0]]), axis=(0, 1)) == 4.0
 
 
-def test_a_strategy_tells_its_resolver_and_its_devices(strategy: zd.ParameterServerStrategy, threads: Any) -> None:
+def test_a_strategy_tells_its_resolver_and_its_devices(
+    strategy: zd.ParameterServerStrategy, threads: Any
+) -> None:
     assert strategy.cluster_resolver is threads
     assert len(strategy.cluster_resolver.ps) == 3
     assert strategy.extended.worker_devices == (
@@ -477,12 +548,16 @@ def test_a_strategy_tells_its_resolver_and_its_devices(strategy: zd.ParameterSer
         zd.ParameterServerStrategy()  # type: ignore[call-arg]
 
 
-def test_a_strategy_that_nobody_refers_to_ends_its_coordinators_thread(threads: zd.local_cluster) -> None:
+def test_a_strategy_that_nobody_refers_to_ends_its_coordinators_thread(
+    threads: zd.local_cluster,
+) -> None:
     before = set(threading.enumerate())
     strategy = zd.ParameterServerStrategy(threads)
     with strategy.scope():
         variable = zd.Variable(0.0)
-    mine = [each for each in set(threading.enumerate()) - before if each.name == "zmqdist-coordinator"]
+    mine = [
+        each for each in set(threading.enumerate()) - before if each.name == "zmqdist-coordinator"
+    ]
     assert len(mine) == 1
     del strategy, variable
     gc.collect()

@@ -1,4 +1,5 @@
-"""Whole training programs: per-worker datasets, replicas, variables on servers, metrics that workers update."""
+"""Whole training programs: per-worker datasets, replicas, variables on servers, metrics that
+workers update."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ def test_a_dataset_function_cannot_make_variables(strategy: zd.ParameterServerSt
         coordinator.join()
 
 
-def test_steps_over_a_distributed_dataset_reduce_and_add(replicated: zd.ParameterServerStrategy) -> None:
+def test_steps_over_a_distributed_dataset_reduce_and_add(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
     coordinator = ClusterCoordinator(replicated)
     with replicated.scope():
         v = zd.Variable(np.zeros(1, np.int64), aggregation="only_first_replica")
@@ -105,11 +108,13 @@ def test_steps_over_a_distributed_dataset_reduce_and_add(replicated: zd.Paramete
         assert v.numpy().tolist() == [total]
 
 
-# -- of each worker ------------------------------------------------------------------------------------------------------------
+# -- of each worker --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [None, ()])
-def test_each_worker_has_a_variable_of_its_own(anywhere: zd.ParameterServerStrategy, shape: Any) -> None:
+def test_each_worker_has_a_variable_of_its_own(
+    anywhere: zd.ParameterServerStrategy, shape: Any
+) -> None:
     coordinator = ClusterCoordinator(anywhere)
     with anywhere.scope():
         v = zd.Variable(lambda: np.int64(0), shape=shape, per_worker_variable=True, name="mine")
@@ -143,7 +148,9 @@ def test_a_function_that_returns_the_variable_of_its_worker_returns_its_value(
     coordinator.join()
 
 
-def test_a_variable_of_each_worker_is_not_trainable_and_wants_a_strategy(strategy: zd.ParameterServerStrategy) -> None:
+def test_a_variable_of_each_worker_is_not_trainable_and_wants_a_strategy(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     with strategy.scope(), pytest.raises(ValueError, match="trainable"):
         zd.Variable(0.0, trainable=True, per_worker_variable=True)
     with strategy.scope(), pytest.raises(ValueError, match="initial_value"):

@@ -1,4 +1,5 @@
-"""Variables: what they are, how they are read and changed, from the program and in scheduled functions; what does not fit."""
+"""Variables: what they are, how they are read and changed, from the program and in scheduled
+functions; what does not fit."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def make(request: pytest.FixtureRequest, strategy: zd.ParameterServerStrategy) -
     return make
 
 
-# -- what a variable cannot hold -------------------------------------------------------------------------------------------
+# -- what a variable cannot hold -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,13 +57,16 @@ def make(request: pytest.FixtureRequest, strategy: zd.ParameterServerStrategy) -
         (np.ma.masked_array([1.0]), np.float32, "MaskedArray is more than a plain array"),
     ],
 )
-def test_a_first_value_that_would_be_changed_is_refused(make: Any, value: Any, dtype: Any, problem: str) -> None:
+def test_a_first_value_that_would_be_changed_is_refused(
+    make: Any, value: Any, dtype: Any, problem: str
+) -> None:
     with pytest.raises(ValueError, match=f"variable 'w'.*{problem}"):
         make(value, dtype=dtype, name="w")
 
 
 @pytest.mark.parametrize(
-    ("value", "problem"), [(300, "int64"), (np.array([300]), "300"), (1.5, "float64"), (np.ma.masked, "Masked")]
+    ("value", "problem"),
+    [(300, "int64"), (np.array([300]), "300"), (1.5, "float64"), (np.ma.masked, "Masked")],
 )
 def test_rows_that_would_be_changed_are_refused(make: Any, value: Any, problem: str) -> None:
     variable = make(np.array([1, 2], np.int8), name="w")
@@ -71,16 +75,22 @@ def test_rows_that_would_be_changed_are_refused(make: Any, value: Any, problem: 
     assert variable.numpy().tolist() == [1, 2]
 
 
-# -- how long it lives -----------------------------------------------------------------------------------------------------
+# -- how long it lives -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def there(threads: zd.local_cluster, strategy: zd.ParameterServerStrategy) -> Callable[[], list[str]]:
+def there(
+    threads: zd.local_cluster, strategy: zd.ParameterServerStrategy
+) -> Callable[[], list[str]]:
     """there(): the names of the strategy's variables at the parameter servers."""
 
     def there() -> list[str]:
-        told = [client.client_of(address).status().get_value()["variables"] for address in threads.ps]
-        return sorted(each["name"] for about in told for each in about if each["session"] == strategy.session)
+        told = [
+            client.client_of(address).status().get_value()["variables"] for address in threads.ps
+        ]
+        return sorted(
+            each["name"] for about in told for each in about if each["session"] == strategy.session
+        )
 
     return there
 
@@ -123,7 +133,9 @@ def test_a_variable_stays_until_the_work_that_uses_it_has_ended(
 
 
 def test_a_variable_that_a_per_worker_value_uses_stays_with_it(
-    strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator, there: Callable[[], list[str]]
+    strategy: zd.ParameterServerStrategy,
+    coordinator: ClusterCoordinator,
+    there: Callable[[], list[str]],
 ) -> None:
     with strategy.scope():
         table = zd.Variable(7, name="table")
@@ -147,7 +159,7 @@ def test_a_variable_whose_handle_was_pickled_by_the_program_stays(
     eventually(lambda: there() == ["sent"], "only the other is dropped")
 
 
-# -- what it is ------------------------------------------------------------------------------------------------------------
+# -- what it is ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,9 @@ def test_a_variable_whose_handle_was_pickled_by_the_program_stays(
         ("abc", None, None, np.str_("abc")),
     ],
 )
-def test_a_variable_begins_with_what_it_was_given(make: Any, value: Any, dtype: Any, shape: Any, wanted: Any) -> None:
+def test_a_variable_begins_with_what_it_was_given(
+    make: Any, value: Any, dtype: Any, shape: Any, wanted: Any
+) -> None:
     variable = make(value, dtype=dtype, shape=shape)
     found = variable.numpy()
     assert type(found) is type(wanted)
@@ -195,7 +209,10 @@ def test_an_initializer_that_raises_at_the_server_is_told_with_the_variable(
     def failing() -> Any:
         raise LookupError("no such file")
 
-    with strategy.scope(), pytest.raises(errors.UnknownError, match=r"'w' on ps:0.*LookupError: no such file"):
+    with (
+        strategy.scope(),
+        pytest.raises(errors.UnknownError, match=r"'w' on ps:0.*LookupError: no such file"),
+    ):
         zd.Variable(failing, shape=(2,), dtype="f4", name="w")
 
 
@@ -213,7 +230,7 @@ def test_what_a_variable_says_of_itself(make: Any) -> None:
     assert "(2, 3)" in repr(variable)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_a_variable_computes_as_its_value(make: Any) -> None:
@@ -266,14 +283,16 @@ def test_gather_nd_gives_what_stands_at_the_places(make: Any) -> None:
     v = make(table)
     assert np.array_equal(v.gather_nd([[2], [0]]), table[[2, 0]])
     assert np.array_equal(v.gather_nd([[2, 1], [0, 2]]), table[[2, 0], [1, 2]])
-    assert np.array_equal(v.gather_nd([[[2, 1, 1]], [[0, 0, 0]]]), [[table[2, 1, 1]], [table[0, 0, 0]]])
+    assert np.array_equal(
+        v.gather_nd([[[2, 1, 1]], [[0, 0, 0]]]), [[table[2, 1, 1]], [table[0, 0, 0]]]
+    )
     assert np.array_equal(v.gather_nd([3, 2]), table[3, 2])
     for bad in ([[0, 3]], [[4]], [[-1]], [[0, 0, 0, 0]], 3, [[0.5]]):
         with pytest.raises(errors.InvalidArgumentError):
             v.gather_nd(bad)
 
 
-# -- changing ----------------------------------------------------------------------------------------------------------------
+# -- changing --------------------------------------------------------------------------------------
 
 
 def test_assignments_give_the_variable_back_and_count_versions(make: Any) -> None:
@@ -360,7 +379,9 @@ def test_apply_makes_a_step_of_an_optimizer_or_of_a_function(make: Any) -> None:
         ("sparse_read", ([0.5],)),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(make: Any, method: str, args: Any) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    make: Any, method: str, args: Any
+) -> None:
     v = make([1.0, 2.0], name="w")
     if method == "compare_and_set":
         with pytest.raises(errors.InvalidArgumentError, match="'w'"):
@@ -384,10 +405,12 @@ def test_whole_numbers_take_no_fractions(make: Any) -> None:
     assert v.assign([7, -7]).numpy().tolist() == [7, -7]
 
 
-# -- handles -----------------------------------------------------------------------------------------------------------------
+# -- handles ---------------------------------------------------------------------------------------
 
 
-def test_a_variable_pickles_as_a_handle_and_a_process_has_one_for_each(strategy: zd.ParameterServerStrategy) -> None:
+def test_a_variable_pickles_as_a_handle_and_a_process_has_one_for_each(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     with strategy.scope():
         v = zd.Variable(np.zeros(100_000), name="w")
     packed = trusted.pack(v)
@@ -409,7 +432,16 @@ def test_everything_works_in_scheduled_functions_too(anywhere: zd.ParameterServe
         v.apply(optimizers.SGD(1.0), np.full((3, 2), 0.5))
         rows = v.sparse_read([2, 0])
         swapped = v.compare_and_set(np.zeros((3, 2)), version=v.version)
-        return rows, v.gather_nd([[0, 0]]), (v + 1).sum(), float(v[1, 1]), swapped, v.name, v.shape, v.trainable
+        return (
+            rows,
+            v.gather_nd([[0, 0]]),
+            (v + 1).sum(),
+            float(v[1, 1]),
+            swapped,
+            v.name,
+            v.shape,
+            v.trainable,
+        )
 
     rows, places, total, one, swapped, *told = coordinator.schedule(step).fetch()
     assert rows.tolist() == [[4.5, 5.5], [-0.5, 0.5]]
@@ -448,7 +480,8 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     with strategy.scope():
         v = zd.Variable(1.0)
     gone, session = weakref.ref(strategy), strategy.session
-    own = client.PsClient(threads.ps[0], threads.credentials)  # that of the process ends with its last session
+    # that of the process ends with its last session
+    own = client.PsClient(threads.ps[0], threads.credentials)
 
     def variables() -> int:
         told = own.status().get_value()["variables"]
@@ -465,8 +498,11 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     own.close()
 
 
-def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd.local_cluster) -> None:
-    """The garbage collector runs where it likes: also where a thread is about to ask a server, or to begin a session."""
+def test_a_strategy_may_be_collected_while_locks_are_held(
+    made: Any, threads: zd.local_cluster
+) -> None:
+    """The garbage collector runs where it likes: also where a thread is about to ask a server, or
+    to begin a session."""
     made()  # whose clients of the servers are there for all
     servers = [client.client_of(address) for address in threads.ps]
 
@@ -476,7 +512,11 @@ def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd
     eventually(lambda: open_sessions() == [1, 1, 1], "sessions of tests before this one have ended")
     strategy = zd.ParameterServerStrategy(threads)
     assert open_sessions() == [2, 2, 2]
-    locks = [sessions._lock, client._lock, *(each._rpc._channel._lock for each in servers)]  # reach: held by design
+    locks = [
+        sessions._lock,
+        client._lock,
+        *(each._rpc._channel._lock for each in servers),
+    ]  # reach: held by design
     collected = threading.Event()
 
     def collect() -> None:
@@ -493,7 +533,7 @@ def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd
     eventually(lambda: open_sessions() == [1, 1, 1], "it is closed all the same")
 
 
-# -- servers that go -----------------------------------------------------------------------------------------------------------
+# -- servers that go -------------------------------------------------------------------------------
 
 
 def test_a_server_that_died_is_named_with_the_variable(cluster: Callable[..., Cluster]) -> None:

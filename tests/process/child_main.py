@@ -7,7 +7,8 @@ import signal
 
 
 def main(fd: int) -> int:
-    """Read bytes from the descriptor, each of which is an order; the child ends at the end of the stream."""
+    """Read bytes from the descriptor, each of which is an order; the child ends at the end of the
+    stream."""
     while word := os.read(fd, 1):
         if word == b"x":
             return 3

@@ -1,4 +1,5 @@
-"""Children that are bound to their zygote: they end with the zygote, with the process that started it, and when that process is silent."""
+"""Children that are bound to their zygote: they end with the zygote, with the process that started
+it, and when that process is silent."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Spawned:
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(PATIENCE_S)
         self.codes: list[int] = []
-        self.child: BoundChild = loop.run(children.spawn, MODULE, [theirs.detach()], self.codes.append)
+        self.child: BoundChild = loop.run(
+            children.spawn, MODULE, [theirs.detach()], self.codes.append
+        )
 
     def code(self) -> int:
         until(lambda: self.codes)
@@ -75,7 +78,9 @@ def nursery() -> Iterator[Nursery]:
 
 
 def ended(pid: int) -> bool:
-    """Return whether the process has ended; it may be a zombie that its parent has not reaped yet."""
+    """Return whether the process has ended; it may be a zombie that its parent has not reaped
+    yet.
+    """
     try:
         return ") Z " in Path("/proc", str(pid), "stat").read_text()
     except OSError:
@@ -83,7 +88,9 @@ def ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("word", "code"), [(b"x", 3), (b"r", 1), (b"", 0)])
-def test_a_child_gets_its_descriptors_and_its_exit_code_is_reported(nursery: Nursery, word: bytes, code: int) -> None:
+def test_a_child_gets_its_descriptors_and_its_exit_code_is_reported(
+    nursery: Nursery, word: bytes, code: int
+) -> None:
     spawned = nursery.spawn()
     spawned.ours.sendall(word)
     spawned.ours.shutdown(socket.SHUT_WR)
@@ -101,7 +108,9 @@ def test_a_child_leads_a_session_of_its_own_and_no_ctrl_c_reaches_it(nursery: Nu
     assert spawned.ours.recv(1) == b"i"
 
 
-def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(nursery: Nursery) -> None:
+def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(
+    nursery: Nursery,
+) -> None:
     ours, theirs = socket.socketpair()
     codes: list[int] = []
 
@@ -114,8 +123,11 @@ def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(nurs
     ours.close()
 
 
-def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(nursery: Nursery) -> None:
-    """While the zygote does not run, the socket's buffer holds fewer orders than there are; none may be dropped."""
+def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(
+    nursery: Nursery,
+) -> None:
+    """While the zygote does not run, the socket's buffer holds fewer orders than there are; none
+    may be dropped."""
     several = [nursery.spawn() for _ in range(40)]
     for each in several:
         each.pid()
@@ -139,14 +151,20 @@ def test_what_a_child_has_started_in_its_group_ends_with_it(nursery: Nursery) ->
     spawned = nursery.spawn()
     spawned.ours.sendall(b"f")
     assert spawned.ours.recv(1) == b"f"
-    (grandchild,) = Path("/proc", str(spawned.pid()), "task", str(spawned.pid()), "children").read_text().split()
+    (grandchild,) = (
+        Path("/proc", str(spawned.pid()), "task", str(spawned.pid()), "children")
+        .read_text()
+        .split()
+    )
     spawned.ours.sendall(b"x")
     assert spawned.code() == 3
     until(lambda: ended(int(grandchild)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_zygote_ignores_signals_that_are_meant_for_the_whole_service(nursery: Nursery, number: int) -> None:
+def test_a_zygote_ignores_signals_that_are_meant_for_the_whole_service(
+    nursery: Nursery, number: int
+) -> None:
     before = nursery.spawn()
     before.pid()
     os.kill(nursery.zygote.pid, number)

@@ -1,4 +1,5 @@
-"""The module path of a child: the folders of the program are on it, in the program's order, but libraries do not import from them."""
+"""The module path of a child: the folders of the program are on it, in the program's order, but
+libraries do not import from them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,14 @@ EVERY_NAME = sorted(sys.stdlib_module_names - {"__main__"})
         ("<stdin>", ["stringprep", *NEW], ["stringprep", *NEW]),
         ("/program/helpers.py", ["stringprep", *NEW], ["stringprep", *NEW]),
     ],
-    ids=["standard library", "library", "zmqdist", "library that imports for its user", "REPL", "program"],
+    ids=[
+        "standard library",
+        "library",
+        "zmqdist",
+        "library that imports for its user",
+        "REPL",
+        "program",
+    ],
 )
 def test_only_the_program_imports_from_its_folder_what_a_library_has(
     tmp_path: Path, importer: str, names: list[str], from_program: list[str]
@@ -71,5 +79,7 @@ def test_a_process_whose_working_directory_was_removed_starts_no_child(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(FailedPreconditionError, match="the working directory of this process was removed"):
+    with pytest.raises(
+        FailedPreconditionError, match="the working directory of this process was removed"
+    ):
         path_variable()

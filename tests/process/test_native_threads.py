@@ -1,4 +1,6 @@
-"""gevent and eventlet replace threads by greenlets: one sentence says that zmqdist needs threads."""
+"""gevent and eventlet replace threads by greenlets: one sentence says that zmqdist needs
+threads.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PATCHES: dict[str, tuple[types.ModuleType, str]] = {
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 @pytest.mark.parametrize("patched", PATCHES)
-def test_a_patched_process_is_refused(monkeypatch: pytest.MonkeyPatch, library: str, patched: str) -> None:
+def test_a_patched_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch, library: str, patched: str
+) -> None:
     module, name = PATCHES[patched]
 
     def replaced(*args: Any) -> None:
@@ -55,13 +59,18 @@ def test_a_debugger_may_replace_the_start_of_threads(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "patch", ["from gevent import monkey; monkey.patch_all()", "import eventlet; eventlet.monkey_patch()"]
+    "patch",
+    ["from gevent import monkey; monkey.patch_all()", "import eventlet; eventlet.monkey_patch()"],
 )
-@pytest.mark.parametrize("order", ["{patch}; import zmqdist as zd", "import zmqdist as zd; {patch}"])
+@pytest.mark.parametrize(
+    "order", ["{patch}; import zmqdist as zd", "import zmqdist as zd; {patch}"]
+)
 def test_the_libraries_themselves_are_refused(patch: str, order: str) -> None:
     library = patch.split()[1].rstrip(";")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     program = f"{order.format(patch=patch)}; zd.local_cluster(workers=1)"
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=50)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=50
+    )
     assert f"FailedPreconditionError: {library} has replaced" in ended.stderr

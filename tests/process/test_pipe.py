@@ -1,4 +1,5 @@
-"""Frames between a process and its children: frames cut anywhere, parts for which there is no memory, and a pipe that ends early."""
+"""Frames between a process and its children: frames cut anywhere, parts for which there is no
+memory, and a pipe that ends early."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ from hypothesis import strategies as st
 from tests.transport.wired import until
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.process import pipe as pipe_module
-from zmqdist.process.pipe import BYTES, RECEIVE_BYTES, BlockingPipe, FrameReader, LoopPipe, Parts, PipeCodec, frame
+from zmqdist.process.pipe import (
+    BYTES,
+    RECEIVE_BYTES,
+    BlockingPipe,
+    FrameReader,
+    LoopPipe,
+    Parts,
+    PipeCodec,
+    frame,
+)
 from zmqdist.transport.loop import Loop
 
 MIB = 2**20
@@ -28,7 +38,9 @@ def framed(messages: Sequence[Message]) -> bytes:
     return b"".join(b"".join([frame(message, parts), *parts]) for message, parts in messages)
 
 
-def read(reader: FrameReader[bytes], data: bytes, sizes: Iterator[int]) -> list[tuple[bytes, Parts]]:
+def read(
+    reader: FrameReader[bytes], data: bytes, sizes: Iterator[int]
+) -> list[tuple[bytes, Parts]]:
     """Return a reader of these bytes, which gets at most so many at a time."""
     found: list[tuple[bytes, Parts]] = []
     rest = memoryview(data)
@@ -54,7 +66,9 @@ def child_of(loop: Loop) -> Iterator[Callable[..., tuple[LoopPipe[bytes], Blocki
     """Both ends of a pipe; the function gets the child's messages."""
     ends: list[tuple[LoopPipe[bytes], BlockingPipe[bytes]]] = []
 
-    def make(heard: Callable[[bytes, Parts], object] = lambda *_: None) -> tuple[LoopPipe[bytes], BlockingPipe[bytes]]:
+    def make(
+        heard: Callable[[bytes, Parts], object] = lambda *_: None,
+    ) -> tuple[LoopPipe[bytes], BlockingPipe[bytes]]:
         parent = loop.run(LoopPipe, loop, BYTES, heard)
         ends.append((parent, BlockingPipe(parent.theirs, BYTES)))
         return ends[-1]
@@ -66,16 +80,22 @@ def child_of(loop: Loop) -> Iterator[Callable[..., tuple[LoopPipe[bytes], Blocki
 
 
 @given(
-    st.lists(st.tuples(st.binary(max_size=40), st.lists(st.binary(max_size=40), max_size=3)), max_size=6),
+    st.lists(
+        st.tuples(st.binary(max_size=40), st.lists(st.binary(max_size=40), max_size=3)), max_size=6
+    ),
     st.lists(st.integers(1, 60), min_size=1),
 )
-def test_frames_that_are_cut_anywhere_are_read_whole(messages: list[Message], sizes: list[int]) -> None:
+def test_frames_that_are_cut_anywhere_are_read_whole(
+    messages: list[Message], sizes: list[int]
+) -> None:
     assert read(FrameReader(BYTES), framed(messages), itertools.cycle(sizes)) == messages
 
 
 def test_a_part_is_read_into_its_own_memory() -> None:
     part = os.urandom(3 * RECEIVE_BYTES)
-    ((_, parts), _) = read(FrameReader(BYTES), framed([(b"head", [part]), (b"next", [])]), itertools.repeat(MIB))
+    ((_, parts), _) = read(
+        FrameReader(BYTES), framed([(b"head", [part]), (b"next", [])]), itertools.repeat(MIB)
+    )
     assert isinstance(parts, list)
     assert parts == [part]
     parts[0][0] ^= 1  # it belongs to the receiver alone: it is writable, and has no other bytes
@@ -93,7 +113,11 @@ def test_parts_for_which_there_is_no_memory_are_skipped_and_the_next_message_com
 
     reader = FrameReader(PipeCodec(bytes, bytes, "what was asked for"))
     monkeypatch.setattr(pipe_module, "bytearray", small_only, raising=False)
-    messages: list[Message] = [(b"large", [bytes(3), bytes(kib << 10), bytes(5)]), (b"small", [b"x"]), (b"last", [])]
+    messages: list[Message] = [
+        (b"large", [bytes(3), bytes(kib << 10), bytes(5)]),
+        (b"small", [b"x"]),
+        (b"last", []),
+    ]
     (large, error), *others = read(reader, framed(messages), itertools.repeat(size))
     assert large == b"large"
     assert isinstance(error, ResourceExhaustedError)
@@ -197,7 +221,9 @@ def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) 
     for number in range(10):
         child.send(b"%d" % number, [large, b"", b"end"] if number % 2 else [])
     until(lambda: len(heard) == 10)
-    assert heard == [(b"%d" % number, [large, b"", b"end"] if number % 2 else []) for number in range(10)]
+    assert heard == [
+        (b"%d" % number, [large, b"", b"end"] if number % 2 else []) for number in range(10)
+    ]
 
 
 @pytest.mark.timeout(20)

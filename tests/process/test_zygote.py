@@ -1,4 +1,5 @@
-"""Workers are forked from the zygote of the starting process: what each worker has of its own, and what the death of the zygote changes."""
+"""Workers are forked from the zygote of the starting process: what each worker has of its own, and
+what the death of the zygote changes."""
 
 from __future__ import annotations
 
@@ -24,14 +25,21 @@ def zygotes() -> list[int]:
     tasks = Path("/proc/self/task").iterdir()
     children = {pid for task in tasks for pid in read(task / "children").split()}
     named = [pid for pid in children if read(Path("/proc", pid, "comm")) == f"{NAME}\n"]
-    return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]  # a process that has ended has none
+    # a process that has ended has none
+    return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]
 
 
 def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def own() -> tuple[object, ...]:
-        return os.getppid(), os.getcwd(), os.environ.get("GREETING"), random.random(), float(np.random.random())
+        return (
+            os.getppid(),
+            os.getcwd(),
+            os.environ.get("GREETING"),
+            random.random(),
+            float(np.random.random()),
+        )
 
     found, parents = [], set()
     for greeting in ("hello", "good bye"):
@@ -44,7 +52,9 @@ def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_ow
             assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
             parents.add(parent_of(pid))
             assert Path("/proc", str(pid), "comm").read_text() == "worker:0\n"
-    assert [row[1:3] for row in found] == [(str(tmp_path / text), text) for text in ("hello", "good bye")]
+    assert [row[1:3] for row in found] == [
+        (str(tmp_path / text), text) for text in ("hello", "good bye")
+    ]
     for column in (0, 3, 4):
         assert found[0][column] != found[1][column]
     assert len(parents) == 1, "both have the same"
@@ -67,16 +77,24 @@ def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_
             assert cluster.add_worker() == 1
         (line,) = caplog.messages
         assert line == (
-            "the zygote, which forks child processes, ended (killed by SIGKILL); this child is started by command"
+            "the zygote, which forks child processes, ended (killed by SIGKILL); this child is "
+            "started by command"
         )
         assert cluster.dispatcher.num_workers == 2
         others = zygotes()  # of workers with another number of threads
         assert parent_of(cluster.pids["worker:1"]) == os.getpid()
         assert cluster.add_worker() == 2
-        assert parent_of(cluster.pids["worker:2"]) in set(zygotes()) - set(others), "the next child has a new one"
-        assert coordinator.fetch([coordinator.schedule(abs, (-n,)) for n in range(20)]) == list(range(20))
+        assert parent_of(cluster.pids["worker:2"]) in set(zygotes()) - set(others), (
+            "the next child has a new one"
+        )
+        assert coordinator.fetch([coordinator.schedule(abs, (-n,)) for n in range(20)]) == list(
+            range(20)
+        )
         cluster.kill_worker(0)
-        eventually(lambda: cluster.dispatcher.num_workers == 2, "the end of one that it had forked is noticed")
+        eventually(
+            lambda: cluster.dispatcher.num_workers == 2,
+            "the end of one that it had forked is noticed",
+        )
 
 
 INTERRUPTED = """
@@ -89,7 +107,9 @@ print(zygote.wait(20.0), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
 
 
-def test_a_signal_that_reaches_a_worker_while_it_forks_its_zygote_does_not_harm_the_zygote() -> None:
+def test_a_signal_that_reaches_a_worker_while_it_forks_its_zygote_does_not_harm_the_zygote() -> (
+    None
+):
     command = [sys.executable, "-W", "error", "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 set()\n", "")

@@ -18,14 +18,18 @@ from zmqdist.cluster.resolvers.base import master_url
 class Mine(resolvers.ClusterResolver):
     """The least that a resolver of one's own is; it does not call __init__ of the base."""
 
-    def __init__(self, jobs: dict[str, list[str]] | None = None, devices: list[str] | None = None) -> None:
+    def __init__(
+        self, jobs: dict[str, list[str]] | None = None, devices: list[str] | None = None
+    ) -> None:
         self.jobs = jobs or {}
         self.devices = devices
 
     def cluster_spec(self) -> ClusterSpec:
         return ClusterSpec(self.jobs)
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
         return ""
 
     def _device_names(self) -> list[str]:
@@ -40,7 +44,11 @@ def test_num_accelerators_success() -> None:
 
 
 def test_num_accelerators_multi_device_success() -> None:
-    devices = [f"/job:worker/task:0/device:{kind}:{index}" for kind in ("TPU", "GPU", "CPU") for index in range(4)]
+    devices = [
+        f"/job:worker/task:0/device:{kind}:{index}"
+        for kind in ("TPU", "GPU", "CPU")
+        for index in range(4)
+    ]
     assert Mine(devices=devices).num_accelerators() == {"TPU": 4, "GPU": 4}
 
 
@@ -51,7 +59,7 @@ def test_num_accelerators_filter_tasks() -> None:
     assert resolver.num_accelerators(task_type="worker2", task_id=4) == {"GPU": 1}
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 def test_a_resolver_without_its_two_methods_cannot_be_made() -> None:
@@ -61,7 +69,12 @@ def test_a_resolver_without_its_two_methods_cannot_be_made() -> None:
 
 def test_properties_have_defaults_and_can_be_set() -> None:
     resolver, other = Mine(), Mine()
-    assert (resolver.environment, resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("", None, None, None)
+    assert (resolver.environment, resolver.task_type, resolver.task_id, resolver.rpc_layer) == (
+        "",
+        None,
+        None,
+        None,
+    )
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 0, "zmq"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 0, "zmq")
     assert other.task_type is None
@@ -75,7 +88,13 @@ def test_only_whole_names_of_jobs_and_tasks_count() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "count"),
-    [("", {}), ("-1", {}), ("0", {"GPU": 1}), ("0, GPU-8932,2", {"GPU": 3}), ("0,-1,2", {"GPU": 1})],
+    [
+        ("", {}),
+        ("-1", {}),
+        ("0", {"GPU": 1}),
+        ("0, GPU-8932,2", {"GPU": 3}),
+        ("0,-1,2", {"GPU": 1}),
+    ],
 )
 def test_the_gpus_of_this_host_are_those_that_cuda_may_see(
     variable: str, count: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -95,7 +114,9 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_that_variable_nvidia_smi_lists_them(nvidia_smi: Path) -> None:
-    nvidia_smi.write_text('#!/bin/sh\nprintf "GPU 0: A (UUID: x)\\n  MIG 1g: y\\nGPU 1: A (UUID: z)\\n"\n')
+    nvidia_smi.write_text(
+        '#!/bin/sh\nprintf "GPU 0: A (UUID: x)\\n  MIG 1g: y\\nGPU 1: A (UUID: z)\\n"\n'
+    )
     assert Mine().num_accelerators() == {"GPU": 2}
 
 
@@ -107,7 +128,9 @@ def test_an_nvidia_smi_that_fails_counts_nothing_and_is_told(
     assert "nvidia-smi does not work here" in caplog.text
 
 
-def test_a_host_without_nvidia_smi_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_host_without_nvidia_smi_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Mine().num_accelerators() == {}
@@ -148,19 +171,23 @@ def test_an_address_becomes_a_url_once(address: str, rpc_layer: str | None, url:
         ({"worker": ["a:1"]}, (None, None), []),
         ({"chief": ["c:1"], "worker": ["a:1"]}, ("worker", 0), []),
         ({"worker": ["a:1", "b:1"]}, ("evaluator", 0), []),
-        ({"worker": ["a:1", "b:1"]}, ("worker", None), ["the cluster has several tasks, and nothing says which one this process is"]),
+        ({"worker": ["a:1", "b:1"]}, ("worker", None), [("the cluster has several tasks, and "
+                                                        "nothing says which one this process is")]),
         ({"worker": ["a:1", "b:1"]}, ("worker", 2), ["job 'worker' has no task 2; it has 0 to 1"]),
         ({"worker": ["a:1", "b:1"]}, ("chief", 0), []),
         ({"worker": ["a:1", "b"]}, ("ps", 0), [
             "task type 'ps' is not a job of the cluster; it has worker",
             "worker:1 has the address 'b': no port; write host:port",
         ]),
-        ({"evaluator": ["a:1", "b:1"]}, ("evaluator", 0), ["the cluster has 2 tasks of job 'evaluator', at most 1 is allowed"]),
+        ({"evaluator": ["a:1", "b:1"]}, ("evaluator", 0), [("the cluster has 2 tasks of job "
+                                                           "'evaluator', at most 1 is allowed")]),
         ({"master": ["a:1"]}, ("master", 0), [
-            ("there is no job 'master' in a cluster that trains; allowed are chief, worker, ps, evaluator, dispatcher "
+            ("there is no job 'master' in a cluster that trains; allowed are chief, worker, ps, "
+             "evaluator, dispatcher "
              "(TensorFlow 1 called the chief master)")
         ]),
-        ({"worker": "a:1"}, (None, None), ["the tasks of job 'worker' must be a list or a dict, not 'a:1'"]),
+        ({"worker": "a:1"}, (None, None), [("the tasks of job 'worker' must be a list or a dict, "
+                                           "not 'a:1'")]),
     ],
 )  # fmt: skip
 def test_validate_lists_what_is_wrong_with_the_cluster_and_the_own_task(
@@ -174,5 +201,7 @@ def test_validate_lists_what_is_wrong_with_the_cluster_and_the_own_task(
 def test_importing_the_resolvers_loads_neither_sockets_nor_yaml_nor_kubernetes() -> None:
     program = "import sys, zmqdist; zmqdist.resolvers.KubernetesClusterResolver\n"
     program += "print(*[name for name in ('zmq', 'yaml', 'kubernetes', 'cloudpickle') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
+    )
     assert done.stdout.split() == []

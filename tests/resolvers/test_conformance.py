@@ -14,7 +14,9 @@ from zmqdist.testing import check_resolver
 
 class Right(SimpleClusterResolver):
     def __init__(self) -> None:
-        super().__init__(ClusterSpec({"ps": PS, "worker": WORKERS}), task_type="ps", task_id=1, rpc_layer="zmq")
+        super().__init__(
+            ClusterSpec({"ps": PS, "worker": WORKERS}), task_type="ps", task_id=1, rpc_layer="zmq"
+        )
 
 
 class NoSpec(Right):
@@ -92,7 +94,10 @@ def test_a_right_resolver_passes_and_is_as_before() -> None:
         (AnyMaster, "master('ps', 2) is a ValueError"),
         (NoEnvironment, "environment is a text, not None"),
         (TextIndex, "task_id is a whole number or None, not '1'"),
-        (FalsyIndex, "task_type, task_id and rpc_layer can be set, also to 0; not ('set', 1, 'layer')"),
+        (
+            FalsyIndex,
+            "task_type, task_id and rpc_layer can be set, also to 0; not ('set', 1, 'layer')",
+        ),
         (CountsCpus, "num_accelerators() is {type: count} without CPUs"),
         (NoSentences, "validate() is a list of sentences, not None"),
         (object, "it is a zmqdist.resolvers.ClusterResolver"),

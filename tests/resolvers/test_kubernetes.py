@@ -1,6 +1,8 @@
-"""KubernetesClusterResolver: first the tests that TensorFlow has, by their names; then waiting, addresses, and a real client.
+"""KubernetesClusterResolver: first the tests that TensorFlow has, by their names; then waiting,
+addresses, and a real client.
 
-The client is a double that knows pods by their label, but for the tests at the end: there the package `kubernetes` asks an HTTP server.
+The client is a double that knows pods by their label, but for the tests at the end: there the
+package `kubernetes` asks an HTTP server.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Client:
     def list_pod_for_all_namespaces(self, label_selector: str, _request_timeout: float) -> Any:
         return self._found(None, label_selector)
 
-    def list_namespaced_pod(self, namespace: str, label_selector: str, _request_timeout: float) -> Any:
+    def list_namespaced_pod(
+        self, namespace: str, label_selector: str, _request_timeout: float
+    ) -> Any:
         return self._found(namespace, label_selector)
 
     def _found(self, namespace: str | None, selector: str) -> Any:
@@ -62,7 +66,9 @@ def test_single_item_successful_retrieval() -> None:
 
 
 def test_single_item_successful_retrieval_in_cluster() -> None:
-    found = resolver(pod("tensorflow-abc123"), executable_location=ExecutableLocation.WITHIN_CLUSTER)
+    found = resolver(
+        pod("tensorflow-abc123"), executable_location=ExecutableLocation.WITHIN_CLUSTER
+    )
     assert is_cluster(found.cluster_spec(), {"worker": ["10.1.2.3:8470"]})
 
 
@@ -74,14 +80,20 @@ def test_value_error_raised_on_invalid_executable_location(monkeypatch: pytest.M
 
 def test_successful_retrieval_with_sort() -> None:
     found = resolver(
-        pod("tensorflow-abc123", "10.1.2.3"), pod("tensorflow-def456", "10.1.2.4"), pod("tensorflow-999999", "10.1.2.5")
+        pod("tensorflow-abc123", "10.1.2.3"),
+        pod("tensorflow-def456", "10.1.2.4"),
+        pod("tensorflow-999999", "10.1.2.5"),
     )
-    assert is_cluster(found.cluster_spec(), {"worker": ["10.1.2.5:8470", "10.1.2.3:8470", "10.1.2.4:8470"]})
+    assert is_cluster(
+        found.cluster_spec(), {"worker": ["10.1.2.5:8470", "10.1.2.3:8470", "10.1.2.4:8470"]}
+    )
 
 
 def test_the_pods_of_a_stateful_set_have_the_indices_that_it_gave_them() -> None:
     found = resolver(*(pod(f"train-worker-{index}", f"10.1.2.{index}") for index in (10, 2, 0)))
-    assert is_cluster(found.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]})
+    assert is_cluster(
+        found.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]}
+    )
 
 
 def test_get_master_with_override_parameters() -> None:
@@ -94,7 +106,9 @@ def test_get_master_with_override_parameters() -> None:
 
 
 def test_non_running_pod() -> None:
-    with pytest.raises(RuntimeError, match=r'^Pod "tensorflow-abc123" is not running; phase: "Failed"$'):
+    with pytest.raises(
+        RuntimeError, match=r'^Pod "tensorflow-abc123" is not running; phase: "Failed"$'
+    ):
         resolver(pod("tensorflow-abc123", phase="Failed")).cluster_spec()
 
 
@@ -112,7 +126,7 @@ def test_multiple_pod_selectors_and_workers() -> None:
     assert is_cluster(found.cluster_spec(), {"worker": workers, "ps": ["10.1.2.8:8470"]})
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +148,10 @@ def test_the_location_decides_the_loader_and_it_is_asked_once(
     """TensorFlow asks the loader for off the cluster again in cluster_spec, wherever it is."""
     loaded: list[str] = []
     package = types.ModuleType("kubernetes")
-    config = {name: lambda name=name: loaded.append(name) for name in ("load_incluster_config", "load_kube_config")}
+    config = {
+        name: lambda name=name: loaded.append(name)
+        for name in ("load_incluster_config", "load_kube_config")
+    }
     package.config = SimpleNamespace(**config, ConfigException=KeyError)  # type: ignore[attr-defined]
     package.client = SimpleNamespace(CoreV1Api=lambda: Client({LABEL: [pod("a")]}))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kubernetes", package)
@@ -178,8 +195,19 @@ def test_an_api_server_that_is_not_found_says_what_to_do(
 @pytest.mark.parametrize(
     ("status", "namespace", "expected"),
     [
-        (403, None, "list the pods of all namespaces: give the service account that right, or name a namespace"),
-        (401, "training", "list the pods of namespace training: give the service account that right"),
+        (
+            403,
+            None,
+            (
+                "list the pods of all namespaces: give the service account that right, or name a "
+                "namespace"
+            ),
+        ),
+        (
+            401,
+            "training",
+            "list the pods of namespace training: give the service account that right",
+        ),
         (500, None, None),
     ],
 )
@@ -203,7 +231,12 @@ def test_an_api_server_that_refuses_says_what_right_is_missing(
 
 def test_the_own_task_is_only_known_when_it_was_set() -> None:
     found = resolver(pod("a"))
-    assert (found.task_type, found.task_id, found.master(), found.master("worker")) == (None, None, "", "")
+    assert (found.task_type, found.task_id, found.master(), found.master("worker")) == (
+        None,
+        None,
+        "",
+        "",
+    )
     assert (found.rpc_layer, found.master("worker", 0)) == ("zmq", "zmq://10.1.2.3:8470")
     found.rpc_layer = "grpc"
     assert found.master("worker", 0) == "grpc://10.1.2.3:8470"
@@ -218,7 +251,11 @@ def test_pods_are_looked_for_in_one_namespace_or_in_all() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "address"),
-    [("host_ip", "10.1.2.3:8470"), ("pod_ip", "[fd00::1]:8470"), ("dns", "worker-0.tasks.training.svc:8470")],
+    [
+        ("host_ip", "10.1.2.3:8470"),
+        ("pod_ip", "[fd00::1]:8470"),
+        ("dns", "worker-0.tasks.training.svc:8470"),
+    ],
 )
 def test_an_address_is_the_nodes_the_pods_or_a_name(kind: Any, address: str) -> None:
     found = resolver(pod("worker-0", pod_ip="fd00::1"), address_type=kind)
@@ -228,7 +265,9 @@ def test_an_address_is_the_nodes_the_pods_or_a_name(kind: Any, address: str) -> 
 def test_a_pod_without_a_name_in_dns_is_told() -> None:
     nameless = pod("worker-0")
     nameless.spec.subdomain = None
-    with pytest.raises(RuntimeError, match='Pod "worker-0" has no name in DNS: only pods of a StatefulSet'):
+    with pytest.raises(
+        RuntimeError, match='Pod "worker-0" has no name in DNS: only pods of a StatefulSet'
+    ):
         resolver(nameless, address_type="dns").cluster_spec()
 
 
@@ -251,7 +290,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 def test_it_waits_for_pods_that_start() -> None:
-    states = [[], [pod("a", phase="Pending")], [pod("a", None)], [pod("a")], [pod("a"), pod("b", "10.1.2.4")]]
+    states = [
+        [],
+        [pod("a", phase="Pending")],
+        [pod("a", None)],
+        [pod("a")],
+        [pod("a"), pod("b", "10.1.2.4")],
+    ]
     client = Client(*({LABEL: pods} for pods in states))
     found = KubernetesClusterResolver(override_client=client, wait_s=50, num_tasks={"worker": 2})
     assert found.cluster_spec().job_tasks("worker") == ["10.1.2.3:8470", "10.1.2.4:8470"]
@@ -263,7 +308,11 @@ def test_it_waits_for_pods_that_start() -> None:
     ("pods", "wait", "expected"),
     [
         ([pod("a", phase="Pending")], 0, 'Pod "a" is not running; phase: "Pending"'),
-        ([pod("a", phase="Pending")], 0.01, 'Pod "a" is not running; phase: "Pending" (waited 0.01 s)'),
+        (
+            [pod("a", phase="Pending")],
+            0.01,
+            'Pod "a" is not running; phase: "Pending" (waited 0.01 s)',
+        ),
         ([pod("a", None)], 0, 'Pod "a" has no host_ip yet'),
         ([pod("a", phase="Succeeded")], 50, 'Pod "a" is not running; phase: "Succeeded"'),
         ([], 0.01, f"job 'worker' has 0 pods with the label {LABEL}, expected 1 (waited 0.01 s)"),
@@ -278,19 +327,22 @@ def test_who_waited_in_vain_is_told_for_what(pods: list[Any], wait: float, expec
 def test_a_number_of_tasks_is_held_without_waiting_too() -> None:
     with pytest.raises(RuntimeError, match=r"has 2 pods with the label .*, expected 1"):
         resolver(pod("a"), pod("b"), num_tasks={"worker": 1}).cluster_spec()
-    assert resolver().cluster_spec().as_dict() == {"worker": {}}, "nobody said how many there should be"
+    assert resolver().cluster_spec().as_dict() == {"worker": {}}, (
+        "nobody said how many there should be"
+    )
 
 
 def test_it_does_what_every_resolver_must_do() -> None:
     check_resolver(resolver(pod("a"), pod("b", "10.1.2.4")))
 
 
-# -- the package itself, over HTTP ------------------------------------------------------------------------------------
+# -- the package itself, over HTTP -----------------------------------------------------------------
 
 
 @pytest.fixture
 def api_server() -> Iterator[Callable[..., str]]:
-    """An API server with these pods by label; gives its URL. Another path or label is refused, as one without rights would be."""
+    """An API server with these pods by label; gives its URL. Another path or label is refused, as
+    one without rights would be."""
     servers: list[ThreadingHTTPServer] = []
 
     def serve(path: str, pods: dict[str, list[dict[str, Any]]]) -> str:
@@ -332,9 +384,12 @@ def running(name: str, pod_ip: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "namespace"), [("/api/v1/pods", None), ("/api/v1/namespaces/training/pods", "training")]
+    ("path", "namespace"),
+    [("/api/v1/pods", None), ("/api/v1/namespaces/training/pods", "training")],
 )
-def test_the_package_asks_an_api_server(api_server: Callable[..., str], path: str, namespace: str | None) -> None:
+def test_the_package_asks_an_api_server(
+    api_server: Callable[..., str], path: str, namespace: str | None
+) -> None:
     kubernetes = pytest.importorskip("kubernetes")
     url = api_server(path, {"job-name=w": [running("w-1", "10.1.0.2"), running("w-0", "10.1.0.1")]})
     with kubernetes.client.ApiClient(kubernetes.client.Configuration(host=url)) as connection:

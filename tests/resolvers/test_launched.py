@@ -27,25 +27,34 @@ from zmqdist.training.cluster_connection import (
 PS = ["127.0.0.1:5001", "127.0.0.1:5002"]
 
 EACH_RESOLVER = pytest.mark.parametrize(
-    "make", [TFConfigClusterResolver, SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver]
+    "make",
+    [TFConfigClusterResolver, SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver],
 )
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, int], None]:
-    """Set the variables that a task of a launched cluster has, in an allocation of Slurm whose own numbers are others."""
+    """Set the variables that a task of a launched cluster has, in an allocation of Slurm whose own
+    numbers are others."""
 
     def task(job: str, index: int) -> None:
         config = ClusterConfig.from_dict(
             {"name": "x", "jobs": {"worker": {"count": 2}, "ps": {"tasks": PS}}, "program": "true"}
         )
-        running = msgspec.structs.replace(config, runtime=RuntimeConfig(dispatcher="zmq://127.0.0.1:5000"))
+        running = msgspec.structs.replace(
+            config, runtime=RuntimeConfig(dispatcher="zmq://127.0.0.1:5000")
+        )
         path = tmp_path / "cluster.yaml"
         path.write_text(running.to_yaml())
         monkeypatch.setenv("ZMQDIST_CONFIG", str(path))
         monkeypatch.setenv("TF_CONFIG", config.tf_config(job, index))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        slurm = {"PROCID": 0, "STEP_NUM_TASKS": 9, "STEP_NODELIST": "n[1-9]", "STEP_TASKS_PER_NODE": "1(x9)"}
+        slurm = {
+            "PROCID": 0,
+            "STEP_NUM_TASKS": 9,
+            "STEP_NODELIST": "n[1-9]",
+            "STEP_TASKS_PER_NODE": "1(x9)",
+        }
         for name, value in slurm.items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
 
@@ -65,7 +74,9 @@ def test_it_gives_the_cluster_of_the_launcher_and_this_task(
         check_resolver(resolver)
 
 
-@pytest.mark.parametrize("make", [SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver])
+@pytest.mark.parametrize(
+    "make", [SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver]
+)
 def test_a_task_without_an_address_has_no_master(
     launched: Callable[[str, int], None], make: Callable[[], ClusterResolver]
 ) -> None:
@@ -95,11 +106,17 @@ def test_pods_of_another_cluster_are_found_from_a_launched_program(
         KubernetesClusterResolver(executable_location=ExecutableLocation.OFF_CLUSTER)
 
 
-def test_a_client_of_the_caller_finds_pods_from_a_launched_program(launched: Callable[[str, int], None]) -> None:
+def test_a_client_of_the_caller_finds_pods_from_a_launched_program(
+    launched: Callable[[str, int], None],
+) -> None:
     launched("chief", 0)
     pod = SimpleNamespace(
-        metadata=SimpleNamespace(name="a"), status=SimpleNamespace(phase="Running", host_ip="10.0.0.1")
+        metadata=SimpleNamespace(name="a"),
+        status=SimpleNamespace(phase="Running", host_ip="10.0.0.1"),
     )
     client = SimpleNamespace(list_pod_for_all_namespaces=lambda **_: SimpleNamespace(items=[pod]))
     resolver = KubernetesClusterResolver(override_client=client)
-    assert (resolver.cluster_spec().as_dict(), resolver.task_type) == ({"worker": ["10.0.0.1:8470"]}, None)
+    assert (resolver.cluster_spec().as_dict(), resolver.task_type) == (
+        {"worker": ["10.0.0.1:8470"]},
+        None,
+    )

@@ -1,4 +1,5 @@
-"""RankClusterResolver: torchrun, Open MPI and PMI; where the hosts come from; what is missing or does not agree."""
+"""RankClusterResolver: torchrun, Open MPI and PMI; where the hosts come from; what is missing or
+does not agree."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_rank_0_of_each_system_is_the_chief_and_the_others_are_workers(
         check_resolver(resolver)
 
 
-def test_jobs_take_the_ranks_after_the_chief_in_the_order_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_take_the_ranks_after_the_chief_in_the_order_of_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started(monkeypatch, OPEN_MPI, 2, 4, 0, 2)
     resolver = RankClusterResolver({"worker": 2, "ps": 1}, hosts=["b", "a"], port_base=5000)
     assert resolver.cluster_spec().as_dict() == {
@@ -86,17 +89,23 @@ def test_torchrun_counts_before_the_mpirun_that_started_it(monkeypatch: pytest.M
     started(monkeypatch, TORCHRUN, 0, 2, 0, 2)
     assert RankClusterResolver().task_type == "chief"
     monkeypatch.delenv("WORLD_SIZE")
-    assert RankClusterResolver(hosts=["a", "b"]).task_type == "worker", "torchrun's are not complete"
+    assert RankClusterResolver(hosts=["a", "b"]).task_type == "worker", (
+        "torchrun's are not complete"
+    )
 
 
 def test_validate_sees_ranks_that_go_round_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, OPEN_MPI, 1, 4, 0, 2)
     (problem,) = RankClusterResolver(hosts=["a", "b"]).validate()
-    assert problem.startswith("rank 1 has the address of process 1 at a, but is process 0 of its host: start as many")
+    assert problem.startswith(
+        "rank 1 has the address of process 1 at a, but is process 0 of its host: start as many"
+    )
 
 
 @ALL_FAMILIES
-def test_each_variable_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
+def test_each_variable_that_is_absent_is_named(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
     for absent in names[1:]:
         started(monkeypatch, names, 0, 1, 0, 1)
         monkeypatch.delenv(absent)
@@ -110,9 +119,12 @@ def test_without_any_variable_all_are_named() -> None:
     with pytest.raises(RuntimeError) as caught:
         RankClusterResolver()
     assert str(caught.value) == (
-        "none of these are set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE (torchrun); OMPI_COMM_WORLD_RANK, "
-        "OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI); PMI_RANK, PMI_SIZE, "
-        "MPI_LOCALRANKID or PMI_LOCAL_RANK, MPI_LOCALNRANKS or PMI_LOCAL_SIZE (PMI); is this a process of mpirun or torchrun?"
+        "none of these are set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE (torchrun); "
+        "OMPI_COMM_WORLD_RANK, "
+        "OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI); "
+        "PMI_RANK, PMI_SIZE, "
+        "MPI_LOCALRANKID or PMI_LOCAL_RANK, MPI_LOCALNRANKS or PMI_LOCAL_SIZE (PMI); is this a "
+        "process of mpirun or torchrun?"
     )
 
 
@@ -124,22 +136,48 @@ def test_without_any_variable_all_are_named() -> None:
         (
             (0, 4, 0, 2),
             {},
-            "torchrun has started 4 processes, 2 of them on this host, and does not tell the names of the hosts",
+            (
+                "torchrun has started 4 processes, 2 of them on this host, and does not tell the "
+                "names of the hosts"
+            ),
         ),
-        ((0, 4, 0, 2), {"hosts": ["a"]}, "the hosts (a: 2) have 2 processes together, but torchrun has started 4"),
-        ((0, 2, 0, 2), {"jobs": {"ps": 2}}, "the jobs (chief: 1, ps: 2) have 3 tasks together, but torchrun has"),
+        (
+            (0, 4, 0, 2),
+            {"hosts": ["a"]},
+            "the hosts (a: 2) have 2 processes together, but torchrun has started 4",
+        ),
+        (
+            (0, 2, 0, 2),
+            {"jobs": {"ps": 2}},
+            "the jobs (chief: 1, ps: 2) have 3 tasks together, but torchrun has",
+        ),
         (
             (0, 2, 0, 2),
             {"jobs": {"worker": -1, "ps": 2}},
             "jobs: 'worker' has -1 tasks, but a number of tasks is an int",
         ),
-        ((0, 2, 0, 2), {"jobs": {"worker": 1.0}}, "jobs: 'worker' has 1.0 tasks, but a number of tasks is an int"),
-        ((0, 2, 0, 2), {"jobs": {"chief": 2}}, "rank 0 is the only chief, so `jobs` cannot be {'chief': 2}"),
-        ((0, 2, 0, 2), {"jobs": {"agent": 1}}, "rank 0 is the only chief, so `jobs` cannot be {'agent': 1}"),
+        (
+            (0, 2, 0, 2),
+            {"jobs": {"worker": 1.0}},
+            "jobs: 'worker' has 1.0 tasks, but a number of tasks is an int",
+        ),
+        (
+            (0, 2, 0, 2),
+            {"jobs": {"chief": 2}},
+            "rank 0 is the only chief, so `jobs` cannot be {'chief': 2}",
+        ),
+        (
+            (0, 2, 0, 2),
+            {"jobs": {"agent": 1}},
+            "rank 0 is the only chief, so `jobs` cannot be {'agent': 1}",
+        ),
     ],
 )
 def test_numbers_that_disagree_are_a_runtime_error(
-    monkeypatch: pytest.MonkeyPatch, values: tuple[Any, ...], arguments: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    values: tuple[Any, ...],
+    arguments: dict[str, Any],
+    expected: str,
 ) -> None:
     started(monkeypatch, TORCHRUN, *values)
     with pytest.raises(RuntimeError) as caught:

@@ -20,7 +20,12 @@ def simple(**given: Any) -> SimpleClusterResolver:
 
 def test_init_simple_cluster_resolver() -> None:
     resolver = simple(
-        task_type="ps", task_id=1, environment="cloud", num_accelerators={"GPU": 8}, rpc_layer="grpc", master="m:1"
+        task_type="ps",
+        task_id=1,
+        environment="cloud",
+        num_accelerators={"GPU": 8},
+        rpc_layer="grpc",
+        master="m:1",
     )
     assert is_cluster(resolver.cluster_spec(), JOBS)
     found = (
@@ -35,7 +40,9 @@ def test_init_simple_cluster_resolver() -> None:
 
 
 def test_override_simple_cluster_resolver() -> None:
-    resolver = simple(task_type="ps", task_id=1, environment="", num_accelerators={"GPU": 8}, rpc_layer="grpc")
+    resolver = simple(
+        task_type="ps", task_id=1, environment="", num_accelerators={"GPU": 8}, rpc_layer="grpc"
+    )
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 2, "http"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 2, "http")
     assert resolver.environment == ""
@@ -54,7 +61,7 @@ def test_simple_override_master() -> None:
     assert simple().master("worker", 2) == "worker2:2222"
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [{"worker": ["a:1"]}, None, "a:1"], ids=repr)
@@ -99,4 +106,6 @@ def test_an_empty_master_stays_empty() -> None:
 def test_it_does_what_every_resolver_must_do() -> None:
     check_resolver(simple(rpc_layer="zmq"))
     check_resolver(SimpleClusterResolver(ClusterSpec({})))
-    check_resolver(SimpleClusterResolver(ClusterSpec({"worker": {3: "a:1", 9: "[::1]:2"}, "ps": []})))
+    check_resolver(
+        SimpleClusterResolver(ClusterSpec({"worker": {3: "a:1", 9: "[::1]:2"}, "ps": []}))
+    )

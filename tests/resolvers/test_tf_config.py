@@ -1,4 +1,5 @@
-"""TFConfigClusterResolver: first the tests that TensorFlow has, by their names; then its twin, and what goes wrong."""
+"""TFConfigClusterResolver: first the tests that TensorFlow has, by their names; then its twin, and
+what goes wrong."""
 
 from __future__ import annotations
 
@@ -111,8 +112,12 @@ def test_one_item_in_cluster_spec_master_read(env: Env) -> None:
     assert TFConfigClusterResolver().master() == ""
 
 
-def test_num_accelerators_filter_tasks_by_env_var(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    env.tf_config(cluster={"worker1": WORKERS, "worker2": WORKERS}, task={"type": "worker1", "index": "0"})
+def test_num_accelerators_filter_tasks_by_env_var(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env.tf_config(
+        cluster={"worker1": WORKERS, "worker2": WORKERS}, task={"type": "worker1", "index": "0"}
+    )
     monkeypatch.setattr(TFConfigClusterResolver, "_device_names", lambda _: DEVICES)
     resolver = TFConfigClusterResolver()
     assert resolver.num_accelerators() == {"TPU": 2, "GPU": 2}
@@ -120,14 +125,20 @@ def test_num_accelerators_filter_tasks_by_env_var(env: Env, monkeypatch: pytest.
     assert resolver.num_accelerators(task_type="worker2", task_id=4) == {"GPU": 1}
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("env")
 def test_without_a_variable_everything_is_empty() -> None:
     resolver = TFConfigClusterResolver()
     assert not resolver.cluster_spec()
-    expected = (resolver.task_type, resolver.task_id, resolver.rpc_layer, resolver.environment, resolver.master())
+    expected = (
+        resolver.task_type,
+        resolver.task_id,
+        resolver.rpc_layer,
+        resolver.environment,
+        resolver.master(),
+    )
     assert expected == (None, None, None, "", "")
     assert resolver.validate() == []
 
@@ -137,7 +148,11 @@ def test_the_variable_is_read_at_each_question(env: Env) -> None:
     env.tf_config(cluster=JOBS, task=PS0)
     assert (resolver.task_type, resolver.master()) == ("ps", "ps0:2222")
     env.tf_config(cluster={"worker": WORKERS}, task={"type": "worker", "index": 2})
-    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("worker", 2, "worker2:2222")
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == (
+        "worker",
+        2,
+        "worker2:2222",
+    )
 
 
 def test_a_sparse_job_is_accepted_and_one_task_alone_has_no_master(env: Env) -> None:
@@ -159,11 +174,20 @@ def test_an_rpc_layer_of_no_letters_gives_the_address(env: Env) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "worker0:2222"])
-def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(env: Env, text: str) -> None:
+def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(
+    env: Env, text: str
+) -> None:
     env.tf_config(text)
     resolver = TFConfigClusterResolver()
-    for ask in (resolver.cluster_spec, resolver.master, lambda: resolver.task_type, lambda: resolver.rpc_layer):
-        with pytest.raises(json.JSONDecodeError, match=r"^TF_CONFIG is no JSON; write .* or unset it: "):
+    for ask in (
+        resolver.cluster_spec,
+        resolver.master,
+        lambda: resolver.task_type,
+        lambda: resolver.rpc_layer,
+    ):
+        with pytest.raises(
+            json.JSONDecodeError, match=r"^TF_CONFIG is no JSON; write .* or unset it: "
+        ):
             ask()
     assert resolver.validate()[0].startswith("TF_CONFIG is no JSON")
 
@@ -172,8 +196,16 @@ def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(env: Env
     ("text", "kind", "expected"),
     [
         ("[]", ValueError, 'TF_CONFIG must be a JSON object like {"cluster": {...}}, not []'),
-        ('{"cluster": []}', TypeError, "TF_CONFIG: cluster: a cluster is a dict of jobs, a ClusterDef or"),
-        ('{"cluster": {"worker": "a:1"}}', TypeError, "TF_CONFIG: cluster: the tasks of job 'worker' must be a list"),
+        (
+            '{"cluster": []}',
+            TypeError,
+            "TF_CONFIG: cluster: a cluster is a dict of jobs, a ClusterDef or",
+        ),
+        (
+            '{"cluster": {"worker": "a:1"}}',
+            TypeError,
+            "TF_CONFIG: cluster: the tasks of job 'worker' must be a list",
+        ),
         (
             '{"cluster": {"worker": {"x": "a:1"}}}',
             ValueError,
@@ -181,7 +213,9 @@ def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(env: Env
         ),
     ],
 )
-def test_json_that_is_no_cluster_names_the_variable(env: Env, text: str, kind: type[Exception], expected: str) -> None:
+def test_json_that_is_no_cluster_names_the_variable(
+    env: Env, text: str, kind: type[Exception], expected: str
+) -> None:
     env.tf_config(text)
     with pytest.raises(kind) as caught:
         TFConfigClusterResolver().cluster_spec()
@@ -190,17 +224,26 @@ def test_json_that_is_no_cluster_names_the_variable(env: Env, text: str, kind: t
 
 def test_an_index_that_is_no_number_is_a_value_error(env: Env) -> None:
     env.tf_config(cluster=JOBS, task={"type": "ps", "index": "first"})
-    with pytest.raises(ValueError, match="TF_CONFIG: task: the index must be a number, not 'first'"):
+    with pytest.raises(
+        ValueError, match="TF_CONFIG: task: the index must be a number, not 'first'"
+    ):
         TFConfigClusterResolver().task_id  # noqa: B018
     env.tf_config(cluster=JOBS, task="ps")
-    with pytest.raises(ValueError, match=r'TF_CONFIG: task must be an object like {"type": "worker", "index": 0}, not'):
+    with pytest.raises(
+        ValueError,
+        match=r'TF_CONFIG: task must be an object like {"type": "worker", "index": 0}, not',
+    ):
         TFConfigClusterResolver().task_type  # noqa: B018
 
 
 @pytest.mark.parametrize("task", [None, {"type": "ps"}, {"index": 0}])
-def test_several_tasks_and_none_that_is_ours_is_a_value_error_that_says_what_to_do(env: Env, task: Any) -> None:
+def test_several_tasks_and_none_that_is_ours_is_a_value_error_that_says_what_to_do(
+    env: Env, task: Any
+) -> None:
     env.tf_config(cluster=JOBS, task=task)
-    with pytest.raises(ValueError, match=r'TF_CONFIG does not say which task this process is; add "task": '):
+    with pytest.raises(
+        ValueError, match=r'TF_CONFIG does not say which task this process is; add "task": '
+    ):
         TFConfigClusterResolver().master()
 
 
@@ -214,7 +257,9 @@ def test_an_index_out_of_range_shows_at_the_master(env: Env) -> None:
 
 
 def test_an_evaluator_stands_beside_the_cluster(env: Env) -> None:
-    env.tf_config(cluster={"chief": ["c:1"], "worker": WORKERS}, task={"type": "evaluator", "index": 0})
+    env.tf_config(
+        cluster={"chief": ["c:1"], "worker": WORKERS}, task={"type": "evaluator", "index": 0}
+    )
     assert TFConfigClusterResolver().validate() == []
 
 
@@ -225,7 +270,7 @@ def test_it_does_what_every_resolver_must_do(env: Env) -> None:
     check_resolver(TFConfigClusterResolver())
 
 
-# -- the twin ---------------------------------------------------------------------------------------------------------
+# -- the twin --------------------------------------------------------------------------------------
 
 
 def test_the_twin_may_hold_the_same_json(env: Env) -> None:
@@ -255,7 +300,9 @@ def test_a_cluster_file_that_is_wrong_is_named(env: Env, tmp_path: Path) -> None
 
 
 def test_tf_config_wins_over_its_twin(env: Env) -> None:
-    env.zmqdist_config(json.dumps({"cluster": {"worker": ["other:1", "other:2"]}, "rpc_layer": "zmq"}))
+    env.zmqdist_config(
+        json.dumps({"cluster": {"worker": ["other:1", "other:2"]}, "rpc_layer": "zmq"})
+    )
     env.tf_config(cluster=JOBS, task=PS0)
     resolver = TFConfigClusterResolver()
     assert (resolver.cluster_spec().as_dict(), resolver.master()) == (JOBS, "ps0:2222")

@@ -31,7 +31,12 @@ def test_single_cluster_resolver() -> None:
 
 def test_union_cluster_resolver_get_properties() -> None:
     first = simple(
-        {"ps": PS}, task_type="ps", task_id=1, environment="cloud", num_accelerators={"GPU": 8}, rpc_layer="grpc"
+        {"ps": PS},
+        task_type="ps",
+        task_id=1,
+        environment="cloud",
+        num_accelerators={"GPU": 8},
+        rpc_layer="grpc",
     )
     other = simple(
         {"worker": WORKERS}, task_type="worker", task_id=2, environment="local", num_accelerators={"GPU": 16}, rpc_layer="http"
@@ -54,7 +59,9 @@ def test_union_cluster_resolver_get_properties() -> None:
 
 
 def test_two_non_overlapping_job_merged_cluster_resolver() -> None:
-    assert is_cluster(union({"ps": PS}, {"worker": WORKERS}).cluster_spec(), {"ps": PS, "worker": WORKERS})
+    assert is_cluster(
+        union({"ps": PS}, {"worker": WORKERS}).cluster_spec(), {"ps": PS, "worker": WORKERS}
+    )
 
 
 def test_merged_cluster_resolver_master() -> None:
@@ -66,12 +73,16 @@ def test_merged_cluster_resolver_master() -> None:
 
 def test_overlapping_job_merged_cluster_resolver() -> None:
     later, first = ["worker4:2222", "worker5:2222"], WORKERS
-    assert is_cluster(union({"worker": later}, {"worker": first}).cluster_spec(), {"worker": [*later, *first]})
+    assert is_cluster(
+        union({"worker": later}, {"worker": first}).cluster_spec(), {"worker": [*later, *first]}
+    )
 
 
 def test_overlapping_sparse_job_merged_cluster_resolver_throw_error() -> None:
     resolver = union({"worker": addresses(7, 9)}, {"worker": addresses(3, 6, 7)})
-    with pytest.raises(KeyError, match=r"job 'worker' has the task indices \[7\] from two resolvers"):
+    with pytest.raises(
+        KeyError, match=r"job 'worker' has the task indices \[7\] from two resolvers"
+    ):
         resolver.cluster_spec()
 
 
@@ -92,10 +103,12 @@ def test_mixed_mode_non_overlapping_key() -> None:
 
 
 def test_retain_sparse_job_with_no_merging() -> None:
-    assert is_cluster(union({"worker": addresses(1, 3, 5)}).cluster_spec(), {"worker": addresses(1, 3, 5)})
+    assert is_cluster(
+        union({"worker": addresses(1, 3, 5)}).cluster_spec(), {"worker": addresses(1, 3, 5)}
+    )
 
 
-# -- the rest of the contract -----------------------------------------------------------------------------------------
+# -- the rest of the contract ----------------------------------------------------------------------
 
 
 def test_a_union_of_nothing_or_of_something_else_is_refused() -> None:
@@ -124,10 +137,15 @@ def test_an_empty_job_is_no_reason_to_keep_indices() -> None:
 
 
 def test_the_rpc_layer_of_the_union_goes_with_every_master() -> None:
-    resolver = UnionResolver(simple({"ps": PS}, master="m:1", rpc_layer="zmq"), simple({"worker": WORKERS}))
+    resolver = UnionResolver(
+        simple({"ps": PS}, master="m:1", rpc_layer="zmq"), simple({"worker": WORKERS})
+    )
     assert (resolver.master(), resolver.master("worker", 0)) == ("zmq://m:1", "zmq://worker0:2222")
     resolver.rpc_layer = "grpc"
-    assert (resolver.master(), resolver.master("worker", 0)) == ("grpc://m:1", "grpc://worker0:2222")
+    assert (resolver.master(), resolver.master("worker", 0)) == (
+        "grpc://m:1",
+        "grpc://worker0:2222",
+    )
 
 
 def test_a_conflict_is_found_by_validate() -> None:

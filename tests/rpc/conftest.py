@@ -1,4 +1,5 @@
-"""Fixtures of this folder: secrets of their own, servers here and in child processes, clients that are closed at the end."""
+"""Fixtures of this folder: secrets of their own, servers here and in child processes, clients that
+are closed at the end."""
 
 from __future__ import annotations
 
@@ -28,10 +29,13 @@ def _own_secrets(own_secrets: None) -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., ZmqServer]]:
-    """serve(m=fn, ...): a started server; inline={"m", ...} names the inline ones, a tuple is (fn, signature)."""
+    """serve(m=fn, ...): a started server; inline={"m", ...} names the inline ones, a tuple is (fn,
+    signature)."""
     made: list[ZmqServer] = []
 
-    def make(address: str = "127.0.0.1:0", inline: frozenset[str] = frozenset(), **methods: Any) -> ZmqServer:
+    def make(
+        address: str = "127.0.0.1:0", inline: frozenset[str] = frozenset(), **methods: Any
+    ) -> ZmqServer:
         server = ZmqServer(address)
         for name, method in methods.items():
             fn, *signatures = method if isinstance(method, tuple) else (method,)
@@ -51,7 +55,9 @@ def connect() -> Iterator[Callable[..., ZmqClient]]:
     """connect(address, ...): a client; it has never stalled and holds nothing at the end."""
     made: list[ZmqClient] = []
 
-    def make(address: str, *, listing: bool = True, timeout_in_ms: int = LATE_MS, name: str = "") -> ZmqClient:
+    def make(
+        address: str, *, listing: bool = True, timeout_in_ms: int = LATE_MS, name: str = ""
+    ) -> ZmqClient:
         made.append(
             Client.create("zmq", address, name, timeout_in_ms)
             if listing
@@ -80,7 +86,8 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture(scope="module")
 def large_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The address of SERVER for each route, and the folder of its token as "state". One process a route serves the module."""
+    """The address of SERVER for each route, and the folder of its token as "state". One process a
+    route serves the module."""
     state = str(tmp_path_factory.mktemp("large-servers"))
     there: dict[str, str] = {"state": state}
     processes = []
@@ -104,7 +111,10 @@ def large_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 @pytest.fixture
 def remote(
-    route: str, large_servers: dict[str, str], connect: Callable[..., ZmqClient], monkeypatch: pytest.MonkeyPatch
+    route: str,
+    large_servers: dict[str, str],
+    connect: Callable[..., ZmqClient],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ZmqClient]:
     """A client of SERVER in another process, which keeps nothing of the tests before."""
     monkeypatch.setenv("XDG_STATE_HOME", large_servers["state"])

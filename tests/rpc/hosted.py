@@ -1,4 +1,5 @@
-"""A service whose reserved methods a test may replace, and peers that send what they like, for the tests of this folder."""
+"""A service whose reserved methods a test may replace, and peers that send what they like, for the
+tests of this folder."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 
 def change_everything_after_each_call(remote: ZmqClient, seed: int) -> None:
-    """Arrays of any dtype, shape and order are changed right after each call; the handlers do the same with theirs."""
+    """Arrays of any dtype, shape and order are changed right after each call; the handlers do the
+    same with theirs."""
     rng = random.Random(seed)
     pending: list[tuple[Any, Any]] = []
     for _ in range(8):
@@ -67,11 +68,21 @@ def change_everything_after_each_call(remote: ZmqClient, seed: int) -> None:
 
 
 def some_array(rng: random.Random) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(rng.choice(["u1", "<f4", ">i8", "c16", "S5", "<M8[s]", [("a", "<i4"), ("b", "<f8", (3,))]]))
+    dtype = np.dtype(
+        rng.choice(["u1", "<f4", ">i8", "c16", "S5", "<M8[s]", [("a", "<i4"), ("b", "<f8", (3,))]])
+    )
     count = rng.choice([1000, CHUNK_BYTES, 3 * MIB, 9 * MIB]) // dtype.itemsize // 6 * 6
-    raw = np.random.default_rng(rng.randrange(2**32)).integers(0, 100, count * dtype.itemsize, np.uint8)
+    raw = np.random.default_rng(rng.randrange(2**32)).integers(
+        0, 100, count * dtype.itemsize, np.uint8
+    )
     array = raw.view(dtype).reshape(rng.choice([(count,), (count // 2, 2), (count // 6, 2, 3)]))
-    return np.asfortranarray(array) if rng.random() < 0.3 else array[::2] if rng.random() < 0.2 else array
+    return (
+        np.asfortranarray(array)
+        if rng.random() < 0.3
+        else array[::2]
+        if rng.random() < 0.2
+        else array
+    )
 
 
 def spoil(array: np.ndarray[Any, Any]) -> None:

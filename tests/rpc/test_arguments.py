@@ -34,13 +34,20 @@ def three(a: Any, b: Any = 2, c: Any = 3) -> Any:
     return [a, b, c]
 
 
-# -- by name ---------------------------------------------------------------------------------------------------------
+# -- by name ---------------------------------------------------------------------------------------
 
 
 def test_arguments_by_name_reach_the_function(serve: Serve, connect: Connect) -> None:
     client = connect(serve(everything=everything, three=three).address)
     assert client.everything_blocking(1, c=3) == [1, 2, [], 3, 4, {}]
-    assert client.everything(1, 5, 6, 7, c=3, d=8, e=9).get_value() == [1, 5, [6, 7], 3, 8, {"e": 9}]
+    assert client.everything(1, 5, 6, 7, c=3, d=8, e=9).get_value() == [
+        1,
+        5,
+        [6, 7],
+        3,
+        8,
+        {"e": 9},
+    ]
     assert client.everything_blocking(b=1, a=2, c={"x": (3,)}) == [2, 1, [], {"x": (3,)}, 4, {}]
     assert client.three_blocking(1, c=5) == [1, 2, 5]
     large = client.three_blocking(1, b=np.ones(10**6), c=7)
@@ -92,7 +99,10 @@ def test_a_keyword_that_the_function_does_not_have_is_a_type_error_here_and_an_i
     serve: Serve, connect: Connect
 ) -> None:
     client = connect(serve(three=three, hypot=hypot, position_only=lambda a, /: a).address)
-    for named, told in (({"d": 1}, "unexpected keyword argument 'd'"), ({"a": 1}, "multiple values for argument 'a'")):
+    for named, told in (
+        ({"d": 1}, "unexpected keyword argument 'd'"),
+        ({"a": 1}, "multiple values for argument 'a'"),
+    ):
         with pytest.raises(TypeError, match=told):
             client.three(1, **named)
         assert client.snapshot().calls == 0
@@ -127,8 +137,12 @@ def test_timeout_in_ms_and_out_are_the_clients_own_and_reach_a_parameter_by_posi
     assert client.m_blocking(1, 2, timeout_in_ms=5000) == [1, 2]
 
 
-@pytest.mark.parametrize("body", [{}, {"": [1]}, {"": 1}, {"": (1,), 5: 2}, {"b": 2}, 5, None, "text"])
-def test_a_peer_that_lies_about_its_arguments_costs_only_itself(serve: Serve, connect: Connect, body: Any) -> None:
+@pytest.mark.parametrize(
+    "body", [{}, {"": [1]}, {"": 1}, {"": (1,), 5: 2}, {"b": 2}, 5, None, "text"]
+)
+def test_a_peer_that_lies_about_its_arguments_costs_only_itself(
+    serve: Serve, connect: Connect, body: Any
+) -> None:
     client = connect(serve(three=three, typed=(three, [INT, INT, INT])).address)
     for method in ("three", "typed"):
         with channel_to(client.address) as channel:
@@ -136,7 +150,7 @@ def test_a_peer_that_lies_about_its_arguments_costs_only_itself(serve: Serve, co
     assert client.three_blocking(1, c=2) == [1, 2, 2]
 
 
-# -- what a client knows -----------------------------------------------------------------------------------------------
+# -- what a client knows ---------------------------------------------------------------------------
 
 
 @function(input_signature=[TensorSpec((None, 3), np.float32), INT], output_signature={"sum": INT})
@@ -168,11 +182,20 @@ def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Co
         "numbers(count, step=1) -> stream",
         "joined(a, b=...)",
     ]
-    assert [info.doc for info in methods.values()][:4] == ["Takes all there is.", "Scales rows.", "Counts.", ""]
+    assert [info.doc for info in methods.values()][:4] == [
+        "Takes all there is.",
+        "Scales rows.",
+        "Counts.",
+        "",
+    ]
     assert [name for name, info in methods.items() if info.streaming] == ["numbers"]
     assert [name for name, info in methods.items() if info.batch] == ["joined"]
-    kinds = [parameter.kind.name for parameter in methods["everything"].signature.parameters.values()]
-    assert kinds == [parameter.kind.name for parameter in inspect.signature(everything).parameters.values()]
+    kinds = [
+        parameter.kind.name for parameter in methods["everything"].signature.parameters.values()
+    ]
+    assert kinds == [
+        parameter.kind.name for parameter in inspect.signature(everything).parameters.values()
+    ]
     assert methods["typed"].input_signature[0] == TensorSpec((None, 3), np.float32)
     assert hash(methods["everything"].name)
     with pytest.raises(AttributeError):
@@ -248,10 +271,18 @@ def test_a_refresh_takes_only_those_attributes_away_whose_methods_have_gone(serv
         assert client.m_blocking() == 1
 
 
-def test_what_may_be_left_out_may_be_left_out_of_a_flat_call_too(serve: Serve, connect: Connect) -> None:
+def test_what_may_be_left_out_may_be_left_out_of_a_flat_call_too(
+    serve: Serve, connect: Connect
+) -> None:
     pair = {"x": INT, "y": INT}
-    client = connect(serve(add=(lambda a, b={"x": 0, "y": 0}, c=5: a + b["x"] + b["y"] + c, [INT, pair, INT])).address)
-    assert [int(client.call("add", args).get_value()[0]) for args in ([1], [1, 2, 3], [1, 2, 3, 4])] == [6, 11, 10]
+    client = connect(
+        serve(
+            add=(lambda a, b={"x": 0, "y": 0}, c=5: a + b["x"] + b["y"] + c, [INT, pair, INT])
+        ).address
+    )
+    assert [
+        int(client.call("add", args).get_value()[0]) for args in ([1], [1, 2, 3], [1, 2, 3, 4])
+    ] == [6, 11, 10]
     for args in ([], [1, 2], [1, 2, 3, 4, 5]):
         assert client.call("add", args).get_error()[0] == errors.INVALID_ARGUMENT
 
@@ -264,7 +295,9 @@ def test_a_name_without_a_letter_is_no_keyword(serve: Serve, connect: Connect) -
     assert client.m_blocking(1, **{"any thing": 2}) == [[1], {"any thing": 2}]
 
 
-def test_a_client_without_a_list_has_attributes_after_a_refresh(serve: Serve, connect: Connect) -> None:
+def test_a_client_without_a_list_has_attributes_after_a_refresh(
+    serve: Serve, connect: Connect
+) -> None:
     client = connect(serve(m=lambda: 1).address, listing=False)
     assert not hasattr(client, "m")
     client.refresh()

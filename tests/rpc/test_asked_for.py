@@ -19,10 +19,12 @@ Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
 
 
-# -- await -------------------------------------------------------------------------------------------------------------
+# -- await -----------------------------------------------------------------------------------------
 
 
-def test_a_call_can_be_awaited_again_and_again_from_several_loops(serve: Serve, connect: Connect) -> None:
+def test_a_call_can_be_awaited_again_and_again_from_several_loops(
+    serve: Serve, connect: Connect
+) -> None:
     client = connect(serve(add=lambda a, b: a + b).address)
 
     async def use() -> Any:
@@ -122,11 +124,13 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(
     assert not caplog.records
 
 
-# -- cancelled() -----------------------------------------------------------------------------------------------------------
+# -- cancelled() -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "deadline"])
-def test_a_handler_can_ask_whether_somebody_still_waits(serve: Serve, connect: Connect, way: str) -> None:
+def test_a_handler_can_ask_whether_somebody_still_waits(
+    serve: Serve, connect: Connect, way: str
+) -> None:
     running, ended = threading.Event(), threading.Event()
     before: list[bool] = []
 
@@ -171,7 +175,9 @@ def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, bat
     assert after == [False]
 
 
-def test_the_next_call_of_the_same_thread_is_asked_for_again(serve: Serve, connect: Connect) -> None:
+def test_the_next_call_of_the_same_thread_is_asked_for_again(
+    serve: Serve, connect: Connect
+) -> None:
     running = threading.Event()
     threads: list[int] = []
 
@@ -196,7 +202,7 @@ def test_the_next_call_of_the_same_thread_is_asked_for_again(serve: Serve, conne
         assert threads[0] == threads[1]
 
 
-# -- the example ------------------------------------------------------------------------------------------------------------
+# -- the example -----------------------------------------------------------------------------------
 
 
 def test_the_example_that_everybody_knows() -> None:
@@ -212,7 +218,9 @@ def test_the_example_that_everybody_knows() -> None:
     client = zd.rpc.Client.create("zmq", address=server.address, name="test_client")
     a = np.int32(2)
     b = np.int32(3)
-    result = client.call(args=[a, b], method_name="addition", output_specs=zd.TensorSpec((), np.int32))
+    result = client.call(
+        args=[a, b], method_name="addition", output_specs=zd.TensorSpec((), np.int32)
+    )
     if result.is_ok():
         assert result.get_error() == (zd.errors.OK, "")
         assert result.get_value() == 5

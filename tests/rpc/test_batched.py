@@ -45,7 +45,9 @@ def rows(*numbers: int) -> Any:
     return np.array([[number, 10 * number] for number in numbers], np.float32)
 
 
-def test_calls_of_several_clients_run_as_one_and_each_gets_its_rows(batched: Any, connect: Connect) -> None:
+def test_calls_of_several_clients_run_as_one_and_each_gets_its_rows(
+    batched: Any, connect: Connect
+) -> None:
     seen: list[Any] = []
 
     def double(array: Any) -> Any:
@@ -60,14 +62,19 @@ def test_calls_of_several_clients_run_as_one_and_each_gets_its_rows(batched: Any
     assert seen == [(6, 2)]
 
 
-def test_structures_and_arguments_by_name_are_joined_leaf_by_leaf(batched: Any, connect: Connect) -> None:
+def test_structures_and_arguments_by_name_are_joined_leaf_by_leaf(
+    batched: Any, connect: Connect
+) -> None:
     def work(given: Any, *, scale: Any) -> Any:
         assert type(given["pair"]) is tuple
         return {"sum": given["a"] + given["pair"][0] * scale, "rest": [given["pair"][1]]}
 
     client = connect(batched(work, max_batch=3, max_delay_ms=LATE_MS).address)
     ask = [
-        client.m({"a": np.arange(n), "pair": (np.ones(n), rows(*range(n)))}, scale=np.full(n, float(n))) for n in (1, 2)
+        client.m(
+            {"a": np.arange(n), "pair": (np.ones(n), rows(*range(n)))}, scale=np.full(n, float(n))
+        )
+        for n in (1, 2)
     ]
     np.testing.assert_array_equal(ask[0].get_value()["sum"], [1.0])
     np.testing.assert_array_equal(ask[1].get_value()["sum"], [2.0, 3.0])
@@ -82,7 +89,14 @@ def test_what_does_not_fit_together_is_another_batch(batched: Any, connect: Conn
         return array
 
     client = connect(batched(note, max_batch=2, max_delay_ms=LATE_MS).address)
-    given = [np.zeros(1), np.zeros(1, np.int64), np.zeros((1, 3)), np.zeros(1), np.zeros(1, np.int64), np.zeros((1, 3))]
+    given = [
+        np.zeros(1),
+        np.zeros(1, np.int64),
+        np.zeros((1, 3)),
+        np.zeros(1),
+        np.zeros(1, np.int64),
+        np.zeros((1, 3)),
+    ]
     outcomes = [client.m(array) for array in given]
     for outcome, array in zip(outcomes, given, strict=True):
         assert (outcome.get_value().dtype, outcome.get_value().shape) == (array.dtype, array.shape)
@@ -121,11 +135,23 @@ def test_while_one_batch_runs_others_gather(batched: Any, connect: Connect) -> N
     [
         (
             lambda array: array[1:],
-            r"a batch of 3 rows, and returned an array of shape \(2,\), which does not have as many rows",
+            (
+                r"a batch of 3 rows, and returned an array of shape \(2,\), which does not have as "
+                r"many rows"
+            ),
         ),
-        (lambda array: array.sum(), "a batch of 3 rows, and returned a float64, which does not have as many rows"),
-        (lambda array: {"a": array, "b": 5}, "a batch of 3 rows, and returned a int, which does not have as many rows"),
-        (lambda array: None, "a batch of 3 rows, and returned a NoneType, which does not have as many rows"),
+        (
+            lambda array: array.sum(),
+            "a batch of 3 rows, and returned a float64, which does not have as many rows",
+        ),
+        (
+            lambda array: {"a": array, "b": 5},
+            "a batch of 3 rows, and returned a int, which does not have as many rows",
+        ),
+        (
+            lambda array: None,
+            "a batch of 3 rows, and returned a NoneType, which does not have as many rows",
+        ),
     ],
 )
 def test_a_result_with_another_number_of_rows_is_unknown_for_all_of_the_batch(
@@ -138,7 +164,9 @@ def test_a_result_with_another_number_of_rows_is_unknown_for_all_of_the_batch(
             outcome.get_value()
 
 
-def test_what_the_function_raises_goes_to_all_its_calls_and_to_no_others(batched: Any, connect: Connect) -> None:
+def test_what_the_function_raises_goes_to_all_its_calls_and_to_no_others(
+    batched: Any, connect: Connect
+) -> None:
     def picky(array: Any) -> Any:
         if (array < 0).any():
             raise ValueError("negative")
@@ -187,7 +215,9 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     assert seen == [[0.0], [4.0]]
 
 
-def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(batched: Any, connect: Connect) -> None:
+def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(
+    batched: Any, connect: Connect
+) -> None:
     running, release = threading.Event(), threading.Event()
 
     def slow(array: Any) -> Any:
@@ -208,7 +238,9 @@ def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(batched: Any, con
     assert first.is_ok()
 
 
-def test_a_batch_is_cancelled_when_none_of_its_callers_waits(batched: Any, connect: Connect) -> None:
+def test_a_batch_is_cancelled_when_none_of_its_callers_waits(
+    batched: Any, connect: Connect
+) -> None:
     running, ended = threading.Event(), threading.Event()
 
     def work(array: Any) -> Any:
@@ -253,15 +285,23 @@ def test_a_peer_that_lies_about_its_rows_costs_only_itself(batched: Any, connect
     """An array without bytes can have any number of rows, and a dict keys that cannot be sorted."""
     server = batched(lambda array: np.asarray(array) * 2, max_batch=4, max_delay_ms=1)
     liar, client = connect(server.address), connect(server.address)
-    lies = [liar.m(np.zeros((2**40, 0), np.uint8)), liar.m({1: np.zeros(1), "a": np.zeros(1)}), liar.m(np.zeros(0))]
+    lies = [
+        liar.m(np.zeros((2**40, 0), np.uint8)),
+        liar.m({1: np.zeros(1), "a": np.zeros(1)}),
+        liar.m(np.zeros(0)),
+    ]
     lies += [liar.call("m", [np.zeros(1)] * 3), liar.m(None), liar.m()]
     np.testing.assert_array_equal(client.m_blocking(np.ones(1)), [2.0])
     for lie in lies:
         lie.get_error()
 
 
-def test_signatures_make_arrays_of_what_is_given_and_check_it(batched: Any, connect: Connect) -> None:
-    client = connect(batched(lambda a: a.sum(axis=1).tolist(), [ROWS], TensorSpec((None,), np.float64)).address)
+def test_signatures_make_arrays_of_what_is_given_and_check_it(
+    batched: Any, connect: Connect
+) -> None:
+    client = connect(
+        batched(lambda a: a.sum(axis=1).tolist(), [ROWS], TensorSpec((None,), np.float64)).address
+    )
     np.testing.assert_array_equal(client.m_blocking([[1, 2], [3, 4]]), [3.0, 7.0])
     with pytest.raises(errors.InvalidArgumentError, match="expected float32"):
         client.m_blocking(np.zeros((1, 3), np.float32))
@@ -318,7 +358,9 @@ def test_containers_of_other_kinds_are_other_batches(batched: Any, connect: Conn
 
     client = connect(batched(note, max_batch=100, max_delay_ms=20).address)
     one = np.zeros(1)
-    outcomes = [client.m(given) for given in (Pair(one, one), Other(one, one), (one, one), [one, one])]
+    outcomes = [
+        client.m(given) for given in (Pair(one, one), Other(one, one), (one, one), [one, one])
+    ]
     values = [outcome.get_value() for outcome in outcomes]
     assert [type(value).__name__ for value in values] == ["Pair", "Other", "tuple", "list"]
     assert values[0]._fields == ("a", "b")

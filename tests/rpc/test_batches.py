@@ -23,7 +23,8 @@ Connect = Callable[..., ZmqClient]
 def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each_way(
     serve: Serve, connect: Connect, inline: frozenset[str]
 ) -> None:
-    made = threading.Event()  # else each reply may arrive before the next call is made, on a busy machine
+    # else each reply may arrive before the next call is made, on a busy machine
+    made = threading.Event()
 
     def echo(value: int) -> int:
         assert made.wait(30)
@@ -75,7 +76,11 @@ def test_each_call_of_a_message_has_its_own_outcome(serve: Serve, connect: Conne
             raise ValueError(f"{value} is odd")
         return value
 
-    client = connect(serve(inline=frozenset({"even"}), even=even, big=lambda: bytes(2 * INLINE_BYTES_MAX)).address)
+    client = connect(
+        serve(
+            inline=frozenset({"even"}), even=even, big=lambda: bytes(2 * INLINE_BYTES_MAX)
+        ).address
+    )
     outcomes = [client.even(number) for number in range(50)]
     absent, big = client.call("absent"), client.big()
     assert [outcome.is_ok() for outcome in outcomes] == [True, False] * 25
@@ -113,7 +118,11 @@ def test_calls_in_one_message_that_should_not_be_there_are_dropped(serve: Serve)
     body, _ = payload.pack((1,))
     with stranger_to(server.address) as (stranger, life):
         one = Call(10_000, "note", life, 0, body)
-        strange = [(Calls([one, one]), [b"frame"]), (Calls([one] * (BATCH_ITEMS_MAX + 1)), ()), (Replies([]), ())]
+        strange = [
+            (Calls([one, one]), [b"frame"]),
+            (Calls([one] * (BATCH_ITEMS_MAX + 1)), ()),
+            (Replies([]), ()),
+        ]
         bodies_of(stranger, [*strange, (Calls([one, one]), ())], 2)
     assert ran == [1, 1]
     assert server.snapshot().messages_dropped == {"not a message": 2, "not served here": 1}

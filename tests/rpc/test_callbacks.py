@@ -38,17 +38,28 @@ CASES: dict[str, tuple[Does, Any]] = {
     "is_ok of another": (lambda server, client, own, other: other.is_ok(), True),
     "a call": (lambda server, client, own, other: client.m_blocking(3), 3),
     "a stream": (lambda server, client, own, other: list(client.stream_of(3)), [0, 1, 2]),
-    "a callback": (lambda server, client, own, other: other.add_done_callback(print) or other.get_value(), 2),
+    "a callback": (
+        lambda server, client, own, other: other.add_done_callback(print) or other.get_value(),
+        2,
+    ),
     "await": (lambda server, client, own, other: asyncio.run(awaited(own, other)), [1, 2]),
-    "await in a thread": (lambda server, client, own, other: awaits_in_another_thread(client.m(3)), [3]),
+    "await in a thread": (
+        lambda server, client, own, other: awaits_in_another_thread(client.m(3)),
+        [3],
+    ),
     "refresh": (lambda server, client, own, other: client.refresh(), None),
-    "stop of the server": (lambda server, client, own, other: server.stop() or other.get_error()[0], 0),
+    "stop of the server": (
+        lambda server, client, own, other: server.stop() or other.get_error()[0],
+        0,
+    ),
     "close": (lambda server, client, own, other: client.close(), None),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_callback_of_a_call_may_wait_for_its_client(serve: Serve, connect: Connect, case: str) -> None:
+def test_a_callback_of_a_call_may_wait_for_its_client(
+    serve: Serve, connect: Connect, case: str
+) -> None:
     gate, ended = threading.Event(), threading.Event()
     returned: list[Any] = []
 

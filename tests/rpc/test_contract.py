@@ -1,4 +1,5 @@
-"""TensorFlow's own tests of its RPC package, one by one, in this project's terms; a Cell stands for a tf.Variable."""
+"""TensorFlow's own tests of its RPC package, one by one, in this project's terms; a Cell stands for
+a tf.Variable."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ Connect = Callable[..., ZmqClient]
 
 
 class Cell:
-    """State that lives with the server and is changed by many threads; it lends itself to an array."""
+    """State that lives with the server and is changed by many threads; it lends itself to an
+    array.
+    """
 
     def __init__(self, value: int) -> None:
         self.value = np.asarray(value, np.int32)
@@ -87,7 +90,10 @@ def test_exported_rpc_api_static_factory(serve: Serve) -> None:
     second = Client.create("zmq", server.address, "", 5000)
     assert second.multiply(Cell(2), 3).get_value() == 6
     assert second.multiply.__doc__ == f"RPC Call for multiply method to server {server.address}"
-    assert second.multiply_blocking.__doc__ == f"RPC Call for multiply method to server {server.address}"
+    assert (
+        second.multiply_blocking.__doc__
+        == f"RPC Call for multiply method to server {server.address}"
+    )
     assert client.multiply_blocking(2, 3) == 6
 
 
@@ -108,7 +114,9 @@ def test_another_layer_than_zmq_is_refused(create: Any) -> None:
     ],
     ids=["int", "bytes", "long", "lines", "surrogate"],
 )
-def test_a_name_that_no_server_would_accept_is_refused_before_anything_is_sent(name: Any, text: str) -> None:
+def test_a_name_that_no_server_would_accept_is_refused_before_anything_is_sent(
+    name: Any, text: str
+) -> None:
     with pytest.raises((TypeError, errors.InvalidArgumentError)) as caught:
         Client.create("zmq", "127.0.0.1:9", name)
     assert str(caught.value) == text
@@ -139,7 +147,11 @@ def test_output_specs(serve: Serve, connect: Connect) -> None:
     assert client.truth_blocking(value) is True
     nested = client.nested_blocking(value)
     assert nested == {"test": (7, [7, 7]), "test1": (7,)}
-    assert (type(nested["test"]), type(nested["test"][1]), type(nested["test1"])) == (tuple, list, tuple)
+    assert (type(nested["test"]), type(nested["test"][1]), type(nested["test1"])) == (
+        tuple,
+        list,
+        tuple,
+    )
     assert client.nothing_blocking() == []
     assert client.none_blocking() is None
     assert client.call("keyed", [value], {"key": INT}).get_value() == {"key": 7}
@@ -164,7 +176,9 @@ def test_output_specs(serve: Serve, connect: Connect) -> None:
 def test_output_specs_that_do_not_fit_are_an_invalid_argument_when_the_value_is_taken(
     serve: Serve, connect: Connect, specs: Any, told: str
 ) -> None:
-    outcome = connect(serve(pair=lambda: (np.int32(1), np.int32(2))).address).call("pair", output_specs=specs)
+    outcome = connect(serve(pair=lambda: (np.int32(1), np.int32(2))).address).call(
+        "pair", output_specs=specs
+    )
     assert outcome.is_ok()
     for _ in range(2):
         with pytest.raises(errors.InvalidArgumentError, match=told):
@@ -189,8 +203,18 @@ Pair = namedtuple("Pair", ["x", "y"])
         ([(INT, INT)], ([1, 2],), TypeError, "argument 0: expected a tuple, given a list"),
         ([[INT, INT]], ((1, 2),), TypeError, "argument 0: expected a list, given a tuple"),
         ([[INT, INT]], ([1],), ValueError, "argument 0: expected 2 items, given 1"),
-        ([[INT, [INT]]], ([1, (2,)],), TypeError, r"argument 0\[1\]: expected a list, given a tuple"),
-        ([{"a": INT}], ({"b": 1},), ValueError, r"argument 0: expected the keys \['a'\], given \['b'\]"),
+        (
+            [[INT, [INT]]],
+            ([1, (2,)],),
+            TypeError,
+            r"argument 0\[1\]: expected a list, given a tuple",
+        ),
+        (
+            [{"a": INT}],
+            ({"b": 1},),
+            ValueError,
+            r"argument 0: expected the keys \['a'\], given \['b'\]",
+        ),
         ([Pair(INT, INT)], ((1, 2),), TypeError, "argument 0: expected a Pair, given a tuple"),
         ([INT], (), ValueError, "expected 1 arguments, given 0"),
         ([INT], (1, 2), ValueError, "expected 1 arguments, given 2"),
@@ -238,7 +262,9 @@ def test_call_register_ordering(connect: Connect) -> None:
         for _ in range(2):
             assert early.call("assign_add", [2]).is_ok()
         assert waiting.read_var_blocking() == 6
-        with pytest.raises(errors.FailedPreconditionError, match="All methods must be registered before starting"):
+        with pytest.raises(
+            errors.FailedPreconditionError, match="All methods must be registered before starting"
+        ):
             server.register("late", cell.read)
     finally:
         starter.join()
@@ -262,7 +288,8 @@ def test_client_timeout(serve: Serve, connect: Connect) -> None:
     assert client.add(2, timeout_in_ms=5000).is_ok()
     address = server.address
     server.stop()
-    # A call that the client sends before it has noticed the stop fails with UNAVAILABLE. Each later call waits for the next server.
+    # A call that the client sends before it has noticed the stop fails with UNAVAILABLE. Each later
+    # call waits for the next server.
     until(lambda: client.add(2, timeout_in_ms=1).get_error()[0] == errors.DEADLINE_EXCEEDED)
     assert client.add(2, timeout_in_ms=1).get_error()[0] == errors.DEADLINE_EXCEEDED
     late = client.add(2, timeout_in_ms=20_000)
@@ -380,10 +407,12 @@ def test_multi_device_resource_cpu(serve: Serve, connect: Connect) -> None:
     assert cell.value == 2
 
 
-# -- rules that TensorFlow documents, or breaks, without a test -------------------------------------------------------
+# -- rules that TensorFlow documents, or breaks, without a test ------------------------------------
 
 
-def test_servers_of_one_address_are_independent_and_the_second_cannot_start(serve: Serve, connect: Connect) -> None:
+def test_servers_of_one_address_are_independent_and_the_second_cannot_start(
+    serve: Serve, connect: Connect
+) -> None:
     first = serve(m=lambda: "first")
     second = Server.create("zmq", first.address)  # opens no port
     second.register("m", lambda: "second")
@@ -428,12 +457,15 @@ def test_a_client_that_comes_while_a_server_stops_waits_for_the_next_one(serve: 
     first = serve(slow=slow)
     stopping = threading.Thread(target=first.stop, args=(20.0,))
     made: queue.Queue[Any] = queue.Queue()
-    coming = threading.Thread(target=lambda: made.put(Client.create("zmq", first.address, "", 20_000)))
+    coming = threading.Thread(
+        target=lambda: made.put(Client.create("zmq", first.address, "", 20_000))
+    )
     with ZmqClient(first.address) as client:
         outcome = client.call("slow")
         assert running.wait(20)
         stopping.start()
-        until(lambda: not outcome.done() and not client.snapshot().connected)  # it has read the goodbye
+        # it has read the goodbye
+        until(lambda: not outcome.done() and not client.snapshot().connected)
         messages = first.snapshot().messages_received
         coming.start()
         until(lambda: first.snapshot().messages_received > messages)  # its hello
@@ -456,7 +488,9 @@ def test_a_host_that_does_not_exist_is_not_up_yet() -> None:
         ZmqClient(address, "", True, 50, security=client_security(address, "client", insecure=True))
 
 
-def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(serve: Serve, connect: Connect) -> None:
+def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
+    serve: Serve, connect: Connect
+) -> None:
     server = serve(m=lambda: 1)
     address = server.address
     first, second = connect(address, name="same"), connect(address, name="same")
@@ -470,9 +504,13 @@ def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
 
 def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
-    client = connect(serve(slow=lambda: release.wait(30)).address, timeout_in_ms=500)  # to connect is part of it
+    # to connect is part of it
+    client = connect(serve(slow=lambda: release.wait(30)).address, timeout_in_ms=500)
     for timeout_in_ms in (0, -1):
-        assert client.call("slow", timeout_in_ms=timeout_in_ms).get_error()[0] == errors.DEADLINE_EXCEEDED
+        assert (
+            client.call("slow", timeout_in_ms=timeout_in_ms).get_error()[0]
+            == errors.DEADLINE_EXCEEDED
+        )
     kept = client.call("slow", timeout_in_ms=20_000)
     release.set()
     assert kept.is_ok()
@@ -486,7 +524,9 @@ def test_a_time_beyond_all_lives_is_none(serve: Serve, connect: Connect, time: f
     assert connect(client.address, timeout_in_ms=time).call("m").is_ok()
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16, Fraction, Decimal])
+@pytest.mark.parametrize(
+    "kind", [np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16, Fraction, Decimal]
+)
 def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind: Any) -> None:
     client = connect(serve(m=lambda: 1).address)
     assert client.m_blocking(timeout_in_ms=kind(0)) == 1
@@ -496,12 +536,22 @@ def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind
         assert now + 0.05 <= given <= time.monotonic() + 0.05
 
 
-@pytest.mark.parametrize("time", [None, "5", b"5", [5], np.arange(3), math.nan, True, np.bool_(True)])
-def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, connect: Connect, time: Any) -> None:
+@pytest.mark.parametrize(
+    "time", [None, "5", b"5", [5], np.arange(3), math.nan, True, np.bool_(True)]
+)
+def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(
+    serve: Serve, connect: Connect, time: Any
+) -> None:
     client = connect(serve(m=lambda: 1).address)
-    for ask in (client.m, client.m_blocking, partial(client.call, "m"), partial(client.stream, "m")):
+    for ask in (
+        client.m,
+        client.m_blocking,
+        partial(client.call, "m"),
+        partial(client.stream, "m"),
+    ):
         with pytest.raises(
-            (TypeError, ValueError), match="timeout_in_ms is a number of milliseconds, 0 for the default, not "
+            (TypeError, ValueError),
+            match="timeout_in_ms is a number of milliseconds, 0 for the default, not ",
         ):
             ask(timeout_in_ms=time)
     assert client.snapshot().calls == 0
@@ -510,12 +560,16 @@ def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, conn
 
 
 @pytest.mark.parametrize("name", ["\ud800", "m\udcff"])
-def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(serve: Serve, connect: Connect, name: str) -> None:
+def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(
+    serve: Serve, connect: Connect, name: str
+) -> None:
     release = threading.Event()
     client = connect(serve(hold=lambda: release.wait(30), m=lambda: 1).address)
     held, gathering = client.hold(), client.m()
     for ask in (client.call, client.stream):
-        with pytest.raises(errors.InvalidArgumentError, match="is no method's name: it is no text in UTF-8"):
+        with pytest.raises(
+            errors.InvalidArgumentError, match="is no method's name: it is no text in UTF-8"
+        ):
             ask(name)
     release.set()
     assert held.is_ok()

@@ -1,4 +1,5 @@
-"""Whatever a handler does, its call ends, with an error that says what happened, and the server goes on."""
+"""Whatever a handler does, its call ends, with an error that says what happened, and the server
+goes on."""
 
 from __future__ import annotations
 
@@ -69,10 +70,22 @@ def deep(levels: int) -> Any:
 LONG = "ä" * 8_000_000
 
 RAISED = {
-    "a message that is no str": (lambda: errors.NotFoundError(None, None, 5), errors.NOT_FOUND, "5"),  # type: ignore[arg-type]
+    "a message that is no str": (
+        lambda: errors.NotFoundError(None, None, 5),
+        errors.NOT_FOUND,
+        "5",
+    ),  # type: ignore[arg-type]
     "a message of bytes": (lambda: errors.AbortedError(None, None, b"no"), errors.ABORTED, "b'no'"),  # type: ignore[arg-type]
-    "an error as message": (lambda: errors.AbortedError(None, None, ValueError("no")), errors.ABORTED, "no"),  # type: ignore[arg-type]
-    "a str of its own": (lambda: errors.NotFoundError(None, None, Text("no")), errors.NOT_FOUND, "no"),
+    "an error as message": (
+        lambda: errors.AbortedError(None, None, ValueError("no")),
+        errors.ABORTED,
+        "no",
+    ),  # type: ignore[arg-type]
+    "a str of its own": (
+        lambda: errors.NotFoundError(None, None, Text("no")),
+        errors.NOT_FOUND,
+        "no",
+    ),
     "no message": (lambda: Bare("x"), errors.UNKNOWN, "Bare: x"),
     "no message, and a code": (lambda: Missing("x"), errors.NOT_FOUND, "Missing: x"),
     "a message that raises": (Hostile, errors.UNKNOWN, "Hostile (its text could not be made)"),
@@ -171,7 +184,9 @@ def test_no_error_takes_a_thread_of_the_server_away(serve: Serve, connect: Conne
     assert client.ok_blocking() == 1
 
 
-def test_work_that_raises_does_not_end_a_thread_of_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_raises_does_not_end_a_thread_of_the_pool(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pool, done = HandlerPool("test", 1), threading.Event()
 
     def fail() -> None:
@@ -185,7 +200,9 @@ def test_work_that_raises_does_not_end_a_thread_of_the_pool(caplog: pytest.LogCa
     assert "a bug in zmqdist" in caplog.text
 
 
-@pytest.mark.parametrize("error", [ValueError(LONG), errors.NotFoundError(None, None, LONG)], ids=["plain", "OpError"])
+@pytest.mark.parametrize(
+    "error", [ValueError(LONG), errors.NotFoundError(None, None, LONG)], ids=["plain", "OpError"]
+)
 def test_a_long_text_of_an_error_loses_its_middle_and_says_so(error: Exception) -> None:
     try:
         raise error
@@ -202,10 +219,17 @@ def test_calls_beside_one_with_a_long_error_are_not_harmed(serve: Serve, connect
 
     client = connect(serve(fail=fail, ok=lambda: 1).address)
     calls = [client.fail(), client.ok(), client.fail(), client.ok()]
-    assert [call.get_error()[0] for call in calls] == [errors.INVALID_ARGUMENT, 0, errors.INVALID_ARGUMENT, 0]
+    assert [call.get_error()[0] for call in calls] == [
+        errors.INVALID_ARGUMENT,
+        0,
+        errors.INVALID_ARGUMENT,
+        0,
+    ]
 
 
-def test_a_done_callback_that_ends_its_thread_harms_no_other(serve: Serve, connect: Connect) -> None:
+def test_a_done_callback_that_ends_its_thread_harms_no_other(
+    serve: Serve, connect: Connect
+) -> None:
     release, called = threading.Event(), threading.Event()
     call = connect(serve(m=lambda: release.wait(20)).address).m()
     call.add_done_callback(lambda call: sys.exit())
@@ -219,14 +243,18 @@ LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize(
-    "value", [deep(DEPTH_MAX + 1), deep(1000), deep(50_000), LOOP], ids=["65", "1000", "50000", "loop"]
+    "value",
+    [deep(DEPTH_MAX + 1), deep(1000), deep(50_000), LOOP],
+    ids=["65", "1000", "50000", "loop"],
 )
 def test_a_value_that_is_nested_too_deeply_is_an_invalid_argument_at_both_ends(
     serve: Serve, connect: Connect, value: Any
 ) -> None:
     client = connect(serve(take=lambda value: None, give=lambda: value).address)
     for ask in (client.take, client.take_blocking, lambda value: client.take(value=value)):
-        with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"):
+        with pytest.raises(
+            errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"
+        ):
             ask(value)
     assert client.give().get_error()[0] == errors.INVALID_ARGUMENT
     assert "deeper than 64 levels" in client.give().get_error()[1]
@@ -235,11 +263,15 @@ def test_a_value_that_is_nested_too_deeply_is_an_invalid_argument_at_both_ends(
 @pytest.mark.parametrize("value", [deep(1000), deep(50_000), LOOP], ids=["1000", "50000", "loop"])
 def test_so_are_leaves_that_cannot_be_reached(serve: Serve, connect: Connect, value: Any) -> None:
     client = connect(serve(take=lambda value: None).address)
-    with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"
+    ):
         client.call("take", value)
 
 
-def test_a_method_that_returns_a_generator_is_told_how_streams_are_made(serve: Serve, connect: Connect) -> None:
+def test_a_method_that_returns_a_generator_is_told_how_streams_are_made(
+    serve: Serve, connect: Connect
+) -> None:
     def count() -> Iterator[int]:
         yield 1
 

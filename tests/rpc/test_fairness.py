@@ -1,4 +1,5 @@
-"""Clients at one server have their turns, and none fills its memory: what does not fit waits at the client, or is refused."""
+"""Clients at one server have their turns, and none fills its memory: what does not fit waits at the
+client, or is refused."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ class Held:
         assert self.server.snapshot().bytes_waiting == 0
 
 
-@pytest.mark.parametrize(("given", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
-def test_the_number_of_handler_threads_is_an_int_of_one_or_more(given: Any, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("given", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_the_number_of_handler_threads_is_an_int_of_one_or_more(
+    given: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error, match="threads_max is "):
         Server.create("zmq", "127.0.0.1:0", threads_max=given)
 
@@ -61,7 +66,9 @@ def test_so_many_calls_run_at_a_time_as_there_may_be_threads(connect: Connect) -
     server.register("meet", lambda: meeting.wait(30))
     with server:
         client = connect(server.address)
-        assert sorted(each.get_value() for each in [client.meet() for _ in range(40)]) == list(range(40))
+        assert sorted(each.get_value() for each in [client.meet() for _ in range(40)]) == list(
+            range(40)
+        )
         assert server.snapshot().threads == server.snapshot().threads_max == 40
 
 
@@ -79,7 +86,9 @@ def test_a_client_of_one_call_does_not_wait_for_all_calls_of_another(connect: Co
         assert held.seen == list(range(50))
 
 
-def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do_not(connect: Connect) -> None:
+def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do_not(
+    connect: Connect,
+) -> None:
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
         piece = np.zeros(256 * 2**10, np.uint8)
@@ -96,7 +105,9 @@ def test_what_was_held_back_leaves_when_what_was_before_it_is_given_up(connect: 
     with Held() as held:
         client = connect(held.server.address)
         piece = np.zeros(256 * 2**10, np.uint8)
-        first = [client.size(piece, timeout_in_ms=60_000) for _ in range(EAGER_BYTES_MAX // piece.nbytes)]
+        first = [
+            client.size(piece, timeout_in_ms=60_000) for _ in range(EAGER_BYTES_MAX // piece.nbytes)
+        ]
         until(lambda: held.server.snapshot().calls >= len(first) - 1)
         late = client.size("late", "late")
         for each in first:
@@ -108,7 +119,10 @@ def test_what_was_held_back_leaves_when_what_was_before_it_is_given_up(connect: 
 
 def large(client: ZmqClient, nbytes: int) -> list[Any]:
     """Calls of 8 MiB each, so many that they have more than `nbytes` together."""
-    return [client.size(np.full(8 * MIB, number % 251, np.uint8), number) for number in range(nbytes // (8 * MIB) + 1)]
+    return [
+        client.size(np.full(8 * MIB, number % 251, np.uint8), number)
+        for number in range(nbytes // (8 * MIB) + 1)
+    ]
 
 
 @pytest.fixture
@@ -119,11 +133,15 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
     return bound
 
 
-def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, route: str, small_bounds: int) -> None:
+def test_large_arrays_that_do_not_fit_wait_at_their_client(
+    connect: Connect, route: str, small_bounds: int
+) -> None:
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
         many = large(greedy, 2 * (EAGER_BYTES_MAX + small_bounds))
-        until(lambda: held.server.snapshot().bytes_waiting > EAGER_BYTES_MAX + small_bounds - 24 * MIB)
+        until(
+            lambda: held.server.snapshot().bytes_waiting > EAGER_BYTES_MAX + small_bounds - 24 * MIB
+        )
         until(lambda: held.server.snapshot().calls == len(many))
         assert held.server.snapshot().bytes_waiting <= EAGER_BYTES_MAX + small_bounds
         assert modest.now_blocking() == 1
@@ -174,10 +192,18 @@ def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_ou
         client = connect(held.server.address)
         many = large(client, EAGER_BYTES_MAX + small_bounds + 40 * MIB)
         until(lambda: held.server.snapshot().calls == len(many))
-        until(lambda: held.server.snapshot().bytes_waiting > small_bounds and held.server.snapshot().calls_running)
+        until(
+            lambda: (
+                held.server.snapshot().bytes_waiting > small_bounds
+                and held.server.snapshot().calls_running
+            )
+        )
         stopping = threading.Thread(target=held.server.stop)
         stopping.start()
-        assert many[-1].get_error() == (errors.UNAVAILABLE, "the server is stopping; the call was not carried out")
+        assert many[-1].get_error() == (
+            errors.UNAVAILABLE,
+            "the server is stopping; the call was not carried out",
+        )
         held.go.set()  # what it had let in is carried out, or refused as well
         stopping.join(60)
         refused = [number for number, each in enumerate(many) if each.get_error()[0] != errors.OK]
@@ -236,7 +262,9 @@ def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_
         assert {each.get_value() for each in many} == {True}
 
 
-def test_a_batched_method_has_the_same_bounds(connect: Connect, route: str, small_bounds: int) -> None:
+def test_a_batched_method_has_the_same_bounds(
+    connect: Connect, route: str, small_bounds: int
+) -> None:
     go = threading.Event()
 
     def double(rows: Any) -> Any:
@@ -248,11 +276,16 @@ def test_a_batched_method_has_the_same_bounds(connect: Connect, route: str, smal
     with server:
         client = connect(server.address)
         bound = EAGER_BYTES_MAX + small_bounds
-        many = [client.double(np.full((1, 8 * MIB), number, np.uint8)) for number in range(2 * bound // (8 * MIB))]
+        many = [
+            client.double(np.full((1, 8 * MIB), number, np.uint8))
+            for number in range(2 * bound // (8 * MIB))
+        ]
         until(lambda: server.snapshot().calls == len(many))
         assert server.snapshot().bytes_waiting <= bound
         go.set()
-        assert [int(each.get_value()[0, 0]) for each in many] == [2 * number for number in range(len(many))]
+        assert [int(each.get_value()[0, 0]) for each in many] == [
+            2 * number for number in range(len(many))
+        ]
         until(lambda: server.snapshot().bytes_waiting == 0)
 
 
@@ -275,10 +308,17 @@ def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_a
 ) -> None:
     monkeypatch.setattr("zmqdist.rpc.service.SWEEP_S", 3600.0)
     given_up = threading.Event()
-    monkeypatch.setattr("zmqdist.transport.calls_machine.ServedCall.is_wanted", lambda self, now: not given_up.is_set())
+    monkeypatch.setattr(
+        "zmqdist.transport.calls_machine.ServedCall.is_wanted",
+        lambda self, now: not given_up.is_set(),
+    )
     body = safe.encode((b"\0" * 1000 * 60,))[0]
     count = CLIENT_UNASKED_BYTES_MAX // len(body)
-    with Held() as held, stranger_to(held.server.address) as one, stranger_to(held.server.address) as other:
+    with (
+        Held() as held,
+        stranger_to(held.server.address) as one,
+        stranger_to(held.server.address) as other,
+    ):
         for peer, life in (one, other):
             given_up.clear()
             before = held.server.snapshot().calls
@@ -298,7 +338,10 @@ def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_a
 def codes(peer: Any) -> dict[int, int]:
     """Of the calls that are answered by the next message."""
     message = peer.expect("message", 20.0)[1]
-    return {answer.id: answer.code for answer in (message.items if isinstance(message, Replies) else [message])}
+    return {
+        answer.id: answer.code
+        for answer in (message.items if isinstance(message, Replies) else [message])
+    }
 
 
 def test_the_bound_of_a_client_is_more_than_it_sends_unasked() -> None:

@@ -1,4 +1,5 @@
-"""What callers see when something goes wrong: servers that die, threads that race, Ctrl-C, wrong secrets."""
+"""What callers see when something goes wrong: servers that die, threads that race, Ctrl-C, wrong
+secrets."""
 
 from __future__ import annotations
 
@@ -40,10 +41,12 @@ sys.stdin.read()
 """
 
 
-# -- the server goes -------------------------------------------------------------------------------------------------
+# -- the server goes -------------------------------------------------------------------------------
 
 
-def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(child: Child, connect: Connect) -> None:
+def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(
+    child: Child, connect: Connect
+) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address_of(process), timeout_in_ms=30_000)
     outcome = client.sleep(60)
@@ -53,11 +56,15 @@ def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(child: Chi
     process.kill()
     assert outcome.get_error()[0] == errors.UNAVAILABLE
     assert time.monotonic() - began < 20  # and not when the deadline or the function's time was up
-    with pytest.raises(errors.UnavailableError, match=r"'sleep' was in flight; the server may have executed it"):
+    with pytest.raises(
+        errors.UnavailableError, match=r"'sleep' was in flight; the server may have executed it"
+    ):
         outcome.get_value()
 
 
-def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(child: Child, connect: Connect) -> None:
+def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(
+    child: Child, connect: Connect
+) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address := address_of(process), timeout_in_ms=30_000)
     process.kill()
@@ -70,7 +77,9 @@ def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(child: Ch
     assert client.echo_blocking("again") == "again"
 
 
-def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(child: Child, connect: Connect) -> None:
+def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(
+    child: Child, connect: Connect
+) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address := address_of(process), timeout_in_ms=30_000)
     stop(process.pid)
@@ -104,7 +113,9 @@ def test_work_of_the_pool_that_is_no_call_is_refused_when_the_server_stops_befor
     assert [error.error_code for error in refused] == [errors.UNAVAILABLE]
 
 
-def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, connect: Connect) -> None:
+def test_stopping_refuses_new_calls_and_answers_those_that_run(
+    serve: Serve, connect: Connect
+) -> None:
     running, release = threading.Event(), threading.Event()
 
     def slow() -> str:
@@ -118,7 +129,10 @@ def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, con
     assert running.wait(30)
     stopper = threading.Thread(target=server.stop)
     stopper.start()
-    assert client.slow(timeout_in_ms=50).get_error()[0] in (errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED)
+    assert client.slow(timeout_in_ms=50).get_error()[0] in (
+        errors.UNAVAILABLE,
+        errors.DEADLINE_EXCEEDED,
+    )
     release.set()
     assert outcome.get_value() == "answered"
     stopper.join(30)
@@ -127,7 +141,9 @@ def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, con
         server.start()
 
 
-def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(serve: Serve, connect: Connect) -> None:
+def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(
+    serve: Serve, connect: Connect
+) -> None:
     running, release = threading.Event(), threading.Event()
     server = serve(slow=lambda: (running.set(), release.wait(30)))
     outcome = connect(server.address).slow()
@@ -137,7 +153,7 @@ def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(serve: Serve
     release.set()
 
 
-# -- many threads ------------------------------------------------------------------------------------------------------
+# -- many threads ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spin_s", [0.0, channel.SPIN_S], ids=["sleeping at once", "looking first"])
@@ -151,7 +167,9 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
         time.sleep(delay_s)  # the work of this handler
         return value
 
-    server = serve(inline=frozenset({"echo"}), echo=lambda value: value, late=late, note=noted.append)
+    server = serve(
+        inline=frozenset({"echo"}), echo=lambda value: value, late=late, note=noted.append
+    )
     client = connect(server.address)
     wrong: list[Any] = []
     sent: list[int] = []
@@ -167,9 +185,13 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
                     assert client.echo_blocking(number) == number
                 elif kind == 2:
                     outcomes = [client.echo(n) for n in range(rng.randrange(1, 30))]
-                    assert [outcome.get_value() for outcome in outcomes] == list(range(len(outcomes)))
+                    assert [outcome.get_value() for outcome in outcomes] == list(
+                        range(len(outcomes))
+                    )
                 elif kind == 3:
-                    code = client.late(number, 0.02, timeout_in_ms=rng.randrange(1, 40)).get_error()[0]
+                    code = client.late(
+                        number, 0.02, timeout_in_ms=rng.randrange(1, 40)
+                    ).get_error()[0]
                     assert code in (0, errors.DEADLINE_EXCEEDED)
                 elif kind == 4:
                     for n in range(rng.randrange(1, 5)):
@@ -177,7 +199,9 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
                         sent.append(n)
                 else:
                     ended = threading.Event()
-                    client.late(number, 0.001).add_done_callback(lambda outcome, ended=ended: ended.set())
+                    client.late(number, 0.001).add_done_callback(
+                        lambda outcome, ended=ended: ended.set()
+                    )
                     assert ended.wait(30)
         except BaseException as error:
             wrong.append(error)
@@ -201,7 +225,7 @@ def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect)
     assert sorted(outcome.get_value() for outcome in outcomes) == sorted(list(range(8)) * 8)
 
 
-# -- Ctrl-C --------------------------------------------------------------------------------------------------------------
+# -- Ctrl-C ----------------------------------------------------------------------------------------
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
@@ -257,7 +281,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_the_client_usable(child: Child, role: str
     assert child(INTERRUPTED, role).communicate(timeout=30)[0] == "usable\n"
 
 
-# -- the client goes -----------------------------------------------------------------------------------------------------
+# -- the client goes -------------------------------------------------------------------------------
 
 
 def test_closing_a_client_cancels_what_is_pending(serve: Serve, connect: Connect) -> None:
@@ -287,13 +311,16 @@ def test_a_client_without_a_server_that_is_dropped_leaves_no_thread(serve: Serve
     server.stop()
     client = ZmqClient(server.address)
     client.call("m")
-    reader = f"zmqdist-reader-{server.address}"  # others of this process may read for tests before this one
+    # others of this process may read for tests before this one
+    reader = f"zmqdist-reader-{server.address}"
     assert reader in {thread.name for thread in threading.enumerate()}
     del client
     until(lambda: reader not in {thread.name for thread in threading.enumerate()})
 
 
-def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(serve: Serve, connect: Connect) -> None:
+def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(
+    serve: Serve, connect: Connect
+) -> None:
     release = threading.Event()
     ran: list[int] = []
     server = serve(hold=lambda: release.wait(30), note=ran.append)
@@ -311,7 +338,7 @@ def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(serve: Serve, 
     assert ran == [2]
 
 
-# -- secrets and addresses -------------------------------------------------------------------------------------------------
+# -- secrets and addresses -------------------------------------------------------------------------
 
 
 def test_a_wrong_token_is_unauthenticated(serve: Serve, tmp_path: Any) -> None:
@@ -353,7 +380,7 @@ def test_starting_twice_does_nothing_and_the_base_classes_do_not_exist(serve: Se
             call()
 
 
-# -- what handlers do -----------------------------------------------------------------------------------------------------
+# -- what handlers do ------------------------------------------------------------------------------
 
 
 class Rude(Exception):
@@ -380,7 +407,12 @@ class Rude(Exception):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_what_a_handler_raises_arrives_with_code_class_text_and_traceback(
-    serve: Serve, connect: Connect, raised: BaseException, code: int, told: str, inline: frozenset[str]
+    serve: Serve,
+    connect: Connect,
+    raised: BaseException,
+    code: int,
+    told: str,
+    inline: frozenset[str],
 ) -> None:
     def m() -> None:
         raise raised
@@ -393,7 +425,9 @@ def test_what_a_handler_raises_arrives_with_code_class_text_and_traceback(
         client.m_blocking()
 
 
-def test_a_value_that_cannot_travel_is_refused_where_it_stands(serve: Serve, connect: Connect) -> None:
+def test_a_value_that_cannot_travel_is_refused_where_it_stands(
+    serve: Serve, connect: Connect
+) -> None:
     client = connect(serve(give=lambda: {"a": [1, object()]}, take=lambda value: None).address)
     with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\]\[1\].*object"):
         client.give_blocking()
@@ -401,13 +435,26 @@ def test_a_value_that_cannot_travel_is_refused_where_it_stands(serve: Serve, con
         client.take({1, 2})
 
 
-# -- large values -----------------------------------------------------------------------------------------------------------
+# -- large values ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 2**16, 2**16 + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 2**24 + 1]
+    "size",
+    [
+        0,
+        1,
+        2**16,
+        2**16 + 1,
+        CHUNK_BYTES - 1,
+        CHUNK_BYTES,
+        CHUNK_BYTES + 1,
+        2 * CHUNK_BYTES,
+        2**24 + 1,
+    ],
 )
-def test_an_array_of_any_size_arrives_whole_and_writable(serve: Serve, connect: Connect, size: int) -> None:
+def test_an_array_of_any_size_arrives_whole_and_writable(
+    serve: Serve, connect: Connect, size: int
+) -> None:
     client = connect(serve(echo=lambda array: array).address, timeout_in_ms=30_000)
     given = np.arange(size, dtype=np.uint8)
     got = client.echo_blocking({"a": given, "b": given[::2]})
@@ -436,7 +483,9 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
 
 
-def test_a_call_made_while_the_server_stops_waits_for_the_next_one(serve: Serve, connect: Connect) -> None:
+def test_a_call_made_while_the_server_stops_waits_for_the_next_one(
+    serve: Serve, connect: Connect
+) -> None:
     running, release = threading.Event(), threading.Event()
 
     def hold() -> bool:
@@ -493,7 +542,9 @@ def test_every_caller_gets_an_error_when_there_is_no_memory_for_a_message(
     def decode(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(client_connection, "headers", SimpleNamespace(decode=decode, encode=headers.encode))
+    monkeypatch.setattr(
+        client_connection, "headers", SimpleNamespace(decode=decode, encode=headers.encode)
+    )
     go.set()
     for call in calls:
         with pytest.raises(errors.ResourceExhaustedError, match="no memory here for a message"):

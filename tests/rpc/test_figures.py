@@ -63,7 +63,9 @@ def test_work_for_which_there_is_no_thread_is_queued(serve: Serve, connect: Conn
     client = connect(server.address)
     bound = server.snapshot().threads_max
     held = [client.hold() for _ in range(bound + 5)]
-    seen = until(lambda: (now := server.snapshot()).calls == bound + 5 and now.calls_running == bound and now)
+    seen = until(
+        lambda: (now := server.snapshot()).calls == bound + 5 and now.calls_running == bound and now
+    )
     assert (seen.threads, seen.calls_queued) == (bound, 5)
     hold.set()
     for each in held:
@@ -108,7 +110,9 @@ def test_a_snapshot_cannot_be_changed(serve: Serve, connect: Connect) -> None:
             taken.transfers = 1  # type: ignore[misc]
 
 
-def test_before_the_start_and_after_the_end_there_are_figures_too(serve: Serve, connect: Connect) -> None:
+def test_before_the_start_and_after_the_end_there_are_figures_too(
+    serve: Serve, connect: Connect
+) -> None:
     assert ZmqServer("127.0.0.1:0").snapshot() == ServerSnapshot()
     server = serve(echo=lambda value: value)
     client = connect(server.address)
@@ -118,7 +122,10 @@ def test_before_the_start_and_after_the_end_there_are_figures_too(serve: Serve, 
     assert server.snapshot().messages_received >= 3  # hello, the listing, echo
     client.close()
     assert not client.snapshot().connected
-    assert dataclasses.replace(client.snapshot(), messages_sent=0, messages_received=0) == ClientSnapshot()
+    assert (
+        dataclasses.replace(client.snapshot(), messages_sent=0, messages_received=0)
+        == ClientSnapshot()
+    )
 
 
 def test_a_forked_child_is_told_that_these_are_its_parents(serve: Serve, connect: Connect) -> None:

@@ -1,4 +1,5 @@
-"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both routes."""
+"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise
+holds on both routes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def lends(client: ZmqClient) -> bool:
     return client.snapshot().shared_memory
 
 
-# -- the rules of memory ---------------------------------------------------------------------------------------------
+# -- the rules of memory ---------------------------------------------------------------------------
 
 
 def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, route: str) -> None:
@@ -52,11 +53,14 @@ def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
     got = [answer.get_value() for answer in answers]
     assert remote.spoil_blocking() == [99]
     assert np.array_equal(array, np.arange(MIB))
-    assert all(len(np.unique(one)) <= 3 and one.max() <= 3 for one in got)  # handlers run side by side over one state
+    # handlers run side by side over one state
+    assert all(len(np.unique(one)) <= 3 and one.max() <= 3 for one in got)
     remote.forget_blocking()
 
 
-def test_an_answer_that_is_kept_outlives_client_and_server(route: str, child: Child, connect: Connect) -> None:
+def test_an_answer_that_is_kept_outlives_client_and_server(
+    route: str, child: Child, connect: Connect
+) -> None:
     process = child(SERVER)
     client = connect(address_of(process), timeout_in_ms=30_000)
     got = client.ones_blocking(4 * MIB)
@@ -75,7 +79,7 @@ def test_a_frozen_array_arrives_read_only(remote: ZmqClient, size: int) -> None:
     assert not got.flags.writeable
 
 
-# -- out= --------------------------------------------------------------------------------------------------------------
+# -- out= ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [10, CHUNK_BYTES, 5 * MIB + 3])
@@ -94,7 +98,9 @@ def test_chunks_go_straight_into_the_array_that_was_given(
     remote: ZmqClient, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr("zmqdist.transport.transfers.memory_for", lambda nbytes: made.append(nbytes))
+    monkeypatch.setattr(
+        "zmqdist.transport.transfers.memory_for", lambda nbytes: made.append(nbytes)
+    )
     out = np.zeros(5 * MIB, np.uint8)
     assert remote.ones_blocking(5 * MIB, out=out).all()
     assert made == []
@@ -112,10 +118,17 @@ def test_an_answer_of_either_order_fits(remote: ZmqClient, order: Any) -> None:
 
 @pytest.mark.parametrize("size", [10, 5 * MIB])
 @pytest.mark.parametrize("wrong", ["shape", "dtype", "a list", "nothing"])
-def test_an_answer_that_does_not_fit_leaves_the_array_untouched(remote: ZmqClient, size: int, wrong: str) -> None:
+def test_an_answer_that_does_not_fit_leaves_the_array_untouched(
+    remote: ZmqClient, size: int, wrong: str
+) -> None:
     out = np.full(size, 7, np.uint8)
     value: Any = np.ones(size, np.uint8)
-    value = {"shape": value.reshape(-1, 2), "dtype": value.view(np.int8), "a list": [value], "nothing": None}[wrong]
+    value = {
+        "shape": value.reshape(-1, 2),
+        "dtype": value.view(np.int8),
+        "a list": [value],
+        "nothing": None,
+    }[wrong]
     with pytest.raises(errors.InvalidArgumentError, match=r"reply is an array of|not one array"):
         remote.echo_blocking(value, out=out)
     assert out.min() == out.max() == 7
@@ -145,7 +158,7 @@ def test_an_array_that_nothing_can_be_received_into_is_refused_before_anything_i
     assert ran == [2]
 
 
-# -- what travels -------------------------------------------------------------------------------------------------------
+# -- what travels ----------------------------------------------------------------------------------
 
 
 class Odd(np.ndarray):
@@ -155,7 +168,9 @@ class Odd(np.ndarray):
         raise RuntimeError("not like this")
 
 
-def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(remote: ZmqClient) -> None:
+def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(
+    remote: ZmqClient,
+) -> None:
     odd: Any = np.zeros((1, 200_000)).view(Odd)
     fixed = np.zeros(200_000 * 8, np.uint8)
     first = remote.call("ones", (200_000 * 8,), out=odd)
@@ -180,10 +195,19 @@ def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     client.echo_blocking(np.zeros(8 * MIB))
     sent: list[int] = []
-    put, send_raw = ClientConnection._put, Router._send_raw  # reach: where bytes are handed to ZeroMQ
-    monkeypatch.setattr(ClientConnection, "_put", lambda self, *given: sent.append(size_of(given)) or put(self, *given))
+    put, send_raw = (
+        ClientConnection._put,
+        Router._send_raw,
+    )  # reach: where bytes are handed to ZeroMQ
     monkeypatch.setattr(
-        Router, "_send_raw", lambda self, peer, *given: sent.append(size_of(given)) or send_raw(self, peer, *given)
+        ClientConnection,
+        "_put",
+        lambda self, *given: sent.append(size_of(given)) or put(self, *given),
+    )
+    monkeypatch.setattr(
+        Router,
+        "_send_raw",
+        lambda self, peer, *given: sent.append(size_of(given)) or send_raw(self, peer, *given),
     )
     client.echo_blocking(np.zeros(8 * MIB))
     assert len(sent) == 2
@@ -194,7 +218,9 @@ def size_of(given: Any) -> int:
     return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
 
 
-def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, route: str) -> None:
+def test_a_large_call_that_nobody_asks_about_runs_all_the_same(
+    serve: Serve, connect: Connect, route: str
+) -> None:
     ran = threading.Event()
 
     def note(array: Any) -> Any:
@@ -214,7 +240,10 @@ def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, con
 
 
 def test_parts_of_every_size_in_one_value(remote: ZmqClient) -> None:
-    given = [np.full(size, number, np.uint8) for number, size in enumerate((1, 70_000, MIB, 2**16 + 1, 3 * MIB, 0))]
+    given = [
+        np.full(size, number, np.uint8)
+        for number, size in enumerate((1, 70_000, MIB, 2**16 + 1, 3 * MIB, 0))
+    ]
     value = {"arrays": given, "text": "x" * 2 * MIB, "bytes": b"y" * 2 * MIB}
     got = remote.echo_blocking(value)
     assert all(map(np.array_equal, got["arrays"], given))
@@ -251,10 +280,12 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     assert unread.get_value().all()
 
 
-# -- ends ----------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, route: str) -> None:
+def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(
+    remote: ZmqClient, route: str
+) -> None:
     array = np.zeros(32 * MIB, np.uint8)
     for _ in range(3):
         assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
@@ -263,7 +294,9 @@ def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: 
     until(lambda: remote.small_blocking(1) == 1 and not remote.snapshot().transfers)
 
 
-def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, route: str) -> None:
+def test_cancelling_stops_what_is_on_the_way_in_either_direction(
+    serve: Serve, connect: Connect, route: str
+) -> None:
     server = serve(ones=lambda n: np.ones(n, np.uint8), total=lambda array: int(array.sum()))
     client = connect(server.address, timeout_in_ms=30_000)
     for _ in range(3):
@@ -275,7 +308,9 @@ def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, c
     until(lambda: client.methods() and server.snapshot().bytes_unsent == 0)
 
 
-def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, route: str) -> None:
+def test_arguments_of_a_call_that_is_refused_stop_at_once(
+    serve: Serve, connect: Connect, route: str
+) -> None:
     client = connect(serve(m=lambda a: 1).address, timeout_in_ms=30_000)
     with pytest.raises(errors.InvalidArgumentError, match="not registered"):
         client.call("absent", np.ones(24 * MIB, np.uint8)).get_value()
@@ -324,7 +359,10 @@ sys.stdin.read()
 
 
 def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
-    child: Child, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    child: Child,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if this_pool() is None:
         pytest.skip("no shared memory on this system")
@@ -335,7 +373,10 @@ def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
     for number in range(12):
         assert client.keep_blocking(array) == number + 1
     assert 0 < small.lease_count < 12
-    assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "no room in shared memory" in record.message])
+        == 1
+    )
     client.forget_blocking()
     client.close()
     gc.collect()
@@ -344,7 +385,11 @@ def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
 
 @pytest.mark.parametrize("fault", ["memfd", "proc"])
 def test_memory_that_cannot_be_shared_leaves_the_socket(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+    serve: Serve,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
 ) -> None:
     caplog.set_level("INFO", "zmqdist.transport")
 
@@ -386,7 +431,7 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
 """
 
 
-# -- peers that break the rules --------------------------------------------------------------------------------------------
+# -- peers that break the rules --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("route", ["sockets"], indirect=True)
@@ -395,7 +440,10 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
     [
         lambda chunk, data: (chunk.__class__(chunk.id, chunk.part, chunk.offset + 1), data),
         lambda chunk, data: (chunk.__class__(chunk.id, chunk.part + 1, chunk.offset), data),
-        lambda chunk, data: (chunk.__class__(chunk.id, chunk.part, max(0, chunk.offset - len(data))), data),
+        lambda chunk, data: (
+            chunk.__class__(chunk.id, chunk.part, max(0, chunk.offset - len(data))),
+            data,
+        ),
         lambda chunk, data: (chunk, bytes(data) + bytes(64 * MIB // 8)),
         lambda chunk, data: (chunk, b""),
     ],
@@ -445,13 +493,19 @@ def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
     assert client.ones_blocking(16 * MIB).all()
 
 
-@pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
+@pytest.mark.parametrize(
+    "parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)]
+)
 def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, route: str) -> None:
     server = serve(m=lambda a: 1)
     with stranger_to(server.address) as (stranger, life):
         assert stranger.send(Call(1, "m", life, 0, b"\xc0", parts))
         reply = stranger.expect("message", 20.0)[1]
-        assert reply.code in (errors.INVALID_ARGUMENT, errors.UNAVAILABLE, errors.RESOURCE_EXHAUSTED), reply
+        assert reply.code in (
+            errors.INVALID_ARGUMENT,
+            errors.UNAVAILABLE,
+            errors.RESOURCE_EXHAUSTED,
+        ), reply
         assert server.snapshot().calls == 0
 
 
@@ -464,11 +518,15 @@ def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Conne
         assert server.snapshot().bytes_unacknowledged == 0
 
 
-def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, route: str) -> None:
+def test_a_number_that_is_used_twice_harms_nobody_else(
+    serve: Serve, connect: Connect, route: str
+) -> None:
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
-    line = client._channel._connection  # reach: a connection that shares memory, for a message that no client sends
+    line = (
+        client._channel._connection
+    )  # reach: a connection that shares memory, for a message that no client sends
     for _ in range(3):
         line._put_message(line.table.request(ClientCallTwin(call.id), 0.0), ())  # reach: as above
     assert other.ones_blocking(8 * MIB).all()

@@ -24,7 +24,9 @@ def typed(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "methods", [{"double": double}, [double], (each for each in [double])], ids=["dict", "list", "iterator"]
+    "methods",
+    [{"double": double}, [double], (each for each in [double])],
+    ids=["dict", "list", "iterator"],
 )
 def test_functions_are_served_by_name(methods: Any) -> None:
     with zd.rpc.serve(methods=methods) as server, zd.rpc.connect(server.address) as client:
@@ -61,7 +63,10 @@ def test_connect_waits_for_a_server_no_longer_than_it_is_told(timeout: float) ->
 
 
 def test_the_time_limit_of_connect_is_none_of_the_calls() -> None:
-    with zd.rpc.serve(methods=[double]) as server, zd.rpc.connect(server.address, timeout=1.5) as client:
+    with (
+        zd.rpc.serve(methods=[double]) as server,
+        zd.rpc.connect(server.address, timeout=1.5) as client,
+    ):
         assert client.stubs(client.methods()["double"])
         assert client.call("double", [1]).get_value() == [2]
 
@@ -74,24 +79,50 @@ def test_the_text_of_a_client_says_that_it_is_closed() -> None:
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: zd.rpc.serve("nowhere"), errors.InvalidArgumentError, "nowhere"),
-    (lambda: zd.rpc.serve(methods=[lambda: 1]), errors.InvalidArgumentError, "'<lambda>' cannot name a method"),
+    (
+        lambda: zd.rpc.serve(methods=[lambda: 1]),
+        errors.InvalidArgumentError,
+        "'<lambda>' cannot name a method",
+    ),
     (lambda: zd.rpc.serve(methods={"": double}), errors.InvalidArgumentError, "name"),
     (lambda: zd.rpc.serve(methods=double), TypeError, "not iterable"),  # type: ignore[arg-type]
-    (lambda: zd.rpc.serve(methods=[double, double]), errors.InvalidArgumentError, "two methods .* double, double"),
-    (lambda: zd.rpc.serve(methods=[partial(double, 1)]), TypeError, "functools.partial.* has no name: give a dict"),
+    (
+        lambda: zd.rpc.serve(methods=[double, double]),
+        errors.InvalidArgumentError,
+        "two methods .* double, double",
+    ),
+    (
+        lambda: zd.rpc.serve(methods=[partial(double, 1)]),
+        TypeError,
+        "functools.partial.* has no name: give a dict",
+    ),
     (lambda: zd.rpc.serve(methods=[5]), TypeError, "methods has 5, which has no name"),  # type: ignore[list-item]
-    (lambda: zd.rpc.serve(methds=[double]), TypeError, r"serve\(\) has no option 'methds': did you mean 'methods'?"),  # type: ignore[call-arg]
+    (
+        lambda: zd.rpc.serve(methds=[double]),
+        TypeError,
+        r"serve\(\) has no option 'methds': did you mean 'methods'?",
+    ),  # type: ignore[call-arg]
     (
         lambda: zd.rpc.connect("h:1", timout=1),
         TypeError,
         r"connect\(\) has no option 'timout': did you mean 'timeout'?",
     ),  # type: ignore[call-arg]
-    (lambda: zd.rpc.connect("127.0.0.1:1", timeout="x"), errors.InvalidArgumentError, "a time-out is a number"),  # type: ignore[arg-type]
-    (lambda: zd.connect("h:1", time=1), TypeError, r"connect\(\) has no option 'time': did you mean 'timeout'?"),  # type: ignore[call-arg]
+    (
+        lambda: zd.rpc.connect("127.0.0.1:1", timeout="x"),
+        errors.InvalidArgumentError,
+        "a time-out is a number",
+    ),  # type: ignore[arg-type]
+    (
+        lambda: zd.connect("h:1", time=1),
+        TypeError,
+        r"connect\(\) has no option 'time': did you mean 'timeout'?",
+    ),  # type: ignore[call-arg]
 ]
 
 
 @pytest.mark.parametrize(("wrong", "kind", "told"), WRONG, ids=[row[2] for row in WRONG])
-def test_wrong_arguments_are_refused(wrong: Callable[[], Any], kind: type[Exception], told: str) -> None:
+def test_wrong_arguments_are_refused(
+    wrong: Callable[[], Any], kind: type[Exception], told: str
+) -> None:
     with pytest.raises(kind, match=told):
         wrong()

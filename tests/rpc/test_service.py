@@ -34,18 +34,30 @@ Connect = Callable[..., ZmqClient]
         ("m", 5, None, TypeError, "a method is a callable, not int"),
         ("m", function(lambda a: a), None, ValueError, "Input signature not specified for m"),
         ("m", function(lambda *a: a), None, ValueError, "Input signature not specified for m"),
-        ("m", lambda a: a, [INT, INT], ValueError, "does not fit the function: it expected 1 arguments, given 2"),
+        (
+            "m",
+            lambda a: a,
+            [INT, INT],
+            ValueError,
+            "does not fit the function: it expected 1 arguments, given 2",
+        ),
         ("m", lambda a: a, [5], TypeError, "TensorSpecs only"),
     ],
 )
-def test_what_cannot_be_registered_is_told_why(name: Any, fn: Any, signature: Any, error: Any, told: str) -> None:
+def test_what_cannot_be_registered_is_told_why(
+    name: Any, fn: Any, signature: Any, error: Any, told: str
+) -> None:
     with pytest.raises(error, match=told):
         RpcService().register(name, fn, signature)
 
 
-def test_a_method_whose_name_is_taken_by_the_client_is_reached_by_call(serve: Serve, connect: Connect) -> None:
+def test_a_method_whose_name_is_taken_by_the_client_is_reached_by_call(
+    serve: Serve, connect: Connect
+) -> None:
     client = connect(
-        serve(call=lambda: "mine", close=lambda: "mine", m_blocking=lambda: "itself", m=lambda: "m").address
+        serve(
+            call=lambda: "mine", close=lambda: "mine", m_blocking=lambda: "itself", m=lambda: "m"
+        ).address
     )
     assert client.call("call").get_value() == ["mine"]
     assert client.call("close").get_value() == ["mine"]
@@ -60,7 +72,10 @@ def test_the_listing_has_names_and_signatures(serve: Serve, connect: Connect) ->
     assert list(methods) == ["plain", "typed"]
     assert str(methods["plain"].signature) == "(a, b=1)"
     assert (methods["plain"].input_signature, methods["plain"].output_signature) == (None, None)
-    assert (methods["typed"].input_signature, methods["typed"].output_signature) == ([{"x": INT}], INT)
+    assert (methods["typed"].input_signature, methods["typed"].output_signature) == (
+        [{"x": INT}],
+        INT,
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +87,10 @@ def test_the_listing_has_names_and_signatures(serve: Serve, connect: Connect) ->
         ([np.int64(1), np.zeros(3, np.float32)], "argument 0: expected int32.*given int64"),
         ([1.5, np.zeros(3, np.float32)], "argument 0: expected int32"),
         ([2**40, np.zeros(3, np.float32)], "argument 0: expected int32"),
-        ([1, np.zeros(4, np.float32)], r"argument 1: expected float32 of shape \(3,\), given float32 of shape \(4,\)"),
+        (
+            [1, np.zeros(4, np.float32)],
+            r"argument 1: expected float32 of shape \(3,\), given float32 of shape \(4,\)",
+        ),
         ([1, np.zeros(3)], r"argument 1: expected float32.*given float64"),
         ([1, "text"], "argument 1: expected float32"),
     ],
@@ -103,29 +121,46 @@ def test_a_plain_function_is_called_only_with_as_many_arguments_as_it_takes(
 
 def test_a_method_that_is_not_there_is_an_invalid_argument(serve: Serve, connect: Connect) -> None:
     client = connect(serve().address)
-    assert client.call("absent").get_error() == (errors.INVALID_ARGUMENT, "absent is not registered.")
+    assert client.call("absent").get_error() == (
+        errors.INVALID_ARGUMENT,
+        "absent is not registered.",
+    )
     with pytest.raises(TypeError, match="name is a str"):
         client.call(5)  # type: ignore[arg-type]
 
 
-def test_a_declared_result_comes_as_arrays_and_an_undeclared_one_type_for_type(serve: Serve, connect: Connect) -> None:
+def test_a_declared_result_comes_as_arrays_and_an_undeclared_one_type_for_type(
+    serve: Serve, connect: Connect
+) -> None:
     client = connect(
         serve(
-            declared=(lambda: {"n": 1, "ok": True}, None, {"n": INT, "ok": TensorSpec((), np.bool_)}),
+            declared=(
+                lambda: {"n": 1, "ok": True},
+                None,
+                {"n": INT, "ok": TensorSpec((), np.bool_)},
+            ),
             plain=lambda: {"n": 1, "ok": True, "t": (1.5, "x")},
             wrong=(lambda: 1.5, None, INT),
         ).address
     )
     declared = client.declared_blocking()
-    assert (declared["n"].dtype, declared["n"].shape, declared["ok"].dtype) == (np.int32, (), np.bool_)
+    assert (declared["n"].dtype, declared["n"].shape, declared["ok"].dtype) == (
+        np.int32,
+        (),
+        np.bool_,
+    )
     plain = client.plain_blocking()
     assert plain == {"n": 1, "ok": True, "t": (1.5, "x")}
     assert [type(value) for value in plain.values()] == [int, bool, tuple]
-    with pytest.raises(errors.UnknownError, match="wrong returned a value that does not fit its output_signature"):
+    with pytest.raises(
+        errors.UnknownError, match="wrong returned a value that does not fit its output_signature"
+    ):
         client.wrong_blocking()
 
 
-def test_a_signature_given_to_register_stands_above_the_one_of_the_function(serve: Serve, connect: Connect) -> None:
+def test_a_signature_given_to_register_stands_above_the_one_of_the_function(
+    serve: Serve, connect: Connect
+) -> None:
     doubled = function(lambda a: a * 2, input_signature=[INT])
     client = connect(serve(m=(doubled, [TensorSpec((), np.float64)]), own=doubled).address)
     assert client.m_blocking(1.5) == 3.0
@@ -146,7 +181,8 @@ def test_roles_decide_who_may_call_a_method(connect: Connect) -> None:
         client = connect(address)
         assert client.open_blocking() == "open"
         with pytest.raises(
-            errors.PermissionDeniedError, match=r"role client may not call shut \(allowed: admin, submit\)"
+            errors.PermissionDeniedError,
+            match=r"role client may not call shut \(allowed: admin, submit\)",
         ):
             client.shut_blocking()
         with pytest.raises(errors.FailedPreconditionError, match="before starting the server"):

@@ -56,7 +56,17 @@ class Holder:
         lambda: np.ones((SIZE, 2), np.uint8).T,
         lambda: new()[1:],
     ],
-    ids=["made", "received", "computed", "list", "tuple", "dict", "received in a list", "transposed", "a slice of it"],
+    ids=[
+        "made",
+        "received",
+        "computed",
+        "list",
+        "tuple",
+        "dict",
+        "received in a list",
+        "transposed",
+        "a slice of it",
+    ],
 )
 def test_what_only_the_box_has_is_a_temporary(fn: Callable[[], Any]) -> None:
     box = [fn()]
@@ -126,9 +136,20 @@ def keep_item(value: Any) -> Any:
 @pytest.mark.parametrize("make", [new, received], ids=["made", "received"])
 @pytest.mark.parametrize(
     "holding",
-    [keep, keep_view, keep_weakly, keep_memory, keep_in_cycle, keep_in_closure, keep_in_generator, keep_in_thread],
+    [
+        keep,
+        keep_view,
+        keep_weakly,
+        keep_memory,
+        keep_in_cycle,
+        keep_in_closure,
+        keep_in_generator,
+        keep_in_thread,
+    ],
 )
-def test_what_somebody_else_has_is_none(make: Callable[[], Any], holding: Callable[[Any], Any]) -> None:
+def test_what_somebody_else_has_is_none(
+    make: Callable[[], Any], holding: Callable[[Any], Any]
+) -> None:
     gc.disable()  # the cycle is garbage already
     try:
         box = [holding(make())]
@@ -173,7 +194,9 @@ def test_what_somebody_else_has_is_none(make: Callable[[], Any], holding: Callab
         "a long list",
     ],
 )
-def test_whatever_is_not_sure_is_copied(fn: Callable[[], Any], request: pytest.FixtureRequest) -> None:
+def test_whatever_is_not_sure_is_copied(
+    fn: Callable[[], Any], request: pytest.FixtureRequest
+) -> None:
     box = [fn()]
     assert is_temporary(box) == ("has gone" in request.node.callspec.id)
     KEPT.clear()
@@ -201,7 +224,9 @@ def test_a_result_that_is_kept_is_copied_and_a_temporary_is_not() -> None:
     def sources(box: list[Any]) -> int:
         address = box[0].ctypes.data
         _, (source,) = pack_result(box, lends=False)
-        view = np.frombuffer(memoryview(source.array() if hasattr(source, "lend") else source), np.uint8)
+        view = np.frombuffer(
+            memoryview(source.array() if hasattr(source, "lend") else source), np.uint8
+        )
         assert view[0] == 1
         return abs(int(view.ctypes.data) - address)
 
@@ -236,4 +261,6 @@ def test_what_is_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     free, returned = pool._free, pool._returned  # reach: a bound shows nowhere else
     assert sum(memory.nbytes for memory in (*free, *returned)) <= 20 * 2**20
     memory_for(2**20)
-    assert sum(memory.nbytes for memory in pool._free) <= 10 * 2**20  # reach: a bound shows nowhere else
+    assert (
+        sum(memory.nbytes for memory in pool._free) <= 10 * 2**20
+    )  # reach: a bound shows nowhere else

@@ -74,28 +74,44 @@ def take(stream: Any, got: list[Any]) -> None:
         got.append(item)  # one by one: what came before an error counts
 
 
-# -- what is in one --------------------------------------------------------------------------------------------------
+# -- what is in one --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 3 * STREAM_ITEMS_AHEAD + 1])
-def test_a_stream_gives_what_the_generator_yields_in_order(server: ZmqServer, connect: Connect, count: int) -> None:
+def test_a_stream_gives_what_the_generator_yields_in_order(
+    server: ZmqServer, connect: Connect, count: int
+) -> None:
     client = connect(server.address)
     assert list(client.upto(count)) == list(range(count))
     assert list(client.upto(count=count)) == list(range(count))
     assert list(client.stream("upto", count)) == list(range(count))
 
 
-def test_an_error_of_the_generator_arrives_after_the_items_before_it(server: ZmqServer, connect: Connect) -> None:
+def test_an_error_of_the_generator_arrives_after_the_items_before_it(
+    server: ZmqServer, connect: Connect
+) -> None:
     for count in (0, 3, 2 * STREAM_ITEMS_AHEAD):
         stream, got = connect(server.address).upto(count, fails=True), []
-        with pytest.raises(errors.UnknownError, match=r"KeyError: 'at the end'\n\nTraceback(.|\n)*in upto\n"):
+        with pytest.raises(
+            errors.UnknownError, match=r"KeyError: 'at the end'\n\nTraceback(.|\n)*in upto\n"
+        ):
             take(stream, got)
         assert got == list(range(count))
         assert list(stream) == []  # once
 
 
-def test_items_are_whatever_values_may_be_each_as_it_was_when_it_was_yielded(serve: Serve, connect: Connect) -> None:
-    given = [None, {"a": [1, (2.5, "x")]}, b"bytes", np.arange(3), "y" * 10, [np.zeros(10**5), np.ones(10**6)], 7]
+def test_items_are_whatever_values_may_be_each_as_it_was_when_it_was_yielded(
+    serve: Serve, connect: Connect
+) -> None:
+    given = [
+        None,
+        {"a": [1, (2.5, "x")]},
+        b"bytes",
+        np.arange(3),
+        "y" * 10,
+        [np.zeros(10**5), np.ones(10**6)],
+        7,
+    ]
 
     def all_of() -> Iterator[Any]:
         yield from given
@@ -112,11 +128,15 @@ def test_items_are_whatever_values_may_be_each_as_it_was_when_it_was_yielded(ser
     assert got[:3] == given[:3]
     assert got[5][1].sum() == 10**6
     for size in (2, 10**4, 10**6):
-        assert [set(item) for item in map(np.unique, client.steps(size))] == [{float(n)} for n in range(1, 10)]
+        assert [set(item) for item in map(np.unique, client.steps(size))] == [
+            {float(n)} for n in range(1, 10)
+        ]
 
 
 def test_items_fit_the_output_signature_or_the_stream_ends(serve: Serve, connect: Connect) -> None:
-    @zd_function(input_signature=[TensorSpec((), np.int32)], output_signature=TensorSpec((), np.float32))
+    @zd_function(
+        input_signature=[TensorSpec((), np.int32)], output_signature=TensorSpec((), np.float32)
+    )
     def halves(count: Any) -> Iterator[Any]:
         for number in range(count):
             yield number / 2
@@ -143,7 +163,9 @@ def test_a_generator_runs_in_one_thread_from_beginning_to_end(
     assert len(source.threads) == 1
 
 
-def test_an_object_that_is_called_may_be_a_generator_function(serve: Serve, connect: Connect) -> None:
+def test_an_object_that_is_called_may_be_a_generator_function(
+    serve: Serve, connect: Connect
+) -> None:
     class Upto:
         def __call__(self, count: int) -> Iterator[int]:
             yield from range(count)
@@ -217,7 +239,9 @@ def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: C
 
 def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(connect: Connect) -> None:
     def three(asked: Any, *args: Any) -> None:
-        asked.reply_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
+        asked.reply_packed(
+            encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ()
+        )
 
     server = Hosted()
     server.service.register("upto", Source().upto)
@@ -262,7 +286,7 @@ server.stop()
 """
 
 
-# -- credit ------------------------------------------------------------------------------------------------------------
+# -- credit ----------------------------------------------------------------------------------------
 
 
 def test_the_generator_runs_ahead_by_a_window_and_stops_there(
@@ -298,10 +322,12 @@ def test_large_items_are_bounded_by_their_bytes(serve: Serve, connect: Connect) 
         assert [int(item[0]) for item in stream] == list(range(1, 100))
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_stream_whose_question_fails_is_closed_at_the_server(connect: Connect, source: Source) -> None:
+def test_a_stream_whose_question_fails_is_closed_at_the_server(
+    connect: Connect, source: Source
+) -> None:
     def full(asked: Any, number: int) -> None:
         raise errors.ResourceExhaustedError(None, None, "no memory for it")
 
@@ -354,7 +380,9 @@ def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
     assert source.closed.wait(30)
 
 
-def test_a_stream_that_is_collected_with_its_client_harms_nobody(server: ZmqServer, source: Source) -> None:
+def test_a_stream_that_is_collected_with_its_client_harms_nobody(
+    server: ZmqServer, source: Source
+) -> None:
     """The collector calls their finalizers in any order."""
     for _ in range(5):
         client = ZmqClient(server.address, "", True, 5000)
@@ -366,14 +394,18 @@ def test_a_stream_that_is_collected_with_its_client_harms_nobody(server: ZmqServ
         client.box = box
         gone = weakref.ref(client)
         del client, stream, box
-        # Again and again: a thread that has just looked at the client may have held it while the first one ran.
+        # Again and again: a thread that has just looked at the client may have held it while the
+        # first one ran.
         until(lambda gone=gone: gc.collect() >= 0 and gone() is None)
         assert source.closed.wait(30)
         source.closed.clear()
 
 
-def test_the_time_of_a_stream_is_for_the_whole_of_it(server: ZmqServer, connect: Connect, source: Source) -> None:
-    # Each time is long enough for the server to begin the generator; one that has not begun is not closed.
+def test_the_time_of_a_stream_is_for_the_whole_of_it(
+    server: ZmqServer, connect: Connect, source: Source
+) -> None:
+    # Each time is long enough for the server to begin the generator; one that has not begun is not
+    # closed.
     client = connect(server.address)
     got: list[int] = []
     with pytest.raises(errors.DeadlineExceededError, match="count"):
@@ -427,7 +459,9 @@ def test_the_death_of_the_server_ends_a_stream_also_where_another_one_comes(
             pass
 
 
-def test_a_server_that_stops_ends_its_streams_with_unavailable(serve: Serve, connect: Connect, source: Source) -> None:
+def test_a_server_that_stops_ends_its_streams_with_unavailable(
+    serve: Serve, connect: Connect, source: Source
+) -> None:
     server = serve(count=source.count)
     client = connect(server.address)
     busy, idle = client.count(), client.count()
@@ -483,16 +517,20 @@ def test_a_generator_that_raises_when_it_is_closed_harms_nobody(
     assert client.echo_blocking(1) == 1
 
 
-# -- what is no stream, and peers that lie --------------------------------------------------------------------------------
+# -- what is no stream, and peers that lie ---------------------------------------------------------
 
 
 def test_what_is_no_stream_is_told(serve: Serve, connect: Connect) -> None:
     server = serve(plain=lambda: 1, upto=Source().upto)
     client = connect(server.address)
     assert not hasattr(client, "upto_blocking")
-    with pytest.raises(errors.InvalidArgumentError, match="plain is not a generator function: call it"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match="plain is not a generator function: call it"
+    ):
         list(client.stream("plain"))
-    with pytest.raises(errors.InvalidArgumentError, match=r"upto is a stream: client\.stream, or client\.upto"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=r"upto is a stream: client\.stream, or client\.upto"
+    ):
         client.call("upto", 3).get_value()
     with pytest.raises(errors.InvalidArgumentError, match=r"absent is not registered\."):
         list(client.stream("absent"))
@@ -516,7 +554,9 @@ def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: 
     streams = [greedy.count() for _ in range(STREAMS_OF_PEER_MAX)]
     for stream in streams:
         next(stream)
-    with pytest.raises(errors.ResourceExhaustedError, match=f"{STREAMS_OF_PEER_MAX} streams of this client"):
+    with pytest.raises(
+        errors.ResourceExhaustedError, match=f"{STREAMS_OF_PEER_MAX} streams of this client"
+    ):
         list(greedy.count())
     assert list(other.upto(3)) == [0, 1, 2]
     for stream in streams:
@@ -581,7 +621,9 @@ LIES: list[tuple[str, Any, int]] = [
 ]
 
 
-def test_a_peer_that_lies_about_streams_costs_only_itself(server: ZmqServer, connect: Connect, source: Source) -> None:
+def test_a_peer_that_lies_about_streams_costs_only_itself(
+    server: ZmqServer, connect: Connect, source: Source
+) -> None:
     stream = connect(server.address).count()
     assert next(stream) == 0
     number = stream._number  # reach: what only the stream's own messages say
@@ -642,7 +684,9 @@ def test_a_server_that_lies_about_items_is_found_out(items: bytes, frames: int) 
 def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(connect: Connect) -> None:
     server = Hosted()
     items = encode_items(Items([payload.pack(1)[0], b"\xc1"], [], (0, "")))
-    server.service.register_later("zmqdist.open", lambda asked, *args: asked.reply_packed(items, ()))
+    server.service.register_later(
+        "zmqdist.open", lambda asked, *args: asked.reply_packed(items, ())
+    )
     with server:
         stream = connect(server.address).stream("m")
         assert next(stream) == 1
@@ -677,7 +721,10 @@ def test_a_stream_that_another_thread_reads_says_so(serve: Serve, connect: Conne
         reader = threading.Thread(target=next, args=(stream,))
         reader.start()
         until(lambda: client.snapshot().threads_waiting)
-        with pytest.raises(errors.FailedPreconditionError, match="another thread or task reads this stream of 'slow'"):
+        with pytest.raises(
+            errors.FailedPreconditionError,
+            match="another thread or task reads this stream of 'slow'",
+        ):
             next(stream)
         goes_on.set()
         reader.join()

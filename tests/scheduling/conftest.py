@@ -1,4 +1,5 @@
-"""Fixtures of this folder: dispatchers and workers as processes that a test may kill, stop and start again."""
+"""Fixtures of this folder: dispatchers and workers as processes that a test may kill, stop and
+start again."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def port() -> int:
 
 @pytest.fixture
 def start_worker() -> Iterator[Callable[..., Child]]:
-    """Return `start_worker(address, **config)`, which starts a worker process without a launcher. It ends with the test."""
+    """Return `start_worker(address, **config)`, which starts a worker process without a launcher.
+    It ends with the test."""
     children = Children(lambda child: None)
 
     def start(address: str, on_line: Callable[[str], object] | None = None, **config: Any) -> Child:
@@ -50,12 +52,15 @@ def start_worker() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def start_dispatcher() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return `start_dispatcher(**config)`, which starts a dispatcher process and waits until it listens. It is killed with the test."""
+    """Return `start_dispatcher(**config)`, which starts a dispatcher process and waits until it
+    listens. It is killed with the test."""
     made: list[subprocess.Popen[str]] = []
 
     def start(**config: Any) -> subprocess.Popen[str]:
         fields = json.dumps(dataclasses.asdict(DispatcherConfig(**config)))
-        process = subprocess.Popen([sys.executable, "-c", DISPATCHER, fields], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", DISPATCHER, fields], stdout=subprocess.PIPE, text=True
+        )
         made.append(process)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("dispatcher at zmq://127.0.0.1:")

@@ -19,12 +19,18 @@ StartDispatcher = Callable[..., "subprocess.Popen[str]"]
 
 
 def kill_dispatchers(
-    kills: int, port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, folder: Path
+    kills: int,
+    port: int,
+    start_worker: StartWorker,
+    start_dispatcher: StartDispatcher,
+    folder: Path,
 ) -> None:
-    """Check that work continues over so many deaths of the dispatcher, and that each result arrives once."""
+    """Check that work continues over so many deaths of the dispatcher, and that each result arrives
+    once."""
     config = {"port": port, "lease_s": 2.0}
     address = f"127.0.0.1:{port}"
-    workers = [start_worker(address, index=index) for index in range(2)]  # even while the dispatcher starts
+    # even while the dispatcher starts
+    workers = [start_worker(address, index=index) for index in range(2)]
     dispatcher = start_dispatcher(**config)
     with ClusterCoordinator(address, cluster_lost_limit_s=60.0) as coordinator:
         coordinator.schedule(int).get(40)

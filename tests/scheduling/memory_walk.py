@@ -1,4 +1,5 @@
-"""A random walk over kinds of arrays and ways to transfer them: no process may see another's later writes. Workers import this module."""
+"""A random walk over kinds of arrays and ways to transfer them: no process may see another's later
+writes. Workers import this module."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ DTYPES = ("u1", "<f4", ">f8", "c16", "M8[us]", "?", "U3", "S5")
 _kept: list[np.ndarray[Any, Any]] = []
 
 
-def seen_and_changed(arrays: list[np.ndarray[Any, Any]]) -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """Return what the task saw, and arrays that it keeps, after writing to its arguments and to all earlier arguments and results."""
+def seen_and_changed(
+    arrays: list[np.ndarray[Any, Any]],
+) -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
+    """Return what the task saw, and arrays that it keeps, after writing to its arguments and to all
+    earlier arguments and results."""
     seen = [array.tobytes() for array in arrays]
     for old in _kept:
         scribble(old, 0xAA)
@@ -50,7 +54,9 @@ def make(dice: random.Random) -> np.ndarray[Any, Any]:
 
 
 def walk(cluster: zd.local_cluster, seed: int) -> None:
-    """Pass arrays of all kinds to tasks in all ways, and change them in all processes afterwards."""
+    """Pass arrays of all kinds to tasks in all ways, and change them in all processes
+    afterwards.
+    """
     dice = random.Random(seed)
     waiting: list[tuple[list[bytes], RemoteValue]] = []
     mine: list[np.ndarray[Any, Any]] = []

@@ -1,4 +1,5 @@
-"""Faults in the surroundings of a cluster are reported at once, at the right place, in one sentence."""
+"""Faults in the surroundings of a cluster are reported at once, at the right place, in one
+sentence."""
 
 from __future__ import annotations
 
@@ -47,11 +48,31 @@ def secrets(folder: Path, kind: str) -> Secrets:
 
 
 PAIRS = [
-    ("token", "token", errors.UnauthenticatedError, "refused this side as .* started with another ZMQDIST_TOKEN_FILE"),
+    (
+        "token",
+        "token",
+        errors.UnauthenticatedError,
+        "refused this side as .* started with another ZMQDIST_TOKEN_FILE",
+    ),
     ("keys", "keys", errors.UnauthenticatedError, "key"),
-    ("keys", "token", errors.FailedPreconditionError, "uses CURVE keys, this side the user's token.*ZMQDIST_KEYS_DIR"),
-    ("token", "keys", errors.FailedPreconditionError, "uses the user's token .*, this side CURVE keys"),
-    ("token", "insecure", errors.FailedPreconditionError, "uses the user's token .*, this side no security"),
+    (
+        "keys",
+        "token",
+        errors.FailedPreconditionError,
+        "uses CURVE keys, this side the user's token.*ZMQDIST_KEYS_DIR",
+    ),
+    (
+        "token",
+        "keys",
+        errors.FailedPreconditionError,
+        "uses the user's token .*, this side CURVE keys",
+    ),
+    (
+        "token",
+        "insecure",
+        errors.FailedPreconditionError,
+        "uses the user's token .*, this side no security",
+    ),
 ]
 
 
@@ -66,8 +87,11 @@ def test_a_worker_with_another_secret_is_refused_and_logs_the_reason(
         assert dispatcher.address in str(caught.value)
         assert dispatcher.num_workers == 0
         for secret in others.values():
-            assert not Path(str(secret)).is_file() or Path(secret).read_text().strip() not in str(caught.value)
-        with zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)):  # and no other worker is affected
+            assert not Path(str(secret)).is_file() or Path(secret).read_text().strip() not in str(
+                caught.value
+            )
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)):
+            # and no other worker is affected
             assert dispatcher.num_workers == 1
 
 
@@ -79,7 +103,10 @@ def test_a_coordinator_with_another_secret_is_refused_in_every_call(
         zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
         ClusterCoordinator(with_secrets(dispatcher, others)) as coordinator,
     ):
-        asks = (lambda: coordinator.schedule(int).get(20), lambda: (coordinator.schedule(int), coordinator.join(20)))
+        asks = (
+            lambda: coordinator.schedule(int).get(20),
+            lambda: (coordinator.schedule(int), coordinator.join(20)),
+        )
         for ask in asks * 2:  # before the reply of the dispatcher has arrived, and after it
             with pytest.raises(kind, match=text):
                 ask()
@@ -118,7 +145,8 @@ def test_an_unknown_host_name_of_a_dispatcher_is_an_error_that_says_so() -> None
 def test_a_port_in_use_is_an_error_that_says_so(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         text = re.escape(
-            f"could not bind 127.0.0.1:{port}: the port is in use; stop the process that listens there, or take port 0"
+            f"could not bind 127.0.0.1:{port}: the port is in use; stop the process that listens "
+            f"there, or take port 0"
         )
         with pytest.raises(errors.UnknownError, match=text):
             zd.DispatchServer(DispatcherConfig(port=port))
@@ -135,16 +163,24 @@ BINDS: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("host", "kind", "text"), BINDS, ids=[row[0] for row in BINDS])
-def test_an_address_that_cannot_be_bound_is_an_error_that_says_so(host: str, kind: type[Exception], text: str) -> None:
+def test_an_address_that_cannot_be_bound_is_an_error_that_says_so(
+    host: str, kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text):
         zd.DispatchServer(DispatcherConfig(host=host))
 
 
 def test_a_server_that_is_no_dispatcher_is_an_error_that_says_so() -> None:
     """For example, the port of a worker in place of the dispatcher's."""
-    with zd.DispatchServer() as dispatcher, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+    with (
+        zd.DispatchServer() as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+    ):
         # The error is raised by whichever of the two calls comes after the refusal.
-        with ClusterCoordinator(worker.address, cluster_lost_limit_s=0.5) as coordinator, pytest.raises(errors.OpError):
+        with (
+            ClusterCoordinator(worker.address, cluster_lost_limit_s=0.5) as coordinator,
+            pytest.raises(errors.OpError),
+        ):
             coordinator.schedule(int).get(20)
         assert dispatcher.num_workers == 1
 
@@ -167,17 +203,26 @@ def test_a_client_may_not_schedule(tmp_path: Path) -> None:
 
 def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> None:
     """The launcher passes them to its children in this form."""
-    assert WorkerConfig(**json.loads(json.dumps(asdict(WorkerConfig("127.0.0.1:1"))))) == WorkerConfig("127.0.0.1:1")
+    assert WorkerConfig(
+        **json.loads(json.dumps(asdict(WorkerConfig("127.0.0.1:1"))))
+    ) == WorkerConfig("127.0.0.1:1")
 
 
-def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_slots_than_descriptors_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limit_of = resource.getrlimit
     monkeypatch.setattr(
-        resource, "getrlimit", lambda which: (256, 4096) if which == resource.RLIMIT_NOFILE else limit_of(which)
+        resource,
+        "getrlimit",
+        lambda which: (256, 4096) if which == resource.RLIMIT_NOFILE else limit_of(which),
     )
     with (
         zd.DispatchServer() as dispatcher,
-        pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may open only 256"),
+        pytest.raises(
+            errors.ResourceExhaustedError,
+            match=r"128 slots need 480 descriptors.*may open only 256",
+        ),
     ):
         zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))
 
@@ -200,13 +245,21 @@ def test_a_damaged_keyring_is_named_and_left_as_it_is(tmp_path: Path, content: b
     keyring.parent.mkdir(mode=0o700)
     keyring.write_bytes(content)
     keyring.chmod(0o600)
-    with pytest.raises(errors.DataLossError, match=r"the keyring .*keyring\.json is damaged .*put back a copy"):
-        zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(keyring.parent)))
+    with pytest.raises(
+        errors.DataLossError, match=r"the keyring .*keyring\.json is damaged .*put back a copy"
+    ):
+        zd.DispatchServer(
+            DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(keyring.parent))
+        )
     assert keyring.read_bytes() == content
 
 
 def test_a_keyring_that_is_no_file_is_refused(tmp_path: Path) -> None:
     keygen(tmp_path / "keys")
     (tmp_path / "work" / "keyring.json").mkdir(parents=True, mode=0o700)
-    with pytest.raises(errors.FailedPreconditionError, match=r"cannot read the keyring .*Is a directory"):
-        zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(tmp_path / "work")))
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"cannot read the keyring .*Is a directory"
+    ):
+        zd.DispatchServer(
+            DispatcherConfig(keys_dir=str(tmp_path / "keys"), work_dir=str(tmp_path / "work"))
+        )

@@ -39,7 +39,8 @@ LARGE = 3 * MIB
 
 @pytest.fixture
 def hold() -> Iterator[Callable[..., BulkStore]]:
-    """Return `hold()`, which makes a holder on a port of its own. With `near=False` it looks like a holder of another host."""
+    """Return `hold()`, which makes a holder on a port of its own. With `near=False` it looks like a
+    holder of another host."""
     loops: list[Loop] = []
     stores: list[BulkStore] = []
 
@@ -80,11 +81,13 @@ def as_bytes(parts: list[Any]) -> list[bytes]:
     return [bytes(part) for part in parts]
 
 
-# -- holders and fetchers ------------------------------------------------------------------------------------------------
+# -- holders and fetchers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["shared memory", "chunks"])
-@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES_MAX + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 20 * CHUNK_BYTES + 7])
+@pytest.mark.parametrize(
+    "size", [0, 1, INLINE_BYTES_MAX + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 20 * CHUNK_BYTES + 7]
+)
 def test_parts_of_all_sizes_arrive_whole(
     hold: Callable[..., BulkStore], fetcher: Fetcher, size: int, near: bool
 ) -> None:
@@ -140,7 +143,9 @@ def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkS
     parts = [bytearray(ramp(LARGE)) for _ in range(4)]
     parts[2][LARGE // 2] ^= 1
     held = [store.hold([part], shared=True) for part in parts]
-    assert (store.copies, len(store)) == (3, 3), "of arrays that begin and end alike only the last is remembered"
+    assert (store.copies, len(store)) == (3, 3), (
+        "of arrays that begin and end alike only the last is remembered"
+    )
     for reference, part in zip(held, parts, strict=True):
         assert bytes(store.view(reference.bulks[0])) == part
     for reference in held:
@@ -148,7 +153,9 @@ def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkS
     assert len(store) == 0
 
 
-def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(hold: Callable[..., BulkStore]) -> None:
+def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(
+    hold: Callable[..., BulkStore],
+) -> None:
     store = hold()
     (bulk,) = store.hold([ramp(LARGE)], shared=True).bulks
     store.hold_again([bulk, bulk])
@@ -161,17 +168,24 @@ def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(hold: Ca
     assert len(store) == 0
 
 
-def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(hold: Callable[..., BulkStore]) -> None:
+def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(
+    hold: Callable[..., BulkStore],
+) -> None:
     store = hold()
     frozen, other = (zd.freeze(np.frombuffer(ramp(LARGE), np.uint8)) for _ in range(2))
-    held = [store.hold([array], shared=True).bulks[0] for array in (frozen, frozen, other, other, frozen[MIB:])]
+    held = [
+        store.hold([array], shared=True).bulks[0]
+        for array in (frozen, frozen, other, other, frozen[MIB:])
+    ]
     assert (store.copies, len(store)) == (0, 3)
     assert held[0] == held[1] != held[2] == held[3]
     store.free(held)
     assert len(store) == 0
 
 
-def test_memory_that_was_lent_to_one_process_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
+def test_memory_that_was_lent_to_one_process_is_never_shared_with_others(
+    hold: Callable[..., BulkStore],
+) -> None:
     store = hold()
     array = np.frombuffer(ramp(LARGE), np.uint8).copy()
     alone = store.hold([array], shared=False)
@@ -205,7 +219,9 @@ def test_numbers_of_another_host_that_look_alike_are_not_believed(
     store.free(reference.bulks)
 
 
-def test_connections_to_changing_holders_are_bounded(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_connections_to_changing_holders_are_bounded(
+    hold: Callable[..., BulkStore], fetcher: Fetcher
+) -> None:
     for number in range(CLIENTS_KEPT + 3):
         data = ramp(LARGE) + b"%d" % number
         assert as_bytes(fetcher.fetch(hold(near=False).hold([data], shared=True))) == [data]
@@ -237,7 +253,10 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
     monkeypatch.setattr(fetch, "REACH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(errors.UnavailableError, match=rf"no process replies at {address}.*through the dispatcher"):
+        with pytest.raises(
+            errors.UnavailableError,
+            match=rf"no process replies at {address}.*through the dispatcher",
+        ):
             fetcher.fetch(Reference(5, address, None, (Held(1, LARGE),)))
         assert fetcher.clients.unreachable == [address], "a fetcher does not wait for it each time"
 
@@ -269,9 +288,12 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: calls.append(args)))
+    monkeypatch.setattr(
+        fetch, "internal_client", asking_with(start=lambda *args, **kwargs: calls.append(args))
+    )
     with pytest.raises(
-        errors.UnavailableError, match=r"no process listens at 127.0.0.1:11: the connection was refused"
+        errors.UnavailableError,
+        match=r"no process listens at 127.0.0.1:11: the connection was refused",
     ):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
     assert not calls
@@ -284,7 +306,9 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
     monkeypatch.setattr(fetch, "POLL_S", 0.01)
     monkeypatch.setattr(fetch, "STALLED_S", 0.05)
     store = hold(near=False)
-    with pytest.raises(errors.DeadlineExceededError, match=f"no bytes have arrived from {store.address} for 0.05 s"):
+    with pytest.raises(
+        errors.DeadlineExceededError, match=f"no bytes have arrived from {store.address} for 0.05 s"
+    ):
         fetcher.fetch(store.hold([ramp(LARGE)], shared=True))
 
 
@@ -366,7 +390,9 @@ def test_a_payload_without_memory_is_an_error_and_the_next_task_tries_again(
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
 
 
-def test_after_a_failed_fetch_the_next_task_tries_again(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_after_a_failed_fetch_the_next_task_tries_again(
+    hold: Callable[..., BulkStore], fetcher: Fetcher
+) -> None:
     far, own = hold(near=False), hold()
     pulled = WorkerCache(own, fetcher)
     reference = far.hold([ramp(LARGE)], shared=True)
@@ -386,12 +412,14 @@ def test_the_payloads_that_a_worker_keeps_are_bounded(
     far, own = hold(near=False), hold()
     pulled = WorkerCache(own, fetcher)
     for number in range(5):
-        pulled.fetch_for_slot(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
+        pulled.fetch_for_slot(
+            encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True))
+        )
     assert len(own) == 2
     pulled.drop()
 
 
-# -- in a cluster --------------------------------------------------------------------------------------------------------
+# -- in a cluster ----------------------------------------------------------------------------------
 
 
 def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -449,7 +477,9 @@ def test_one_array_given_to_many_tasks_is_copied_once_and_each_may_write_to_its_
 
 
 @pytest.mark.timeout(60)
-def test_a_frozen_array_given_to_many_tasks_is_never_copied(coordinator: ClusterCoordinator) -> None:
+def test_a_frozen_array_given_to_many_tasks_is_never_copied(
+    coordinator: ClusterCoordinator,
+) -> None:
     frozen = zd.freeze(np.ones(8 * MIB, np.uint8))
     values = [coordinator.schedule(np.sum, (frozen,)) for _ in range(20)]
     assert coordinator.fetch(values) == [frozen.size] * 20
@@ -470,7 +500,8 @@ def test_large_results_leave_no_memory_with_the_slots(coordinator: ClusterCoordi
     gc.collect()
 
     def settled() -> bool:
-        coordinator.schedule(echo, (array,)).fetch()  # a new result makes the worker look for returned leases
+        # a new result makes the worker look for returned leases
+        coordinator.schedule(echo, (array,)).fetch()
         lent, nbytes = coordinator.schedule(look).fetch()
         return lent <= 2 and nbytes <= 128 * MIB
 
@@ -479,10 +510,13 @@ def test_large_results_leave_no_memory_with_the_slots(coordinator: ClusterCoordi
 
 @pytest.mark.timeout(60)
 def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
-    three: zd.local_cluster, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    three: zd.local_cluster,
+    without_shared_memory: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The cluster has shared memory; its coordinator has none, like one on another host. One slot is busy for the whole time, because a
-    worker without work drops the arrays that it has fetched.
+    """The cluster has shared memory; its coordinator has none, like one on another host. One slot
+    is busy for the whole time, because a worker without work drops the arrays that it has fetched.
     """
     reads: list[int] = []
     view = BulkStore.view
@@ -505,7 +539,8 @@ def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
 
 @pytest.fixture
 def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function after whose call servers of this process announce an address at which no process listens, as behind a router."""
+    """Return a function after whose call servers of this process announce an address at which no
+    process listens, as behind a router."""
     bind = Router.bind
 
     def elsewhere(self: Router, address: str) -> str:
@@ -527,7 +562,9 @@ def test_a_coordinator_that_workers_cannot_reach_is_read_by_the_dispatcher(
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_the_coordinator_cannot_reach_is_read_by_the_dispatcher(unreachable: Callable[[], None]) -> None:
+def test_a_worker_that_the_coordinator_cannot_reach_is_read_by_the_dispatcher(
+    unreachable: Callable[[], None],
+) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         unreachable()
         with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:

@@ -1,4 +1,5 @@
-"""Dispatchers that end and are restarted: workers register again, coordinators submit again, each result is accepted once."""
+"""Dispatchers that end and are restarted: workers register again, coordinators submit again, each
+result is accepted once."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ def test_a_dispatcher_that_is_killed_and_started_again_loses_no_result(
     kill_dispatchers(1, port, start_worker, start_dispatcher, tmp_path)
 
 
-def test_with_threads_as_slots_a_new_dispatcher_waits_for_running_functions(port: int, tmp_path: Path) -> None:
-    """The running function cannot be killed, so its slot counts as busy, and join raises only after it has ended."""
+def test_with_threads_as_slots_a_new_dispatcher_waits_for_running_functions(
+    port: int, tmp_path: Path
+) -> None:
+    """The running function cannot be killed, so its slot counts as busy, and join raises only after
+    it has ended."""
     config = DispatcherConfig(port=port, lease_s=3.0)
     first = zd.DispatchServer(config)
     worker = zd.WorkerServer(WorkerConfig(first.address))
@@ -69,7 +73,9 @@ def stubborn(folder: Path) -> None:
     (folder / f"begun-ended-{os.getpid()}").touch()
 
 
-def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int, tmp_path: Path) -> None:
+def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(
+    port: int, tmp_path: Path
+) -> None:
     config = DispatcherConfig(port=port)
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=60.0) as coordinator:
@@ -90,16 +96,24 @@ def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(port
 def test_without_a_dispatcher_for_too_long_waiting_work_fails(port: int, how: str) -> None:
     """This holds even if there never was a dispatcher: the constructor does not wait."""
     text = r"the cluster was without a dispatcher for 0\.2 s"
-    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=0.2, queue_max=2) as coordinator:
+    with ClusterCoordinator(
+        f"127.0.0.1:{port}", cluster_lost_limit_s=0.2, queue_max=2
+    ) as coordinator:
         values = [coordinator.schedule(int) for _ in range(2)]
         with pytest.raises(errors.UnavailableError, match=text):
-            {"join": coordinator.join, "fetch": values[1].fetch, "schedule": lambda: coordinator.schedule(int)}[how]()
+            {
+                "join": coordinator.join,
+                "fetch": values[1].fetch,
+                "schedule": lambda: coordinator.schedule(int),
+            }[how]()
         for value in values:
             with pytest.raises(errors.UnavailableError, match=text):
                 value.get(0)
 
 
-def test_the_loss_of_a_dispatcher_is_an_error_and_a_later_dispatcher_is_used_again(port: int) -> None:
+def test_the_loss_of_a_dispatcher_is_an_error_and_a_later_dispatcher_is_used_again(
+    port: int,
+) -> None:
     config = DispatcherConfig(port=port)
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=0.3) as coordinator:
@@ -131,7 +145,10 @@ def test_a_waiting_call_logs_what_it_waits_for(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
-    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=1.0) as coordinator, caplog.at_level("WARNING"):
+    with (
+        ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=1.0) as coordinator,
+        caplog.at_level("WARNING"),
+    ):
         value = None if way == "workers" else coordinator.schedule(int)
         with pytest.raises(errors.UnavailableError):
             WAITS[way](coordinator, value)
@@ -146,6 +163,10 @@ def test_a_future_without_a_worker_says_what_is_missing(
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
     with zd.DispatchServer() as dispatcher, zd.Executor(dispatcher) as executor:
         future = executor.submit(int)
-        until(lambda: "waiting for a worker to register with the dispatcher at localhost:" in caplog.text)
+        until(
+            lambda: (
+                "waiting for a worker to register with the dispatcher at localhost:" in caplog.text
+            )
+        )
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
             assert future.result(20) == 0

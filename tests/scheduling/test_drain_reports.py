@@ -1,4 +1,6 @@
-"""Before a worker is drained, the dispatcher says what becomes of everything that the worker has."""
+"""Before a worker is drained, the dispatcher says what becomes of everything that the worker
+has.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[zd.local_cluster]:
 def drain(cluster: zd.local_cluster, *options: str) -> Ended:
     secret = str(cluster.credentials.token_file)
     return run_here(
-        "drain", cluster.dispatcher.address, "worker:0", "--token-file", secret, "--timeout", "10", *options
+        "drain",
+        cluster.dispatcher.address,
+        "worker:0",
+        "--token-file",
+        secret,
+        "--timeout",
+        "10",
+        *options,
     )
 
 
@@ -47,34 +56,52 @@ def test_a_worker_with_nothing_leaves_at_once(cluster: zd.local_cluster) -> None
     assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
 
 
-def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(cluster: zd.local_cluster) -> None:
+def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(
+    cluster: zd.local_cluster,
+) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         kept = [coordinator.schedule(make, (number,), keep=True) for number in range(3)]
         again = coordinator.schedule(make, (9,), lineage=True)
         coordinator.join()
-        names = ", ".join(f"make-{value.work}" for value in sorted(kept, key=lambda value: value.work))
+        names = ", ".join(
+            f"make-{value.work}" for value in sorted(kept, key=lambda value: value.work)
+        )
         done = drain(cluster)
         assert done.code == 4
         assert done.out.splitlines() == [
             f"worker:0: lost: 3 kept values that have no lineage: {names}",
-            f"worker:0: recomputed: 1 kept value with a lineage, computed again when it is needed: make-{again.work}",
+            (
+                f"worker:0: recomputed: 1 kept value with a lineage, computed again when it is "
+                f"needed: make-{again.work}"
+            ),
         ]
-        assert done.err == "zmqdist drain: worker:0 stays, because something would be lost; --force drains it\n"
+        assert (
+            done.err
+            == "zmqdist drain: worker:0 stays, because something would be lost; --force drains it\n"
+        )
         assert cluster.dispatcher.num_workers == 1
-        assert drain(cluster, "--force").out.endswith("worker:0 leaves; its running functions have 10 s to end\n")
+        assert drain(cluster, "--force").out.endswith(
+            "worker:0 leaves; its running functions have 10 s to end\n"
+        )
 
 
-def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(cluster: zd.local_cluster) -> None:
+def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(
+    cluster: zd.local_cluster,
+) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         kept = coordinator.schedule(make, (1,), keep=True)
         coordinator.join()
         with pytest.raises(errors.DrainRefusedError) as caught:
             coordinator.remove_worker(0)
         assert str(caught.value) == (
-            "a drain would lose what only the leaving workers have, so no worker leaves unless you force it: "
+            "a drain would lose what only the leaving workers have, so no worker leaves unless "
+            "you force it: "
             f"worker:0: 1 kept value that has no lineage: make-{kept.work}"
         )
-        assert (caught.value.workers, caught.value.values) == (("worker:0",), (f"make-{kept.work}",))
+        assert (caught.value.workers, caught.value.values) == (
+            ("worker:0",),
+            (f"make-{kept.work}",),
+        )
         assert coordinator.workers() == ["worker:0"]
         coordinator.remove_worker(0, force=True)
         assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
@@ -121,7 +148,9 @@ def test_running_and_pinned_functions_and_resources_are_named(cluster: zd.local_
         assert begun.acquire(timeout=10.0), "the other slot has not begun"
         waits = coordinator.schedule(make, (1,), worker=0)
         try:
-            (report,) = wait_for_report(cluster, {f"running-{value.work}" for value in runs}, waits.work)
+            (report,) = wait_for_report(
+                cluster, {f"running-{value.work}" for value in runs}, waits.work
+            )
         finally:
             end.set()
         coordinator.join()
@@ -138,11 +167,15 @@ def running() -> None:
 
 
 def wait_for_report(cluster: zd.local_cluster, running: set[str], work: int) -> list[DrainReport]:
-    """The report once these functions alone run, and the work item waits for its worker at the dispatcher."""
+    """The report once these functions alone run, and the work item waits for its worker at the
+    dispatcher."""
     deadline = time.monotonic() + 30.0
     while True:
         reports = cluster.dispatcher.drain_reports()
-        if any(name.endswith(f"-{work}") for name in reports[0].pinned) and set(reports[0].running) == running:
+        if (
+            any(name.endswith(f"-{work}") for name in reports[0].pinned)
+            and set(reports[0].running) == running
+        ):
             return reports
         assert time.monotonic() < deadline, reports
         threading.Event().wait(0.01)
@@ -160,7 +193,10 @@ def test_values_of_a_program_that_does_not_reply_count_as_lost(
         (report,) = cluster.dispatcher.drain_reports()
         assert value.work
     assert report.losses == [
-        "1 kept value about which their programs said nothing within 0.1 s, so they may have no lineage"
+        (
+            "1 kept value about which their programs said nothing within 0.1 s, so they may have no "
+            "lineage"
+        )
     ]
 
 
@@ -177,10 +213,16 @@ def test_a_worker_that_is_not_there_is_not_found(cluster: zd.local_cluster) -> N
             ["1 data task whose rest no other worker reads: train (FILE)"],
             "lost: 1 data task whose rest no other worker reads: train (FILE)",
         ),
-        (DataTaskRow("train", "DYNAMIC", True), [], "read on by other workers: 1 data task: train (DYNAMIC)"),
+        (
+            DataTaskRow("train", "DYNAMIC", True),
+            [],
+            "read on by other workers: 1 data task: train (DYNAMIC)",
+        ),
     ],
 )
-def test_data_tasks_move_or_refuse_the_drain_by_their_mode(row: DataTaskRow, losses: list[str], line: str) -> None:
+def test_data_tasks_move_or_refuse_the_drain_by_their_mode(
+    row: DataTaskRow, losses: list[str], line: str
+) -> None:
     report = DrainReport("worker:0", data=(row,))
     assert report.losses == losses
     assert report.lines == [line]

@@ -1,4 +1,5 @@
-"""Processes that join a dispatcher by tickets, over real sockets: the rights of a joined key, and their limits."""
+"""Processes that join a dispatcher by tickets, over real sockets: the rights of a joined key, and
+their limits."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ Member = Callable[..., str]
 
 @pytest.fixture
 def all_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The static keys of the cluster. Shared memory is off, so that all large payloads are fetched over connections."""
+    """The static keys of the cluster. Shared memory is off, so that all large payloads are fetched
+    over connections."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -69,7 +71,9 @@ def dispatcher(all_keys: str) -> Iterator[zd.DispatchServer]:
 
 @pytest.fixture
 def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
-    """Return `member(name)`, which makes the key folder of a process that joined under that name."""
+    """Return `member(name)`, which makes the key folder of a process that joined under that
+    name.
+    """
 
     def member(name: str, **options: Any) -> str:
         folder = tmp_path / f"member-{len(list(tmp_path.iterdir()))}"
@@ -81,7 +85,8 @@ def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., zd.WorkerServer]]:
-    """Return `start(dispatcher, folder, **config)`, which starts a worker with threads. It stops with the test."""
+    """Return `start(dispatcher, folder, **config)`, which starts a worker with threads. It stops
+    with the test."""
     made: list[zd.WorkerServer] = []
 
     def start(dispatcher: zd.DispatchServer, folder: str, **config: Any) -> zd.WorkerServer:
@@ -126,7 +131,7 @@ def ask(client: ZmqClient, method: str, *args: Any) -> Any:
     return internal_client.start(client, method, *args, due=time.monotonic() + 20.0).get_value()
 
 
-# -- what a joined worker does -------------------------------------------------------------------------------------
+# -- what a joined worker does ---------------------------------------------------------------------
 
 
 def test_joined_workers_and_a_joined_program_exchange_large_arrays(
@@ -136,29 +141,41 @@ def test_joined_workers_and_a_joined_program_exchange_large_arrays(
         start(dispatcher, member(f"worker:{index}"), index=index)
     with program(dispatcher, member("submit")) as coordinator:
         kept = [coordinator.schedule(np.full, args=(LARGE, n), keep=True) for n in (1, 2)]
-        sums = [coordinator.schedule(lambda one, two: one + two, args=tuple(kept)) for _ in range(4)]
+        sums = [
+            coordinator.schedule(lambda one, two: one + two, args=tuple(kept)) for _ in range(4)
+        ]
         argument = coordinator.schedule(np.sum, args=(np.ones(LARGE),))
         assert all(np.array_equal(each.fetch(), np.full(LARGE, 3)) for each in sums)
         assert argument.fetch() == LARGE
 
 
 def test_members_that_joined_and_members_with_static_keys_work_together(
-    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], all_keys: str
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    all_keys: str,
 ) -> None:
     start(dispatcher, member("worker:0"), index=0)
     start(dispatcher, all_keys, index=1)
     with program(dispatcher, all_keys) as coordinator:
         kept = [coordinator.schedule(np.full, args=(LARGE, n), keep=True) for n in (1, 2)]
         for _ in range(4):
-            assert coordinator.schedule(lambda one, two: (one + two)[0], args=tuple(kept)).fetch() == 3
+            assert (
+                coordinator.schedule(lambda one, two: (one + two)[0], args=tuple(kept)).fetch() == 3
+            )
 
 
-# -- limits of a joined key ----------------------------------------------------------------------------------------------
+# -- limits of a joined key ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("method", "args"),
-    [("shutdown", (0.0,)), ("drain", ("worker", 0, 0.0)), ("keys", ()), ("keys_token", ("admin", "h:1", 60.0, ""))],
+    [
+        ("shutdown", (0.0,)),
+        ("drain", ("worker", 0, 0.0)),
+        ("keys", ()),
+        ("keys_token", ("admin", "h:1", 60.0, "")),
+    ],
 )
 def test_a_joined_worker_may_not_act_as_submitter_or_admin(
     dispatcher: zd.DispatchServer, member: Member, method: str, args: tuple[Any, ...]
@@ -169,7 +186,9 @@ def test_a_joined_worker_may_not_act_as_submitter_or_admin(
 
 def test_a_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: Member) -> None:
     with (
-        pytest.raises(errors.PermissionDeniedError, match="role worker may not send RegisterCoordinator"),
+        pytest.raises(
+            errors.PermissionDeniedError, match="role worker may not send RegisterCoordinator"
+        ),
         program(dispatcher, member("worker:0")) as coordinator,
     ):
         coordinator.schedule(int).fetch()
@@ -190,14 +209,19 @@ def test_a_joined_worker_cannot_register_as_another(
 
 
 def test_a_connection_of_a_forgotten_key_registers_under_no_name() -> None:
-    """Its key is as unknown as one that never joined; a static key may take any name of its role."""
+    """Its key is as unknown as one that never joined; a static key may take any name of its
+    role.
+    """
     static, forgotten = bytes(32), bytes([1]) * 32
     service = KeyService(ServerSecurity(CURVE, Policy(roles={static: "worker"})), None)
     register = Register(1, "worker", 4, 1, [], [], 1, "host")
     problems = [service.name_problem(mock.Mock(key=key), register) for key in (static, forgotten)]
     assert problems == [
         "",
-        "the key of this process was replaced or revoked, so it may not register as worker:4: join with a new ticket",
+        (
+            "the key of this process was replaced or revoked, so it may not register as worker:4: "
+            "join with a new ticket"
+        ),
     ]
 
 
@@ -209,14 +233,21 @@ def test_a_parameter_server_cannot_register_as_a_worker(
 
 
 def test_a_joined_worker_is_not_taken_for_a_dispatcher(
-    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], all_keys: str
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    all_keys: str,
 ) -> None:
     impostor = start(dispatcher, member("worker:0"), index=0)
-    with pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"):
+    with pytest.raises(
+        errors.UnauthenticatedError, match="does not have the key that this side expects"
+    ):
         call(impostor.address, all_keys, "submit", "status")
 
 
-def test_a_key_that_may_join_may_do_nothing_else(dispatcher: zd.DispatchServer, all_keys: str) -> None:
+def test_a_key_that_may_join_may_do_nothing_else(
+    dispatcher: zd.DispatchServer, all_keys: str
+) -> None:
     from zmqdist.transport.security import ClientSecurity
 
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
@@ -230,21 +261,27 @@ def test_a_key_that_may_join_may_do_nothing_else(dispatcher: zd.DispatchServer, 
     assert status["dropped"]["not allowed"] >= 1
 
 
-# -- tickets -----------------------------------------------------------------------------------------------------------
+# -- tickets ---------------------------------------------------------------------------------------
 
 
 def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     join(ticket, tmp_path / "one")
-    with pytest.raises(errors.UnauthenticatedError, match="the join token for worker:0 has been used already"):
+    with pytest.raises(
+        errors.UnauthenticatedError, match="the join token for worker:0 has been used already"
+    ):
         join(ticket, tmp_path / "two")
     assert not (tmp_path / "two").exists()
 
 
-def test_a_join_into_a_file_does_not_use_the_ticket(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_a_join_into_a_file_does_not_use_the_ticket(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     (tmp_path / "file").touch()
-    with pytest.raises(errors.FailedPreconditionError, match=r"is no folder for keys, but a file.* was not used"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"is no folder for keys, but a file.* was not used"
+    ):
         join(ticket, tmp_path / "file")
     assert join(ticket, tmp_path / "others") == "worker"
 
@@ -255,7 +292,8 @@ def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     folder = tmp_path / "gone" / "keys"
     with pytest.raises(
-        errors.FailedPreconditionError, match=r"make the folder above it first\. The join ticket was not"
+        errors.FailedPreconditionError,
+        match=r"make the folder above it first\. The join ticket was not",
     ):
         join(ticket, folder)
     assert not folder.parent.exists()
@@ -283,19 +321,25 @@ def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
     assert not folder.exists()
 
 
-def test_the_refusal_of_a_late_ticket_says_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_the_refusal_of_a_late_ticket_says_so(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(
-        errors.UnauthenticatedError, match="the join token for worker:0 expired 0 s ago: ask for a new ticket"
+        errors.UnauthenticatedError,
+        match="the join token for worker:0 expired 0 s ago: ask for a new ticket",
     ):
         until(lambda: join(ticket, tmp_path / "one"))
 
 
-def test_the_refusal_of_a_ticket_for_another_role_says_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_the_refusal_of_a_ticket_for_another_role_says_so(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
 
     ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
     with pytest.raises(
-        errors.PermissionDeniedError, match="the join token is for worker:0, and this process wants to join as 'submit'"
+        errors.PermissionDeniedError,
+        match="the join token is for worker:0, and this process wants to join as 'submit'",
     ):
         join(ticket, tmp_path / "one")
 
@@ -317,7 +361,10 @@ def test_an_invalid_name_gets_no_ticket(dispatcher: zd.DispatchServer, name: str
 
 
 def test_a_dispatcher_without_keys_has_no_tickets() -> None:
-    with zd.DispatchServer() as plain, pytest.raises(errors.FailedPreconditionError, match="has no CURVE keys"):
+    with (
+        zd.DispatchServer() as plain,
+        pytest.raises(errors.FailedPreconditionError, match="has no CURVE keys"),
+    ):
         plain.open_join("worker:0")
 
 
@@ -358,13 +405,18 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
     took_s = time.monotonic() - began
     assert len(refused) == 1000
     assert max(refused_meanwhile) < 100, "a function waits for few guesses"
-    lines = [record for record in caplog.records if "join" in record.message or "refused" in record.message]
+    lines = [
+        record
+        for record in caplog.records
+        if "join" in record.message or "refused" in record.message
+    ]
     assert len(lines) <= took_s + 2
     assert "guessed" not in caplog.text
 
 
 class Stranger:
-    """A connection with an unknown key to a dispatcher with an open ticket. Its events are "up", "down" and the messages that arrive."""
+    """A connection with an unknown key to a dispatcher with an open ticket. Its events are "up",
+    "down" and the messages that arrive."""
 
     def __init__(self, ticket: JoinTicket, pair: keys.KeyPair | None = None) -> None:
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -405,29 +457,40 @@ def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
             assert stranger.events.get(timeout=20) == expected
 
 
-def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(dispatcher: zd.DispatchServer) -> None:
+def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(
+    dispatcher: zd.DispatchServer,
+) -> None:
     ticket, pair = decode_ticket(dispatcher.open_join("worker:1")), keys.new_pair()
     for _ in range(2):
         with Stranger(ticket, pair) as stranger:
-            stranger.loop.run(stranger.dealer.send, Join(ticket.number, ticket.secret.encode(), ticket.name))
+            stranger.loop.run(
+                stranger.dealer.send, Join(ticket.number, ticket.secret.encode(), ticket.name)
+            )
             assert stranger.events.get(timeout=20) == Joined("worker", "worker:1")
 
 
-def test_a_connection_may_show_only_one_token(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_a_connection_may_show_only_one_token(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:1"))
     with Stranger(ticket) as stranger:
         for secret in ("guessed", ticket.secret):
-            stranger.loop.run(stranger.dealer.send, Join(ticket.number, secret.encode(), ticket.name))
+            stranger.loop.run(
+                stranger.dealer.send, Join(ticket.number, secret.encode(), ticket.name)
+            )
         assert isinstance(stranger.events.get(timeout=20), Refused)
         assert stranger.events.get(timeout=20) == "down"
     assert join(ticket, tmp_path / "keys-of-1") == "worker"
 
 
-# -- revocation ----------------------------------------------------------------------------------------------------------
+# -- revocation ------------------------------------------------------------------------------------
 
 
 def test_a_revoked_worker_is_lost_at_once_and_its_work_runs_elsewhere(
-    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    admin: ZmqClient,
 ) -> None:
     first = start(dispatcher, member("worker:0"), index=0)
     held = threading.Event()
@@ -440,7 +503,9 @@ def test_a_revoked_worker_is_lost_at_once_and_its_work_runs_elsewhere(
         assert first.join(3.0)
         assert first.ended is not None
         assert first.ended.code == errors.UNAUTHENTICATED
-        assert "the key of this process (worker:0) was revoked at the dispatcher" in first.ended.error
+        assert (
+            "the key of this process (worker:0) was revoked at the dispatcher" in first.ended.error
+        )
         held.set()
         assert running.fetch() == 1
 
@@ -453,7 +518,10 @@ def _hold() -> int:
 
 
 def test_a_revoked_key_is_refused_with_that_reason_everywhere(
-    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    admin: ZmqClient,
 ) -> None:
     shown_by = member("worker:0")
     other = start(dispatcher, shown_by, index=0)
@@ -468,7 +536,9 @@ def test_a_revoked_key_is_refused_with_that_reason_everywhere(
         until(lambda: _failure(client))
         with pytest.raises(errors.UnauthenticatedError, match="was revoked"):
             ask(client, SERVER_INFO)
-    with pytest.raises(errors.UnauthenticatedError, match=r"the key of this process \(worker:1\) was revoked"):
+    with pytest.raises(
+        errors.UnauthenticatedError, match=r"the key of this process \(worker:1\) was revoked"
+    ):
         start(dispatcher, folder, index=1)
 
 
@@ -481,7 +551,10 @@ def _failure(client: ZmqClient) -> errors.OpError | None:
 
 
 def test_a_static_key_can_be_revoked_too(
-    dispatcher: zd.DispatchServer, all_keys: str, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+    dispatcher: zd.DispatchServer,
+    all_keys: str,
+    start: Callable[..., zd.WorkerServer],
+    admin: ZmqClient,
 ) -> None:
     worker = start(dispatcher, all_keys, index=0)
     ask(admin, "keys_revoke", "worker")
@@ -490,12 +563,14 @@ def test_a_static_key_can_be_revoked_too(
         start(dispatcher, all_keys, index=0)
 
 
-def test_an_unknown_key_or_name_cannot_be_revoked(dispatcher: zd.DispatchServer, admin: ZmqClient) -> None:
+def test_an_unknown_key_or_name_cannot_be_revoked(
+    dispatcher: zd.DispatchServer, admin: ZmqClient
+) -> None:
     with pytest.raises(errors.NotFoundError, match="'worker:9'"):
         ask(admin, "keys_revoke", "worker:9")
 
 
-# -- rotation ------------------------------------------------------------------------------------------------------------
+# -- rotation --------------------------------------------------------------------------------------
 
 
 def test_members_replace_their_keys_and_lose_no_work(
@@ -516,7 +591,12 @@ def test_members_replace_their_keys_and_lose_no_work(
         kept = coordinator.schedule(np.full, args=(LARGE, 1), keep=True)
         assert coordinator.schedule(np.sum, args=(kept,)).fetch() == LARGE
         assert ask(admin, "keys_rotate", "") == 2
-        until(lambda: all(keys.load_role(f, "worker").public != old for f, old in zip(folders, before, strict=True)))
+        until(
+            lambda: all(
+                keys.load_role(f, "worker").public != old
+                for f, old in zip(folders, before, strict=True)
+            )
+        )
 
         def replaced() -> int:
             coordinator.schedule(np.sum, args=(kept,)).fetch()
@@ -530,14 +610,16 @@ def test_members_replace_their_keys_and_lose_no_work(
         assert dispatcher.snapshot().losses_count == 0
 
 
-# -- restart -------------------------------------------------------------------------------------------------------------
+# -- restart ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["with work_dir", "without"])
 def test_after_a_restart_the_work_dir_has_the_members_or_they_must_join_again(
     all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer], kept: bool
 ) -> None:
-    config = DispatcherConfig(port=free_port(), keys_dir=all_keys, work_dir=str(tmp_path / "work") if kept else None)
+    config = DispatcherConfig(
+        port=free_port(), keys_dir=all_keys, work_dir=str(tmp_path / "work") if kept else None
+    )
     with zd.DispatchServer(config) as first:
         join(decode_ticket(first.open_join("worker:0")), tmp_path / "member")
         worker = start(first, str(tmp_path / "member"), index=0)
@@ -562,7 +644,11 @@ def test_a_killed_dispatcher_remembers_joined_and_revoked_keys(
     class Place:
         address = f"127.0.0.1:{free_port()}"
 
-    config = {"port": int(Place.address.rpartition(":")[2]), "keys_dir": all_keys, "work_dir": str(tmp_path / "work")}
+    config = {
+        "port": int(Place.address.rpartition(":")[2]),
+        "keys_dir": all_keys,
+        "work_dir": str(tmp_path / "work"),
+    }
     first = start_dispatcher(**config)
     for name in ("worker:0", "worker:1"):
         ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
@@ -572,13 +658,17 @@ def test_a_killed_dispatcher_remembers_joined_and_revoked_keys(
     first.wait(10.0)
     start_dispatcher(**config)
     start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
-    with pytest.raises(errors.UnauthenticatedError, match=r"\(worker:1\) was revoked at the dispatcher"):
+    with pytest.raises(
+        errors.UnauthenticatedError, match=r"\(worker:1\) was revoked at the dispatcher"
+    ):
         start(Place, str(tmp_path / "worker:1"), index=1)  # type: ignore[arg-type]
     until(lambda: call(Place.address, all_keys, "admin", "status")["workers"])
-    assert [row["name"] for row in call(Place.address, all_keys, "admin", "status")["workers"]] == ["worker:0"]
+    assert [row["name"] for row in call(Place.address, all_keys, "admin", "status")["workers"]] == [
+        "worker:0"
+    ]
 
 
-# -- secrets -------------------------------------------------------------------------------------------------------------
+# -- secrets ---------------------------------------------------------------------------------------
 
 
 def test_no_secret_is_shown(
@@ -598,12 +688,14 @@ def test_no_secret_is_shown(
     assert os.stat(tmp_path / "one" / "worker.key").st_mode & 0o777 == 0o600
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def _shown_by(pid: int) -> str:
     """Arguments and environment of a process, as every process of its user can read them."""
-    return "".join(Path("/proc", str(pid), name).read_text(errors="replace") for name in ("cmdline", "environ"))
+    return "".join(
+        Path("/proc", str(pid), name).read_text(errors="replace") for name in ("cmdline", "environ")
+    )
 
 
 @pytest.mark.processes("joining")
@@ -613,7 +705,16 @@ def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
 ) -> None:
     text = dispatcher.open_join("worker:3")
     reading, writing = os.pipe()
-    command = [sys.executable, "-W", "error", "-m", "zmqdist_cli", "worker", "--dispatcher", dispatcher.address]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "zmqdist_cli",
+        "worker",
+        "--dispatcher",
+        dispatcher.address,
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         [*command, "--ticket-fd", str(reading)],
@@ -629,9 +730,14 @@ def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
     try:
         assert dispatcher.wait_for(lambda members: ("worker", 3) in members, 60.0)
         with program(dispatcher, member("submit")) as coordinator:
-            slot, environ, total = coordinator.schedule(_looks_at_itself, args=(np.ones(LARGE),)).fetch()
+            slot, environ, total = coordinator.schedule(
+                _looks_at_itself, args=(np.ones(LARGE),)
+            ).fetch()
         assert total == LARGE
-        (pair,) = [keys.load_role(file.parent, "worker") for file in tmp_path.glob("zmqdist-*/keys/worker.key")]
+        (pair,) = [
+            keys.load_role(file.parent, "worker")
+            for file in tmp_path.glob("zmqdist-*/keys/worker.key")
+        ]
         shown = _shown_by(process.pid) + _shown_by(int(slot)) + environ
         for secret in (decode_ticket(text).secret, pair.secret.decode()):
             assert secret not in shown
@@ -653,7 +759,9 @@ def test_a_worker_replaces_its_key_although_its_ticket_has_another_address_of_th
     ticket.touch(0o600)
     ticket.write_text(dispatcher.open_join("worker:0", dispatcher=f"localhost:{port}"))
     command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", f"127.0.0.1:{port}"]
-    process = subprocess.Popen([*command, "--ticket-file", str(ticket), "--keys", str(tmp_path / "mine")])
+    process = subprocess.Popen(
+        [*command, "--ticket-file", str(ticket), "--keys", str(tmp_path / "mine")]
+    )
     try:
         assert dispatcher.wait_for(lambda members: ("worker", 0) in members, 60.0)
         first = keys.load_role(tmp_path / "mine", "worker").public
@@ -680,10 +788,15 @@ def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) 
 
 @pytest.mark.timeout(300)
 def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
-    dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer]
+    dispatcher: zd.DispatchServer,
+    all_keys: str,
+    tmp_path: Path,
+    start: Callable[..., zd.WorkerServer],
 ) -> None:
     target, secret = dispatcher.address, ("--keys", all_keys)
-    made = run("keys", "token", target, "--role", "worker:1", "--output", str(tmp_path / "ticket"), *secret)
+    made = run(
+        "keys", "token", target, "--role", "worker:1", "--output", str(tmp_path / "ticket"), *secret
+    )
     assert (made.code, made.err) == (0, "")
     assert (tmp_path / "ticket").stat().st_mode & 0o777 == 0o600
     joined = run("keys", "join", str(tmp_path / "mine"), "--ticket-file", str(tmp_path / "ticket"))
@@ -694,19 +807,24 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     assert "has been used already" in again.err
     start(dispatcher, str(tmp_path / "mine"), index=1)
     rows = json.loads(run("keys", "list", target, "--json", *secret).out)
-    assert [(row["state"], row["name"]) for row in rows if row["state"] != "static"] == [("joined", "worker:1")]
+    assert [(row["state"], row["name"]) for row in rows if row["state"] != "static"] == [
+        ("joined", "worker:1")
+    ]
     assert "joined    worker  worker:1" in run("keys", "list", target, *secret).out
-    for name in ([], ["--name", "worker:1"]):  # the folder was made by `keys join`, so no process owns it
+    for name in ([], ["--name", "worker:1"]):
+        # the folder was made by `keys join`, so no process owns it
         none = run("keys", "rotate", target, *name, *secret)
         assert (none.code, none.out) == (1, "")
-        assert f"no connected {' '.join(['member', *name[1:]])} can make a new key itself" in none.err
+        assert (
+            f"no connected {' '.join(['member', *name[1:]])} can make a new key itself" in none.err
+        )
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)
     assert "no key in use has this name or this text" in unknown.err
 
 
-# -- vouching --------------------------------------------------------------------------------------------------------------
+# -- vouching --------------------------------------------------------------------------------------
 
 
 def test_a_member_that_was_just_admitted_is_never_refused_by_another(
@@ -717,7 +835,8 @@ def test_a_member_that_was_just_admitted_is_never_refused_by_another(
     shown = keys.decode_public(keys.load_role(shown_by, "worker").public)
     for index in range(20):
         folder = member(f"submit:{index}")
-        # The worker has asked about no such key before, and connects to the dispatcher of its own accord.
+        # The worker has asked about no such key before, and connects to the dispatcher of its own
+        # accord.
         security = Credentials(keys_dir=folder).client(worker.address, "submit", shown)
         with ZmqClient(worker.address, "new", security=security) as client:
             assert ask(client, SERVER_INFO)[0] == "worker"
@@ -773,5 +892,9 @@ def test_a_joined_program_reads_elements_of_joined_workers(
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", member("submit"))
     for index, processes in enumerate((True, False)):
         start(dispatcher, member(f"worker:{index}"), index=index, processes=processes)
-    dataset = Dataset.range(8).map(lambda n: np.full(LARGE, n)).apply(distribute("parallel_epochs", dispatcher.target))
+    dataset = (
+        Dataset.range(8)
+        .map(lambda n: np.full(LARGE, n))
+        .apply(distribute("parallel_epochs", dispatcher.target))
+    )
     assert sorted(int(element[0]) for element in dataset) == sorted([*range(8)] * 2)

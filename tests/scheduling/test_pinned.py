@@ -1,4 +1,6 @@
-"""Pinned work on real workers that die, leave and return, and the coordinators that hear of this."""
+"""Pinned work on real workers that die, leave and return, and the coordinators that hear of
+this.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_pinned_work_runs_on_its_worker_and_waits_for_a_later_one(
 ) -> None:
     later = coordinator.schedule(get_current_worker_index, worker=1)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)):
-        assert {coordinator.schedule(get_current_worker_index, worker=0).get(20) for _ in range(20)} == {0}
+        assert {
+            coordinator.schedule(get_current_worker_index, worker=0).get(20) for _ in range(20)
+        } == {0}
         assert not later.done()
         with zd.WorkerServer(WorkerConfig(dispatcher.address, index=1)):
             assert later.get(20) == 1
@@ -59,7 +63,12 @@ def test_pinned_work_runs_before_a_backlog_of_quick_work(
             coordinator.schedule(notes, (tmp_path, "a"))
         until(lambda: begun(tmp_path))
         coordinator.schedule(notes, (tmp_path, "p"), worker=0)
-        until(lambda: (worker.snapshot().waiting_pinned, worker.snapshot().slots) == (1, (("running", 1),)))
+        until(
+            lambda: (
+                (worker.snapshot().waiting_pinned, worker.snapshot().slots)
+                == (1, (("running", 1),))
+            )
+        )
         go(tmp_path)
         coordinator.join(20)
     assert (tmp_path / "order").read_text() == "p" + "a" * 100
@@ -74,7 +83,9 @@ def test_work_pinned_to_a_worker_that_stays_away_fails_and_names_it(
     ):
         assert coordinator.schedule(int).get(20) == 0
         value = coordinator.schedule(int, worker=4)
-        with pytest.raises(errors.UnavailableError, match=r"pinned to worker:4, which was absent for 0\.1 s"):
+        with pytest.raises(
+            errors.UnavailableError, match=r"pinned to worker:4, which was absent for 0\.1 s"
+        ):
             value.get(20)
         with pytest.raises(errors.UnavailableError, match="worker:4"):
             coordinator.join(20)
@@ -83,7 +94,9 @@ def test_work_pinned_to_a_worker_that_stays_away_fails_and_names_it(
     until(lambda: dispatcher.snapshot().queued == 0)
 
 
-def test_the_higher_priority_begins_first(dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator) -> None:
+def test_the_higher_priority_begins_first(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
+) -> None:
     values = [coordinator.schedule(os.times, priority=priority) for priority in (-1, 0, 0, 7, 7, 3)]
     names = ["low", "first", "second", "highest", "next", "high"]
     ended: list[str] = []
@@ -99,7 +112,9 @@ def test_the_higher_priority_begins_first(dispatcher: zd.DispatchServer, coordin
 def test_work_pinned_to_a_removed_worker_waits_for_another_of_its_name(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    first, second = (zd.WorkerServer(WorkerConfig(dispatcher.address, index=index)) for index in range(2))
+    first, second = (
+        zd.WorkerServer(WorkerConfig(dispatcher.address, index=index)) for index in range(2)
+    )
     with first, second:
         running = coordinator.schedule(waits, (tmp_path, "runs"), worker=1)
         waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
@@ -125,7 +140,9 @@ def test_a_worker_that_is_not_there_cannot_be_removed(
 
 
 @pytest.mark.parametrize("worker", [-1, "ps:0", "worker", "worker:x", "worker:01", ""])
-def test_an_invalid_name_of_a_worker_is_refused(coordinator: ClusterCoordinator, worker: int | str) -> None:
+def test_an_invalid_name_of_a_worker_is_refused(
+    coordinator: ClusterCoordinator, worker: int | str
+) -> None:
     with pytest.raises(ValueError, match="wants the index of a worker or its name"):
         coordinator.schedule(int, worker=worker)
     assert coordinator.done()
@@ -133,7 +150,11 @@ def test_an_invalid_name_of_a_worker_is_refused(coordinator: ClusterCoordinator,
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"worker": 1.5}, TypeError), ({"priority": "high"}, TypeError), ({"priority": 2**31}, ValueError)],
+    [
+        ({"worker": 1.5}, TypeError),
+        ({"priority": "high"}, TypeError),
+        ({"priority": 2**31}, ValueError),
+    ],
 )
 def test_options_of_a_wrong_type_are_refused(
     coordinator: ClusterCoordinator, options: dict[str, Any], error: type[Exception]

@@ -1,4 +1,5 @@
-"""What a worker or a program tells a dispatcher about itself: a value that no correct process sends is refused, with the reason."""
+"""What a worker or a program tells a dispatcher about itself: a value that no correct process sends
+is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ import pytest
 import zmqdist as zd
 from tests.transport.wired import Dialled
 from zmqdist.errors import INVALID_ARGUMENT, InvalidArgumentError, UnknownError
-from zmqdist.limits import NAME_CHARS_MAX, NUMBER_MAX, QUEUE_UNBOUNDED, SLOTS_MAX, WORKER_INDEX_MAX, WORKER_TAGS_MAX
+from zmqdist.limits import (
+    NAME_CHARS_MAX,
+    NUMBER_MAX,
+    QUEUE_UNBOUNDED,
+    SLOTS_MAX,
+    WORKER_INDEX_MAX,
+    WORKER_TAGS_MAX,
+)
 from zmqdist.messages import (
     CancelWork,
     Done,
@@ -90,7 +98,9 @@ def told(dispatcher: zd.DispatchServer) -> dict[int, Refused]:
     """The reply to each row of REFUSED, over a connection of its own."""
     replies = {}
     for number, (message, field, value, _) in enumerate(REFUSED):
-        dialled = Dialled(dispatcher.address, client_security(dispatcher.address, "admin"), name="stranger")
+        dialled = Dialled(
+            dispatcher.address, client_security(dispatcher.address, "admin"), name="stranger"
+        )
         dialled.expect("up")
         wire = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
         wire[1 + message.__struct_fields__.index(field)] = value
@@ -101,7 +111,9 @@ def told(dispatcher: zd.DispatchServer) -> dict[int, Refused]:
 
 
 @pytest.mark.parametrize(
-    "number", range(len(REFUSED)), ids=[f"{type(m).__name__}-{f}-{v!a:.20}" for m, f, v, _ in REFUSED]
+    "number",
+    range(len(REFUSED)),
+    ids=[f"{type(m).__name__}-{f}-{v!a:.20}" for m, f, v, _ in REFUSED],
 )
 def test_it_is_refused_with_the_reason(told: dict[int, Refused], number: int) -> None:
     answer, text = told[number], REFUSED[number][3]
@@ -112,7 +124,9 @@ def test_it_is_refused_with_the_reason(told: dict[int, Refused], number: int) ->
     assert answer.final == (text is not NOT_ONE)
 
 
-def test_refused_workers_are_in_no_table(dispatcher: zd.DispatchServer, told: dict[int, Refused]) -> None:
+def test_refused_workers_are_in_no_table(
+    dispatcher: zd.DispatchServer, told: dict[int, Refused]
+) -> None:
     assert dispatcher.snapshot().workers == ()
 
 
@@ -128,7 +142,9 @@ def test_the_tools_print_whatever_a_worker_has_told(
     with zd.DispatchServer(DispatcherConfig()) as server:
         linked = []
         for register in strangers:
-            dialled = Dialled(server.address, client_security(server.address, "worker"), name="stranger")
+            dialled = Dialled(
+                server.address, client_security(server.address, "worker"), name="stranger"
+            )
             linked.append(dialled)
             dialled.expect("up")
             assert dialled.send(register)
@@ -142,9 +158,13 @@ def test_the_tools_print_whatever_a_worker_has_told(
             dialled.loop.stop()
 
 
-@pytest.mark.parametrize("record", [None, [], {}, {"workers": 5}, {"workers": [], "queued": "many"}], ids=str)
+@pytest.mark.parametrize(
+    "record", [None, [], {}, {"workers": 5}, {"workers": [], "queued": "many"}], ids=str
+)
 def test_a_status_that_is_none_is_one_sentence(record: Any) -> None:
-    with pytest.raises(UnknownError, match=r"cannot be read .*: install the same zmqdist on both ends"):
+    with pytest.raises(
+        UnknownError, match=r"cannot be read .*: install the same zmqdist on both ends"
+    ):
         checked(record)
 
 

@@ -1,4 +1,5 @@
-"""With keys each process has only the secret of its own role, and all other processes give it the rights of this role."""
+"""With keys each process has only the secret of its own role, and all other processes give it the
+rights of this role."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ LARGE = 300_000
 
 @pytest.fixture
 def folder_of(tmp_path: Path) -> Callable[..., str]:
-    """Return `folder_of(role)`, which makes a folder with the secret of that role and the public data, as SECURITY.md says."""
+    """Return `folder_of(role)`, which makes a folder with the secret of that role and the public
+    data, as SECURITY.md says."""
     cluster = tmp_path / "all"
     keygen(cluster)
 
@@ -44,7 +46,8 @@ def folder_of(tmp_path: Path) -> Callable[..., str]:
 
 
 def another_worker(folder: str, all_: Path) -> None:
-    """Give the worker with this folder a key of its own, and list it in the `authorized` file of every process."""
+    """Give the worker with this folder a key of its own, and list it in the `authorized` file of
+    every process."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     Path(folder, "worker.key").write_text(f"public {public}\nsecret {secret}\n")
     for authorized in all_.glob("*/authorized"):
@@ -53,18 +56,26 @@ def another_worker(folder: str, all_: Path) -> None:
 
 @pytest.fixture
 def roles(
-    folder_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    folder_of: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[zd.DispatchServer]:
-    """A dispatcher and two workers with a key each, and this process as a program; without shared memory, to fetch over connections."""
+    """A dispatcher and two workers with a key each, and this process as a program; without shared
+    memory, to fetch over connections."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
-    server, one, two, program = (folder_of(role) for role in ("server", "worker", "worker", "submit"))
+    server, one, two, program = (
+        folder_of(role) for role in ("server", "worker", "worker", "submit")
+    )
     another_worker(two, tmp_path)
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", program)
     with zd.DispatchServer(DispatcherConfig(keys_dir=server)) as dispatcher:
         workers = [
-            zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=keys_dir, processes=request.param))
+            zd.WorkerServer(
+                WorkerConfig(dispatcher.address, keys_dir=keys_dir, processes=request.param)
+            )
             for keys_dir in (one, two)
         ]
         yield dispatcher
@@ -77,14 +88,18 @@ def sized(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("roles", [False, True], indirect=True, ids=["threads", "processes"])
-def test_with_only_their_own_secret_all_processes_can_schedule_fetch_and_read(roles: zd.DispatchServer) -> None:
+def test_with_only_their_own_secret_all_processes_can_schedule_fetch_and_read(
+    roles: zd.DispatchServer,
+) -> None:
     with ClusterCoordinator(roles.address) as coordinator:
         for index in range(2):
             found = coordinator.schedule(sized, (np.zeros(LARGE, np.uint8),), worker=index).fetch()
             assert (found.shape, found[0]) == ((LARGE,), LARGE % 251)
         held = coordinator.schedule(sized, ("x",), worker=0)
         assert coordinator.schedule(np.sum, (held,), worker=1).fetch() == LARGE
-    dataset = Dataset.range(20).apply(distribute("distributed_epoch", roles.address, data_transfer_protocol="zmq"))
+    dataset = Dataset.range(20).apply(
+        distribute("distributed_epoch", roles.address, data_transfer_protocol="zmq")
+    )
     assert sorted(int(each) for each in dataset) == list(range(20))
 
 
@@ -93,28 +108,42 @@ def test_the_key_of_a_worker_is_not_accepted_as_that_of_the_dispatcher(
 ) -> None:
     worker, program = folder_of("worker"), folder_of("submit")
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", program)
-    with pytest.raises(errors.FailedPreconditionError, match=r"there is no key file .*worker-\d+/server\.key"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"there is no key file .*worker-\d+/server\.key"
+    ):
         zd.DispatchServer(DispatcherConfig(keys_dir=worker))
     shutil.copy(Path(worker, "worker.key"), Path(worker, "server.key"))
     with (
         zd.DispatchServer(DispatcherConfig(keys_dir=worker)) as played,
-        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"),
+        pytest.raises(
+            errors.UnauthenticatedError, match="does not have the key that this side expects"
+        ),
     ):
         ClusterCoordinator(played.address).schedule(int).fetch()
 
 
-@pytest.mark.parametrize(("role", "taken"), [("worker", True), ("submit", True), ("client", False), (None, False)])
+@pytest.mark.parametrize(
+    ("role", "taken"), [("worker", True), ("submit", True), ("client", False), (None, False)]
+)
 def test_payloads_are_fetched_only_from_workers_and_programs(
     folder_of: Callable[..., str], role: str | None, taken: bool
 ) -> None:
     credentials = Credentials(keys_dir=folder_of("submit"))
-    public = zmq.curve_keypair()[0] if role is None else keys.load_role(folder_of(role), role).public
+    public = (
+        zmq.curve_keypair()[0] if role is None else keys.load_role(folder_of(role), role).public
+    )
     if taken:
-        assert credentials.client("127.0.0.1:1", "submit", keys.decode_public(public)).server_key == public
+        assert (
+            credentials.client("127.0.0.1:1", "submit", keys.decode_public(public)).server_key
+            == public
+        )
         return
     with pytest.raises(errors.UnauthenticatedError) as raised:
         credentials.client("127.0.0.1:1", "submit", keys.decode_public(public))
-    assert f"its public key {public.decode()} is not that of a worker or a program in " in raised.value.message
+    assert (
+        f"its public key {public.decode()} is not that of a worker or a program in "
+        in raised.value.message
+    )
 
 
 def test_a_refusal_names_the_key_that_was_used_and_not_the_present_one_in_the_folder(

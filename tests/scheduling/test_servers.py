@@ -66,12 +66,16 @@ def test_a_server_serves_from_start_to_stop(server: Any) -> None:
     server.stop()
     assert server.join(0) is True
     server.stop()
-    with pytest.raises(errors.FailedPreconditionError, match="Server cannot be started after it has been stopped"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match="Server cannot be started after it has been stopped"
+    ):
         server.start()
 
 
 def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
-    worker = zd.WorkerServer(WorkerConfig("127.0.0.1:1", token_file=str(tmp_path / "nowhere")), start=False)
+    worker = zd.WorkerServer(
+        WorkerConfig("127.0.0.1:1", token_file=str(tmp_path / "nowhere")), start=False
+    )
     with pytest.raises(errors.FailedPreconditionError, match="cannot read the token file"):
         worker.start()
     worker.stop()
@@ -111,24 +115,30 @@ def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
     assert dispatcher.snapshot().losses_count == 0  # the worker has left in good order
 
 
-def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(dispatcher: zd.DispatchServer) -> None:
+def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(
+    dispatcher: zd.DispatchServer,
+) -> None:
     program = (
         "import gc, os, time, warnings\n"
         "import zmqdist as zd\n"
         "server = zd.DispatchServer()\n"
         "address = server.address\n"
-        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # a warning about a fork with threads, since Python 3.12
+        # a warning about a fork with threads, since Python 3.12
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"
         "pid = os.fork()\n"
         "if not pid:\n"
         "    del server\n"
         "    gc.collect()\n"
         "    import threading\n"
-        "    os._exit(any(thread.name == 'zmqdist-dispatcher-stop' for thread in threading.enumerate()))\n"
+        "    os._exit(any(thread.name == 'zmqdist-dispatcher-stop' for thread in "
+        "threading.enumerate()))\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
         "zd.rpc.Client.create('zmq', address, timeout_in_ms=20_000).close()\n"
         "server.stop()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -175,7 +185,10 @@ def test_a_worker_may_be_started_before_its_dispatcher(port: int) -> None:
     starting = threading.Thread(target=worker.start)
     starting.start()
     assert worker.join(0.05) is False
-    with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+    with (
+        zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher,
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         starting.join(20)
         assert dispatcher.num_workers == 1
         assert coordinator.schedule(int).get(20) == 0
@@ -200,7 +213,10 @@ def test_waiting_for_a_dispatcher_is_logged(
 
     monkeypatch.setattr(module, "FIRST_CONTACT_LOG_S", 0.05)
     address = f"127.0.0.1:{port}"
-    with caplog.at_level("INFO"), pytest.raises(errors.UnavailableError, match=r"no dispatcher for 2 s"):
+    with (
+        caplog.at_level("INFO"),
+        pytest.raises(errors.UnavailableError, match=r"no dispatcher for 2 s"),
+    ):
         zd.WorkerServer(WorkerConfig(address, orphan_limit_s=2.0))
     assert f"worker waits for the dispatcher at {address}" in caplog.text
 
@@ -212,7 +228,9 @@ def test_a_worker_without_a_limit_waits_for_its_dispatcher_for_ever() -> None:
         dispatcher.stop()
         until(lambda: not worker.in_contact)
         assert not worker.join(0)
-        with zd.DispatchServer(DispatcherConfig(port=int(dispatcher.address.rpartition(":")[2]))) as other:
+        with zd.DispatchServer(
+            DispatcherConfig(port=int(dispatcher.address.rpartition(":")[2]))
+        ) as other:
             until(lambda: other.num_workers == 1)
 
 
@@ -222,17 +240,26 @@ OTHERS = {
         {"version": "99.1.2"},
         rf"it has zmqdist 99\.1\.2 \(the dispatcher {re.escape(__version__)}\); install",
     ),
-    "both": ({"python": (2, 7), "version": "99.1.2"}, r"Python 2\.7 \(the dispatcher 3\.\d+\) and zmqdist 99\.1\.2 \("),
+    "both": (
+        {"python": (2, 7), "version": "99.1.2"},
+        r"Python 2\.7 \(the dispatcher 3\.\d+\) and zmqdist 99\.1\.2 \(",
+    ),
 }
 """What a hello says, and what both sides are told."""
 
 
 @pytest.mark.parametrize("differs", OTHERS)
 def test_a_worker_that_cannot_exchange_pickles_is_refused_with_both_versions(
-    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, differs: str
+    dispatcher: zd.DispatchServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    differs: str,
 ) -> None:
     said, problem = OTHERS[differs]
-    monkeypatch.setattr("zmqdist.scheduling.worker.runtime.our_hello", lambda *args: replace(our_hello(*args), **said))
+    monkeypatch.setattr(
+        "zmqdist.scheduling.worker.runtime.our_hello",
+        lambda *args: replace(our_hello(*args), **said),
+    )
     with pytest.raises(errors.FailedPreconditionError, match=problem):
         zd.WorkerServer(WorkerConfig(dispatcher.address))
     assert dispatcher.num_workers == 0
@@ -245,17 +272,26 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
 ) -> None:
     said, problem = OTHERS[differs]
     monkeypatch.setattr(
-        "zmqdist.scheduling.coordinator.runtime.our_hello", lambda *args: replace(our_hello(*args), **said)
+        "zmqdist.scheduling.coordinator.runtime.our_hello",
+        lambda *args: replace(our_hello(*args), **said),
     )
-    with ClusterCoordinator(dispatcher) as coordinator, pytest.raises(errors.FailedPreconditionError, match=problem):
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        pytest.raises(errors.FailedPreconditionError, match=problem),
+    ):
         coordinator.schedule(go).get(20)
 
 
-@pytest.mark.parametrize("said", [{"python": (0, 0), "version": ""}, {"version": f"{__version__}.post1"}])
+@pytest.mark.parametrize(
+    "said", [{"python": (0, 0), "version": ""}, {"version": f"{__version__}.post1"}]
+)
 def test_another_patch_version_or_none_is_accepted(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.worker.runtime.our_hello", lambda *args: replace(our_hello(*args), **said))
+    monkeypatch.setattr(
+        "zmqdist.scheduling.worker.runtime.our_hello",
+        lambda *args: replace(our_hello(*args), **said),
+    )
     with zd.WorkerServer(WorkerConfig(dispatcher.address)):
         assert dispatcher.num_workers == 1
 
@@ -263,7 +299,8 @@ def test_another_patch_version_or_none_is_accepted(
 def test_a_second_living_worker_of_the_same_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second worker repeats its registration for a while, because the first one might have died a moment ago."""
+    """The second worker repeats its registration for a while, because the first one might have died
+    a moment ago."""
     monkeypatch.setattr("zmqdist.scheduling.worker.dispatcher_contact.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
@@ -285,7 +322,10 @@ def test_a_worker_gets_the_lowest_free_index(dispatcher: zd.DispatchServer) -> N
 def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_waiting_work(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as first,
+    ):
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
         until(lambda: begun(tmp_path))
         stopping = threading.Thread(target=first.stop, args=(20,))
@@ -302,7 +342,8 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_waiting_wor
 def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ended(
     dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dispatcher is busy while its worker ends, and notices the end when it cannot send a message any more."""
+    """The dispatcher is busy while its worker ends, and notices the end when it cannot send a
+    message any more."""
     assigned: list[tuple[Router, Any]] = []
     send = Router.send
 
@@ -312,7 +353,10 @@ def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ende
         return send(self, peer, message, *rest)
 
     monkeypatch.setattr(Router, "send", noting)
-    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+    ):
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
         until(lambda: dispatcher.snapshot().workers[0].running)
@@ -337,13 +381,23 @@ def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ende
         assert len(begun(tmp_path)) == 1
 
 
-def test_a_worker_that_leaves_by_itself_gets_no_more_work(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
-    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+def test_a_worker_that_leaves_by_itself_gets_no_more_work(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+    ):
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
         until(lambda: begun(tmp_path))
         stopping = threading.Thread(target=worker.stop, args=(20,))
         stopping.start()
-        until(lambda: [(row.state, row.leases) for row in dispatcher.snapshot().workers] == [("leaving", 1)])
+        until(
+            lambda: (
+                [(row.state, row.leases) for row in dispatcher.snapshot().workers]
+                == [("leaving", 1)]
+            )
+        )
         until(lambda: dispatcher.snapshot().queued == 3)
         go(tmp_path)
         stopping.join(20)
@@ -366,7 +420,10 @@ def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
 def test_drain_by_rpc_gives_back_work_that_has_not_begun(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as first,
+    ):
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
         until(lambda: begun(tmp_path))
         ask("drain", "worker", 0, 20.0)
@@ -382,7 +439,10 @@ def test_drain_by_rpc_gives_back_work_that_has_not_begun(
 def test_a_worker_that_drains_can_be_told_to_end_sooner(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+    with (
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+    ):
         coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
         ask("drain", "worker", 0, 100.0)
@@ -396,7 +456,10 @@ def test_drain_of_a_worker_that_does_not_exist_names_those_that_do(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any]
 ) -> None:
     text = "no worker worker:9 is registered here; the registered workers are: worker:0"
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), pytest.raises(errors.NotFoundError, match=text):
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        pytest.raises(errors.NotFoundError, match=text),
+    ):
         ask("drain", "worker", 9, 1.0)
 
 
@@ -422,7 +485,7 @@ def test_a_worker_without_a_dispatcher_ends_itself() -> None:
         assert worker.ended.error == "no dispatcher for 2 s"
 
 
-# -- invalid arguments -------------------------------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------
 
 CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
     (DispatcherConfig, {"port": -1}, "port is -1, wants 0 to 65535"),
@@ -442,7 +505,9 @@ CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "options", "text"), CONFIGS, ids=[row[2] for row in CONFIGS])
-def test_a_config_with_invalid_values_is_refused(config: Any, options: dict[str, Any], text: str) -> None:
+def test_a_config_with_invalid_values_is_refused(
+    config: Any, options: dict[str, Any], text: str
+) -> None:
     if config is WorkerConfig:
         options = {"dispatcher_address": "127.0.0.1:1", **options}
     with pytest.raises(errors.InvalidArgumentError, match=re.escape(text)):
@@ -471,14 +536,21 @@ TARGETS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("target", "text"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
 @pytest.mark.parametrize("kind", [ClusterCoordinator, zd.Executor])
-def test_the_error_for_an_invalid_target_lists_the_accepted_ones(kind: Any, target: Any, text: str) -> None:
+def test_the_error_for_an_invalid_target_lists_the_accepted_ones(
+    kind: Any, target: Any, text: str
+) -> None:
     with pytest.raises(ValueError, match=text) as caught:
         kind(target)
-    assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
+    assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(
+        caught.value
+    )
 
 
 def test_a_coordinator_without_target_says_that_the_environment_names_no_cluster() -> None:
-    with pytest.raises(ValueError, match="no target was given and ZMQDIST_CONFIG names no running cluster: wanted a "):
+    with pytest.raises(
+        ValueError,
+        match="no target was given and ZMQDIST_CONFIG names no running cluster: wanted a ",
+    ):
         ClusterCoordinator()
 
 
@@ -492,7 +564,9 @@ def test_a_negative_queue_max_is_refused(dispatcher: zd.DispatchServer) -> None:
 def test_an_invalid_duration_of_a_coordinator_is_refused(
     dispatcher: zd.DispatchServer, name: str, seconds: float
 ) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=f"{name} is {seconds}, wants 0 s or more"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=f"{name} is {seconds}, wants 0 s or more"
+    ):
         ClusterCoordinator(dispatcher, **{name: seconds})
 
 
@@ -528,23 +602,36 @@ def test_a_target_argument_overrides_the_environment(
             lambda: DispatcherConfig(advertise="0.0.0.0:5050"),
             "advertise is '0.0.0.0:5050': no process can connect to it",
         ),
-        (lambda: DispatcherConfig(advertise="tcp://node1:5050"), "advertise is .*: write host:port without tcp://"),
+        (
+            lambda: DispatcherConfig(advertise="tcp://node1:5050"),
+            "advertise is .*: write host:port without tcp://",
+        ),
         (
             lambda: WorkerConfig("a:1", worker_address="node1:%dts_port%"),
             "worker_address is .*: .* is not an IPv6 address",
         ),
-        (lambda: WorkerConfig("a:1", worker_address="*:%port%"), "worker_address is .*: no process can connect to it"),
         (
-            lambda: WorkerConfig("a:1", data_transfer_protocol="zmq", data_transfer_address="a b:%dts_port%"),
+            lambda: WorkerConfig("a:1", worker_address="*:%port%"),
+            "worker_address is .*: no process can connect to it",
+        ),
+        (
+            lambda: WorkerConfig(
+                "a:1", data_transfer_protocol="zmq", data_transfer_address="a b:%dts_port%"
+            ),
             "data_transfer_address is .*: 'a b' is not a host name",
         ),
     ],
 )
-def test_an_address_at_which_no_process_reaches_a_server_is_refused(make: Callable[[], Any], problem: str) -> None:
+def test_an_address_at_which_no_process_reaches_a_server_is_refused(
+    make: Callable[[], Any], problem: str
+) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=problem):
         make()
 
 
 def test_an_advertised_address_may_have_a_placeholder_for_its_port() -> None:
-    assert WorkerConfig("a:1", worker_address="[::1]:%port%").advertised("127.0.0.1:5051") == "[::1]:5051"
+    assert (
+        WorkerConfig("a:1", worker_address="[::1]:%port%").advertised("127.0.0.1:5051")
+        == "[::1]:5051"
+    )
     assert WorkerConfig("a:1", worker_address="node1").advertised("127.0.0.1:5051") == "node1:5051"

@@ -1,4 +1,5 @@
-"""Several slots and workers: which functions run at the same time, which slot gets which work, and which work is taken back."""
+"""Several slots and workers: which functions run at the same time, which slot gets which work, and
+which work is taken back."""
 
 from __future__ import annotations
 
@@ -42,17 +43,23 @@ def test_work_is_spread_over_all_slots(cluster: zd.local_cluster, tmp_path: Path
         coordinator.fetch(values)
 
 
-def test_quick_work_does_not_wait_behind_slow_work(cluster: zd.local_cluster, tmp_path: Path) -> None:
-    """All four slots get batches of quick work first, so that other functions wait behind a slow one."""
+def test_quick_work_does_not_wait_behind_slow_work(
+    cluster: zd.local_cluster, tmp_path: Path
+) -> None:
+    """All four slots get batches of quick work first, so that other functions wait behind a slow
+    one."""
     with ClusterCoordinator(cluster) as coordinator:
         coordinator.fetch(coordinator.map(int, range(2000)))
         values = []
         for i in range(400):
-            values.append(coordinator.schedule(waits, (tmp_path, str(i))) if i in (50, 200) else None)
+            values.append(
+                coordinator.schedule(waits, (tmp_path, str(i))) if i in (50, 200) else None
+            )
             values.append(coordinator.schedule(counts, (tmp_path, str(i))))
         slow = [value for value in values[::2] if value is not None]
         quick = values[1::2]
-        assert coordinator.fetch(quick) == [str(i) for i in range(400)]  # while the slow functions are still running
+        # while the slow functions are still running
+        assert coordinator.fetch(quick) == [str(i) for i in range(400)]
         assert not any(value.done() for value in slow)
         go(tmp_path)
         coordinator.join(20)
@@ -76,7 +83,9 @@ def test_a_late_worker_takes_over_work_that_others_have_not_begun(
         assert coordinator.fetch(values) == ["0", "1"]
 
 
-def test_killing_one_slot_does_not_affect_the_others(cluster: zd.local_cluster, tmp_path: Path) -> None:
+def test_killing_one_slot_does_not_affect_the_others(
+    cluster: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
         others = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
         bad = coordinator.schedule(writes, (tmp_path, "bad"))
@@ -95,7 +104,10 @@ def test_killing_one_slot_does_not_affect_the_others(cluster: zd.local_cluster, 
 
 
 def test_work_behind_a_killed_function_runs_elsewhere(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
+    with (
+        zd.local_cluster(workers=1) as cluster,
+        ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator,
+    ):
         coordinator.fetch(coordinator.map(int, range(500)))  # so that the slot gets batches
         bad = coordinator.schedule(writes, (tmp_path,))
         behind = [coordinator.schedule(counts, (tmp_path, str(i))) for i in range(50)]
@@ -118,8 +130,13 @@ def test_several_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_
         greedy.join(20)
 
 
-def test_a_round_of_one_coordinator_ends_without_touching_another(cluster: zd.local_cluster, tmp_path: Path) -> None:
-    with ClusterCoordinator(cluster) as one, ClusterCoordinator(cluster, cancel_grace_s=0.1) as other:
+def test_a_round_of_one_coordinator_ends_without_touching_another(
+    cluster: zd.local_cluster, tmp_path: Path
+) -> None:
+    with (
+        ClusterCoordinator(cluster) as one,
+        ClusterCoordinator(cluster, cancel_grace_s=0.1) as other,
+    ):
         kept = one.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
         other.schedule(writes, (tmp_path,))
@@ -132,7 +149,9 @@ def test_a_round_of_one_coordinator_ends_without_touching_another(cluster: zd.lo
         assert len(begun(tmp_path)) <= 2
 
 
-def test_the_output_of_functions_reaches_the_workers_output(start_worker: Callable[..., Child]) -> None:
+def test_the_output_of_functions_reaches_the_workers_output(
+    start_worker: Callable[..., Child],
+) -> None:
     import sys
 
     lines: list[str] = []
@@ -147,7 +166,9 @@ def test_the_output_of_functions_reaches_the_workers_output(start_worker: Callab
         until(lambda: {"to standard output", "to standard error"} <= set(lines))
 
 
-def test_a_failing_reader_of_lines_does_not_block_their_writer(start_worker: Callable[..., Child]) -> None:
+def test_a_failing_reader_of_lines_does_not_block_their_writer(
+    start_worker: Callable[..., Child],
+) -> None:
     """A pipe has room for 64 KiB: a process that writes more waits for a reader."""
     lines = 0
 
@@ -200,7 +221,11 @@ def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
 
 
 def test_each_slot_process_keeps_the_state_of_modules(cluster: zd.local_cluster) -> None:
-    """A slot process continues after a function, so that imports and caches are there for the next one."""
+    """A slot process continues after a function, so that imports and caches are there for the next
+    one."""
     with ClusterCoordinator(cluster) as coordinator:
-        pids = [set(coordinator.fetch(coordinator.map(lambda _: os.getpid(), range(20)))) for _ in range(3)]
+        pids = [
+            set(coordinator.fetch(coordinator.map(lambda _: os.getpid(), range(20))))
+            for _ in range(3)
+        ]
         assert len(set.union(*pids)) <= 4

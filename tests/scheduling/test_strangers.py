@@ -1,4 +1,5 @@
-"""Admitted peers that claim to be another process: the victim gets an error, no result is wrong, and no call waits for ever."""
+"""Admitted peers that claim to be another process: the victim gets an error, no result is wrong,
+and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -49,11 +50,14 @@ def dispatcher(own_secrets: None) -> Iterator[zd.DispatchServer]:
 
 @pytest.fixture
 def claims(dispatcher: zd.DispatchServer) -> Iterator[Claims]:
-    """Return `claims(role)`, which makes a connection with the user's token in a role; the test sends any messages over it."""
+    """Return `claims(role)`, which makes a connection with the user's token in a role; the test
+    sends any messages over it."""
     made: list[Dialled] = []
 
     def claims(role: str) -> Dialled:
-        made.append(Dialled(dispatcher.address, client_security(dispatcher.address, role), name="stranger"))
+        made.append(
+            Dialled(dispatcher.address, client_security(dispatcher.address, role), name="stranger")
+        )
         made[-1].expect("up")
         return made[-1]
 
@@ -63,7 +67,8 @@ def claims(dispatcher: zd.DispatchServer) -> Iterator[Claims]:
 
 
 def number_of(dispatcher: zd.DispatchServer) -> int:
-    """Return the number of the only coordinator, which every process that may call `status` can see."""
+    """Return the number of the only coordinator, which every process that may call `status` can
+    see."""
     return until(lambda: dispatcher.snapshot().coordinators)[0].coordinator
 
 
@@ -78,12 +83,17 @@ def register(incarnation: int, index: int, *, held: list[int] | None = None) -> 
 def test_a_coordinator_whose_number_another_takes_gets_an_error_and_does_not_wait_for_ever(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path), "it runs")
         thief = claims("submit")
         thief.send(enlist(number_of(dispatcher)))
-        with pytest.raises(errors.AbortedError, match="another connection has registered as this coordinator"):
+        with pytest.raises(
+            errors.AbortedError, match="another connection has registered as this coordinator"
+        ):
             value.get(WITHIN_S)
         with pytest.raises(errors.OpError):
             coordinator.schedule(abs, (-1,)).get(WITHIN_S)
@@ -99,7 +109,10 @@ def goes_on(folder: Path) -> None:
 def test_a_join_that_waits_for_the_end_of_a_round_raises_when_the_coordinators_number_is_taken(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
-    with zd.WorkerServer(WorkerConfig(dispatcher.address, slots=2)), ClusterCoordinator(dispatcher) as coordinator:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address, slots=2)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         coordinator.schedule(goes_on, (tmp_path,))
         coordinator.schedule(int, ("it failed",)).exception(WITHIN_S)
         until(lambda: begun(tmp_path), "it runs")
@@ -157,8 +170,13 @@ def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_i
             assert isinstance(raised[0], errors.OpError)
 
 
-def test_a_worker_that_registers_as_another_one_gets_no_work(dispatcher: zd.DispatchServer, claims: Claims) -> None:
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+def test_a_worker_that_registers_as_another_one_gets_no_work(
+    dispatcher: zd.DispatchServer, claims: Claims
+) -> None:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         thief = claims("worker")
         thief.send(register(77, 0))
         refused = thief.expect("message")[1]
@@ -170,8 +188,12 @@ def test_a_worker_that_registers_as_another_one_gets_no_work(dispatcher: zd.Disp
 def test_work_that_goes_to_a_peer_with_the_incarnation_of_a_worker_is_done_nevertheless(
     dispatcher: zd.DispatchServer, claims: Claims
 ) -> None:
-    """A peer that knows the incarnation can disturb that worker. The worker registers again, as it does after a broken connection."""
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+    """A peer that knows the incarnation can disturb that worker. The worker registers again, as it
+    does after a broken connection."""
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         looks = claims("submit")
         looks.send(RegisterCoordinator(5, 100, 1, False, watch_members=True))
         looks.expect("message")
@@ -186,7 +208,10 @@ def test_work_that_goes_to_a_peer_with_the_incarnation_of_a_worker_is_done_never
 def test_outcomes_of_leases_that_another_worker_holds_are_dropped(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         value = coordinator.schedule(waits, (tmp_path, "right"), worker="worker:0")
         until(lambda: begun(tmp_path), "it runs")
         thief = claims("worker")
@@ -209,7 +234,12 @@ OF_COORDINATORS: list[Message] = [
     EndRound(1, 0.0),
     ResultReceived([(1, 1)]),
 ]
-OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), LeasesReturned([1]), SlotsLost([])]
+OF_WORKERS: list[Message] = [
+    register(9, 9),
+    Done([(1, VALUE, b"")], []),
+    LeasesReturned([1]),
+    SlotsLost([]),
+]
 WRONG = [
     *(("client", message) for message in (*OF_COORDINATORS, *OF_WORKERS)),
     *(("worker", message) for message in OF_COORDINATORS),
@@ -218,7 +248,9 @@ WRONG = [
 
 
 def refusal(dispatcher: zd.DispatchServer, stranger: Dialled, message: Message) -> Refused:
-    """Return the dispatcher's reply to this message, which must change nothing in the dispatcher."""
+    """Return the dispatcher's reply to this message, which must change nothing in the
+    dispatcher.
+    """
     before = dispatcher.snapshot()
     stranger.send(message)
     refused = stranger.expect("message")[1]
@@ -254,8 +286,13 @@ def test_messages_recorded_from_another_connection_have_no_effect_on_a_new_one(
     assert "a peer that has not registered" in refusal(dispatcher, claims(role), message).message
 
 
-def test_the_goodbye_of_a_stranger_affects_no_other_peer(dispatcher: zd.DispatchServer, claims: Claims) -> None:
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+def test_the_goodbye_of_a_stranger_affects_no_other_peer(
+    dispatcher: zd.DispatchServer, claims: Claims
+) -> None:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
         for role in ("worker", "submit", "client"):
             claims(role).send(Goodbye("worker:0"))
         assert coordinator.fetch(coordinator.map(abs, range(-50, 0))) == list(range(50, 0, -1))

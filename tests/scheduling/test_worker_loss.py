@@ -1,4 +1,5 @@
-"""Workers and slots that die, freeze and return: their work runs elsewhere, each result arrives once, and no call waits for ever."""
+"""Workers and slots that die, freeze and return: their work runs elsewhere, each result arrives
+once, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.work import begun, counts, dies_first, exits, go, segfaults, starts, until, waits
+from tests.scheduling.work import (
+    begun,
+    counts,
+    dies_first,
+    exits,
+    go,
+    segfaults,
+    starts,
+    until,
+    waits,
+)
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
@@ -35,14 +46,15 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_returns_under_its_index
         os.kill(workers[0].pid, signal.SIGKILL)
         until(lambda: dispatcher.num_workers == 1)
         start_worker(dispatcher.address, index=0)
-        until(lambda: len(begun(tmp_path)) == 3)  # the lost function has begun again, or another one has begun
+        # the lost function has begun again, or another one has begun
+        until(lambda: len(begun(tmp_path)) == 3)
         go(tmp_path)
         assert coordinator.fetch(values) == ["0", "1", "2", "3"]
         coordinator.join(20)
         assert sorted(row.name for row in dispatcher.snapshot().workers) == ["worker:0", "worker:1"]
 
 
-# -- slots ----------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 DEATHS = pytest.mark.parametrize(
     ("how", "text"),
@@ -82,9 +94,13 @@ def test_a_function_that_always_ends_its_process_fails_with_exit_codes_and_last_
         good = [coordinator.schedule(counts, (tmp_path, str(i), 0.01)) for i in range(20)]
         before = cluster.dispatcher.snapshot().slot_deaths
         bad = coordinator.schedule(poison)
-        with pytest.raises(errors.WorkerLost, match=rf"poison was started 3 times.*worker:\d \({text}\)") as caught:
+        with pytest.raises(
+            errors.WorkerLost, match=rf"poison was started 3 times.*worker:\d \({text}\)"
+        ) as caught:
             bad.get(20)
-        assert [start.exit_code for start in caught.value.starts] == [7 if how is exits else -signal.SIGSEGV] * 3
+        assert [start.exit_code for start in caught.value.starts] == [
+            7 if how is exits else -signal.SIGSEGV
+        ] * 3
         assert all(start.worker.startswith("worker:") for start in caught.value.starts)
         assert "the last words" in str(caught.value)
         if how is segfaults:
@@ -94,9 +110,14 @@ def test_a_function_that_always_ends_its_process_fails_with_exit_codes_and_last_
         record = cluster.dispatcher.snapshot()
         assert record.slot_deaths == before + 3
         assert record.last_slot_death is not None
-        assert record.last_slot_death[:2] == (caught.value.starts[-1].worker, caught.value.starts[-1].exit_code)
+        assert record.last_slot_death[:2] == (
+            caught.value.starts[-1].worker,
+            caught.value.starts[-1].exit_code,
+        )
         assert all(value.done() for value in good)
-        assert coordinator.fetch([coordinator.schedule(int, (str(i),)) for i in range(8)]) == list(range(8))
+        assert coordinator.fetch([coordinator.schedule(int, (str(i),)) for i in range(8)]) == list(
+            range(8)
+        )
         coordinator.join(20)
         assert max(starts(tmp_path, str(i)) for i in range(20)) == 1
 
@@ -116,11 +137,14 @@ class Poison:
         return exits, ()
 
 
-# -- no worker ---------------------------------------------------------------------------------------------------
+# -- no worker -------------------------------------------------------------------------------------
 
 
 def test_without_any_worker_for_too_long_waiting_work_fails() -> None:
-    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator:
+    with (
+        zd.DispatchServer() as dispatcher,
+        ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator,
+    ):
         until(lambda: coordinator.snapshot().connected)
         value = coordinator.schedule(int)
         text = r"the cluster was without any worker for 0\.2 s"
@@ -134,11 +158,14 @@ def test_without_any_worker_for_too_long_waiting_work_fails() -> None:
             assert coordinator.schedule(int).get(20) == 0
 
 
-def test_a_cluster_that_is_lost_while_no_work_waits_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_lost_while_no_work_waits_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time counts from the first work, so a worker that registers a moment later is in time."""
     now = Loop.now
     with zd.DispatchServer() as dispatcher, monkeypatch.context() as patch:
-        patch.setattr(Loop, "now", lambda self: now(self) - 100.0)  # it begins long before the others
+        # it begins long before the others
+        patch.setattr(Loop, "now", lambda self: now(self) - 100.0)
         coordinator = ClusterCoordinator(dispatcher, cluster_lost_limit_s=15.0)
         until(lambda: coordinator.snapshot().connected)
         patch.undo()

@@ -25,7 +25,8 @@ def until(condition: Callable[[], Any], what: str = "", within_s: float = PATIEN
 
 
 def waits(folder: Path, name: str = "x") -> str:
-    """Report the start, and return the name when the test creates the file `go`; end early when the work is cancelled."""
+    """Report the start, and return the name when the test creates the file `go`; end early when the
+    work is cancelled."""
     from zmqdist import cancelled
 
     (folder / f"begun-{name}-{os.getpid()}").touch()

@@ -1,4 +1,5 @@
-"""The machines of the data service's dispatcher, workers, tasks and readers in virtual time, with seeded faults.
+"""The machines of the data service's dispatcher, workers, tasks and readers in virtual time, with
+seeded faults.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -51,6 +52,9 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     assert sum(reader.error != 0 for reader in readers) > 1, "states are lost"
     assert sum(sim.answers_lost for sim in sims) > 20
     partly = [
-        sim for sim in sims for reader in sim.readers if reader.mode == r.DYNAMIC and 0 < len(reader.got) < sim.count
+        sim
+        for sim in sims
+        for reader in sim.readers
+        if reader.mode == r.DYNAMIC and 0 < len(reader.got) < sim.count
     ]
     assert len(partly) > 10

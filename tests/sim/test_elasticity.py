@@ -1,4 +1,5 @@
-"""The simulation of elasticity meets what it is about; tests/sim/test_tasks.py runs its seeds with the others."""
+"""The simulation of elasticity meets what it is about; tests/sim/test_tasks.py runs its seeds with
+the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The simulation of the keyring reaches the events that it is made for; tests/sim/test_tasks.py runs its seeds with the others."""
+"""The simulation of the keyring reaches the events that it is made for; tests/sim/test_tasks.py
+runs its seeds with the others."""
 
 from __future__ import annotations
 

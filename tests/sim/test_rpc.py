@@ -1,4 +1,5 @@
-"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk channels and paces.
+"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns,
+batches, bulk channels and paces.
 
 The faults and the checks are in tests/sim/simulations/rpc.py.
 
@@ -24,14 +25,18 @@ def test_without_faults_each_accepted_call_with_enough_time_has_its_value(seed: 
     sim = simulate_rpc(seed, faults=0)
     codes = Counter(question.code for question in sim.questions)
     assert set(codes) <= {OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED}
-    assert all(question.code != DEADLINE_EXCEEDED or question.due < 20.0 for question in sim.questions)
+    assert all(
+        question.code != DEADLINE_EXCEEDED or question.due < 20.0 for question in sim.questions
+    )
     assert codes[OK] > 0
 
 
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = simulate_rpc(7), simulate_rpc(7)
     assert first.trace == second.trace
-    assert [question.code for question in first.questions] == [question.code for question in second.questions]
+    assert [question.code for question in first.questions] == [
+        question.code for question in second.questions
+    ]
 
 
 def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
@@ -41,7 +46,13 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     assert not [kind for kind in FAULTS if f"fault: {kind}" not in trace]
     questions = [question for sim in sims for question in sim.questions]
     codes = Counter(question.code for question in questions)
-    assert min(codes[code] for code in (OK, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE)) > 100
+    assert (
+        min(
+            codes[code]
+            for code in (OK, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE)
+        )
+        > 100
+    )
     values = [question for question in questions if question.code == OK]
     assert sum(sum(question.sizes) > 512 * 1024 for question in values) > 50, "large arguments"
     assert sum(sum(question.result_sizes) > 512 * 1024 for question in values) > 50, "large results"
@@ -53,5 +64,8 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FairAdmission, "next", lambda self: None)
-    with pytest.raises(AssertionError, match=r"(?s)calls P1: .* never end.*pytest tests/sim --seed 5.*server 1 starts"):
+    with pytest.raises(
+        AssertionError,
+        match=r"(?s)calls P1: .* never end.*pytest tests/sim --seed 5.*server 1 starts",
+    ):
         simulate_rpc(5)

@@ -1,6 +1,8 @@
-"""The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time, with seeded faults.
+"""The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time,
+with seeded faults.
 
-The faults and the checks are in zmqdist/testing/simulation/cluster.py; the promises are numbered in the machines' modules.
+The faults and the checks are in zmqdist/testing/simulation/cluster.py; the promises are numbered in
+the machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -32,7 +34,8 @@ def test_without_faults_every_function_runs_exactly_once() -> None:
 
 
 def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
-    """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a mild simulation would find no bugs."""
+    """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a
+    mild simulation would find no bugs."""
     outcomes: set[int] = set()
     rounds = repeated = retried = remade = 0
     for seed in range(25):
@@ -54,5 +57,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.scheduling.coordinator.closures.Closures._submit", lambda self: [])
-    with pytest.raises(AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"
+    ):
         simulate(5)

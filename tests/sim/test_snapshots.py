@@ -1,4 +1,5 @@
-"""The machine of snapshots with models of folders and workers around it, with seeded faults: see simulations/snapshots.py.
+"""The machine of snapshots with models of folders and workers around it, with seeded faults: see
+simulations/snapshots.py.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """

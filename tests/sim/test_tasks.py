@@ -1,8 +1,9 @@
-"""The machines by which the tasks of a cluster work together, in virtual time, with seeded faults: barriers and keys, groups, messages, and
-how many workers there are.
+"""The machines by which the tasks of a cluster work together, in virtual time, with seeded faults:
+barriers and keys, groups, messages, and how many workers there are.
 
-The faults and the checks are in tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,recruitment,watches}.py. The machines' modules
-number the promises.
+The faults and the checks are in
+tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,recruitment,watches}.py. The machines'
+modules number the promises.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -63,7 +64,8 @@ def test_without_faults_nothing_ever_fails() -> None:
 
 
 def test_the_simulations_reach_the_events_that_they_are_made_for() -> None:
-    """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and messages are lost: a mild run finds no bugs."""
+    """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and
+    messages are lost: a mild run finds no bugs."""
     codes: set[int | None] = set()
     agreements = rounds = lost = 0
     for seed in range(25):

@@ -1,4 +1,5 @@
-"""Updates of variables at a parameter server whose requests are repeated until there is a reply, in virtual time, with seeded faults.
+"""Updates of variables at a parameter server whose requests are repeated until there is a reply, in
+virtual time, with seeded faults.
 
 The faults and the checks are in tests/sim/simulations/variables.py.
 """
@@ -22,7 +23,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
-    """Over some seeds updates are refused, steps are applied, servers are lost and their values come back."""
+    """Over some seeds updates are refused, steps are applied, servers are lost and their values
+    come back."""
     worlds = [simulate_variables(seed) for seed in range(25)]
     assert sum(world.answers for world in worlds) > 1000
     assert sum(world.steps for world in worlds) > 100
@@ -31,6 +33,8 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.variables.updates_machine.UpdateLog.end", lambda self, *args: self.fail(*args[:2]))
+    monkeypatch.setattr(
+        "zmqdist.variables.updates_machine.UpdateLog.end", lambda self, *args: self.fail(*args[:2])
+    )
     with pytest.raises(AssertionError, match=r"(?s)U\d.*pytest tests/sim --seed 5"):
         simulate_variables(5)

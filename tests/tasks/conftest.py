@@ -1,4 +1,5 @@
-"""Fixtures of this folder: servers and sessions that are stopped and closed at the end, secrets of their own, child processes."""
+"""Fixtures of this folder: servers and sessions that are stopped and closed at the end, secrets of
+their own, child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clusters of servers in this process, which do things at the same time, for the tests of this folder."""
+"""Clusters of servers in this process, which do things at the same time, for the tests of this
+folder."""
 
 from __future__ import annotations
 
@@ -68,7 +69,10 @@ def together(servers: list[Server], fn: Callable[[Server, int], Any]) -> list[An
 
 def errors(servers: list[Server], fn: Callable[[Server, int], Any]) -> list[BaseException | None]:
     """The same; the errors."""
-    return [side.wait().error for side in [Side(fn, server, rank) for rank, server in enumerate(servers)]]
+    return [
+        side.wait().error
+        for side in [Side(fn, server, rank) for rank, server in enumerate(servers)]
+    ]
 
 
 def same(got: list[Any], wanted: Any) -> None:
@@ -81,11 +85,15 @@ def same(got: list[Any], wanted: Any) -> None:
 
 def works(servers: list[Server], **kwargs: Any) -> None:
     """The group still does what it should."""
-    same(together(servers, lambda server, rank: server.all_reduce(np.array([1]), **kwargs)), np.array([len(servers)]))
+    same(
+        together(servers, lambda server, rank: server.all_reduce(np.array([1]), **kwargs)),
+        np.array([len(servers)]),
+    )
 
 
 def state_of(server: Server, other: str) -> str | None:
-    """Whether another task is up or gone, as `server` sees it; None before `server` has begun to watch it."""
+    """Whether another task is up or gone, as `server` sees it; None before `server` has begun to
+    watch it."""
     watched = server.snapshot().watched.get(other)
     return None if watched is None else watched.state
 
@@ -104,7 +112,11 @@ class Silent:
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, kind: str, rank: int, error: BaseException | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: str,
+        rank: int,
+        error: BaseException | None = None,
     ) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         real = getattr(ring_schedules, kind)
@@ -136,7 +148,9 @@ def cluster_of(**jobs: int) -> dict[str, list[str]]:
     return {job: [addresses.pop() for _ in range(count)] for job, count in jobs.items()}
 
 
-def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Popen[str]:
+def start_child(
+    child: Child, cluster: dict[str, list[str]], job: str, index: int
+) -> subprocess.Popen[str]:
     process = child(SERVE, json.dumps([cluster, job, index]))
     assert process.stdout is not None
     assert process.stdout.readline().startswith("zmq://")

@@ -1,4 +1,5 @@
-"""Barriers, keys and the states of tasks as methods of zmqdist.Server; what they promise is in tests/coordination and tests/machines."""
+"""Barriers, keys and the states of tasks as methods of zmqdist.Server; what they promise is in
+tests/coordination and tests/machines."""
 
 from __future__ import annotations
 
@@ -122,7 +123,9 @@ def test_nobody_waits_for_an_evaluator_which_has_the_keys_all_the_same(made: Mad
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_server_that_dies_ends_the_barriers_of_the_others(made: Made, child: Child, how: signal.Signals) -> None:
+def test_a_server_that_dies_ends_the_barriers_of_the_others(
+    made: Made, child: Child, how: signal.Signals
+) -> None:
     spec = cluster(worker=3)
     config = {"coordination": {"heartbeat_timeout_s": 3.0}}
     servers = [made(spec, "worker", index, config=config) for index in range(2)]
@@ -138,7 +141,9 @@ def test_a_server_that_dies_ends_the_barriers_of_the_others(made: Made, child: C
         assert "worker:2 is lost" in str(error)
 
 
-def test_a_leader_that_stops_tells_those_who_wait_and_is_named_to_those_who_come(made: Made) -> None:
+def test_a_leader_that_stops_tells_those_who_wait_and_is_named_to_those_who_come(
+    made: Made,
+) -> None:
     spec = cluster(worker=2)
     leader, other = made(spec, "worker", 0), made(spec, "worker", 1)
     waiting = Caller(other.kv.get, "k")
@@ -164,7 +169,9 @@ def test_a_leader_that_was_started_again_meets_those_who_were_there_before(made:
     assert all_call([leader, other], "b", timeout=30) == [None, None]
 
 
-def test_a_task_remembers_a_bounded_number_of_barriers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_remembers_a_bounded_number_of_barriers(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zmqdist.coordination.link.BARRIERS_MAX", 2)
     server = made(cluster(worker=1))
     for name in "abcb":
@@ -193,7 +200,9 @@ def test_a_leader_that_never_comes_is_named_after_the_time_out(made: Made) -> No
 
 def test_a_leader_whose_port_nobody_knows_is_told(made: Made) -> None:
     server = made({"worker": ["localhost:0", *free_addresses(1)]}, "worker", 1)
-    with pytest.raises(errors.FailedPreconditionError, match="the leader worker:0 has port 0 in this cluster"):
+    with pytest.raises(
+        errors.FailedPreconditionError, match="the leader worker:0 has port 0 in this cluster"
+    ):
         server.kv.set("k", 1)
 
 
@@ -219,9 +228,12 @@ def test_a_wrong_config_leaves_the_port_free(made: Made) -> None:
     with pytest.raises(errors.InvalidArgumentError) as caught:
         made(spec, config={"coordination": 7})
     made(spec)
-    assert "coordination" in str(caught.value)  # kept until now, with all that its traceback refers to
+    # kept until now, with all that its traceback refers to
+    assert "coordination" in str(caught.value)
 
 
 def test_the_section_of_the_config_is_that_of_the_machine() -> None:
     given = {"heartbeat_timeout_s": 2, "recoverable_jobs": ["worker"], "shutdown_timeout_s": 0}
-    assert config_of(given) == CoordinationConfig(heartbeat_timeout_s=2, recoverable_jobs=frozenset(("worker",)))
+    assert config_of(given) == CoordinationConfig(
+        heartbeat_timeout_s=2, recoverable_jobs=frozenset(("worker",))
+    )

@@ -126,12 +126,17 @@ def test_same_variables_no_clear(made: Made) -> None:
 def test_create_local_cluster(made: Made) -> None:
     """testCreateLocalCluster"""
     servers = all_of(made, cluster_of(worker=2, ps=2))
-    with Session(servers["worker:0"].target) as first, Session(servers["worker:1"].target) as second:
+    with (
+        Session(servers["worker:0"].target) as first,
+        Session(servers["worker:1"].target) as second,
+    ):
         for number, session in ((0, first), (2, second)):
             session.assign(f"var{number}", float(number), task="ps:0")
             session.assign(f"var{number + 1}", float(number + 1), task="ps:1")
         for session in (first, second):
-            assert [session.read(f"var{number}", task=("ps", number % 2)) for number in range(4)] == [0, 1, 2, 3]
+            assert [
+                session.read(f"var{number}", task=("ps", number % 2)) for number in range(4)
+            ] == [0, 1, 2, 3]
         assert servers["ps:0"].variables.read("var2") == 2
 
 
@@ -155,7 +160,8 @@ def test_a_task_is_named_in_any_way(made: Made, name: Any, task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ps:1", ("ps", 1), "ps", "", "/job:ps/task:7", "/gpu:0", "/job:ps/replica:1", "/", 7, ("ps",)]
+    "name",
+    ["ps:1", ("ps", 1), "ps", "", "/job:ps/task:7", "/gpu:0", "/job:ps/replica:1", "/", 7, ("ps",)],
 )
 def test_work_for_a_task_that_is_not_there_is_told_which_there_are(made: Made, name: Any) -> None:
     server = made(cluster_of(worker=1, ps=1), "worker", 0)
@@ -174,7 +180,9 @@ def test_a_task_that_is_filtered_out_is_not_there(made: Made) -> None:
     servers["worker:0"].stop()
     filters = ClusterDeviceFilters()
     filters.set_device_filters("worker", 0, ["/job:ps"])
-    definition = ServerDef(zd.ClusterSpec(cluster).as_cluster_def(), "worker", 0, cluster_device_filters=filters)
+    definition = ServerDef(
+        zd.ClusterSpec(cluster).as_cluster_def(), "worker", 0, cluster_device_filters=filters
+    )
     with Session(made(definition)) as session:
         assert session.run(where, task="ps:0") == "ps:0"
         assert session.run(where, task="worker:0") == "worker:0"
@@ -185,12 +193,16 @@ def test_a_task_that_is_filtered_out_is_not_there(made: Made) -> None:
         assert other.run(where) == "worker:1"
 
 
-def test_only_the_tasks_that_are_needed_are_waited_for_and_the_missing_one_is_named(made: Made) -> None:
+def test_only_the_tasks_that_are_needed_are_waited_for_and_the_missing_one_is_named(
+    made: Made,
+) -> None:
     cluster = cluster_of(worker=1, ps=2)
     made(cluster, "worker", 0)
     with Session(f"zmq://{cluster['worker'][0]}") as session:
         assert session.run(where) == "worker:0"
-        with pytest.raises(DeadlineExceededError, match=f"read of 'v' .* missing task ps:1 at {cluster['ps'][1]}"):
+        with pytest.raises(
+            DeadlineExceededError, match=f"read of 'v' .* missing task ps:1 at {cluster['ps'][1]}"
+        ):
             session.read("v", task="ps:1", timeout_in_ms=50)
         answers: list[str] = []
         waiting = threading.Thread(target=lambda: answers.append(session.run(where, task="ps:0")))
@@ -207,10 +219,26 @@ def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> No
     with Session(server) as session:
         listed = session.list_tasks()
     assert listed == [
-        TaskInfo("ps:0", cluster["ps"][0], "/job:ps/replica:0/task:0/device:CPU:0", "up", other.snapshot().incarnation),
-        TaskInfo("worker:0", cluster["worker"][0], "/job:worker/replica:0/task:0/device:CPU:0", "missing", 0),
         TaskInfo(
-            "worker:1", server.address, "/job:worker/replica:0/task:1/device:CPU:0", "up", server.snapshot().incarnation
+            "ps:0",
+            cluster["ps"][0],
+            "/job:ps/replica:0/task:0/device:CPU:0",
+            "up",
+            other.snapshot().incarnation,
+        ),
+        TaskInfo(
+            "worker:0",
+            cluster["worker"][0],
+            "/job:worker/replica:0/task:0/device:CPU:0",
+            "missing",
+            0,
+        ),
+        TaskInfo(
+            "worker:1",
+            server.address,
+            "/job:worker/replica:0/task:1/device:CPU:0",
+            "up",
+            server.snapshot().incarnation,
         ),
     ]
 
@@ -244,7 +272,8 @@ def test_list_devices_of_any_target_are_those_of_every_task(made: Made) -> None:
         with Session(server) as session:
             found.append({info.device for info in session.list_tasks()})
     wanted = {
-        f"/job:{job}/replica:0/task:{index}/device:CPU:0" for job, index in (("ps", 0), ("worker", 0), ("worker", 1))
+        f"/job:{job}/replica:0/task:{index}/device:CPU:0"
+        for job, index in (("ps", 0), ("worker", 0), ("worker", 1))
     }
     assert found == [wanted] * 3
 
@@ -281,11 +310,13 @@ def test_check_alive_of_a_server(made: Made) -> None:
     assert not server.check_alive("/job:ps/task:0")
     made(cluster, "ps", 0)
     assert server.check_alive(("ps", 0))
-    with pytest.raises(InvalidArgumentError, match="no task 'ps:1' in this cluster; it has ps:0, worker:0"):
+    with pytest.raises(
+        InvalidArgumentError, match="no task 'ps:1' in this cluster; it has ps:0, worker:0"
+    ):
         server.check_alive("ps:1")
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def block() -> None:
@@ -295,7 +326,9 @@ def block() -> None:
 
 @pytest.mark.processes("cluster servers")
 @pytest.mark.killed("cluster servers")
-def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(made: Made, child: Child) -> None:
+def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(
+    made: Made, child: Child
+) -> None:
     cluster = cluster_of(worker=1, ps=1)
     made(cluster, "worker", 0)
     process = start_child(child, cluster, "ps", 0)
@@ -327,7 +360,10 @@ def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Pa
     target = servers["worker:0"].target
     with Session(target, keys_dir=tmp_path / "keys") as session:
         session.assign("v", np.arange(200_000), task="ps:0")
-        assert session.run(lambda: int(Server.current().variables.read("v").sum()), task="ps:0") == 19999900000
+        assert (
+            session.run(lambda: int(Server.current().variables.read("v").sum()), task="ps:0")
+            == 19999900000
+        )
         assert {info.state for info in session.list_tasks()} == {"up"}
     assert servers["worker:0"].check_alive("ps:0")  # with the worker's key
     Session.reset(target, keys_dir=tmp_path / "keys")
@@ -336,7 +372,10 @@ def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Pa
     for options in ({}, {"keys_dir": tmp_path / "others"}):
         with Session(target, **options) as stranger, pytest.raises(zd.errors.OpError) as refused:  # type: ignore[arg-type]
             stranger.run(where, timeout_in_ms=20_000)
-        assert refused.value.error_code in (zd.errors.UNAUTHENTICATED, zd.errors.FAILED_PRECONDITION)
+        assert refused.value.error_code in (
+            zd.errors.UNAUTHENTICATED,
+            zd.errors.FAILED_PRECONDITION,
+        )
 
 
 def test_who_may_only_call_may_not_send_code(made: Made) -> None:
@@ -348,4 +387,7 @@ def test_who_may_only_call_may_not_send_code(made: Made) -> None:
         assert offered == {"session", "server", "coordination", "mail", "collective"}
         for method in methods:
             code, raised = client.call(method, [0]).get_error()
-            assert (code, "role client may not call" in raised) == (zd.errors.PERMISSION_DENIED, True), method
+            assert (code, "role client may not call" in raised) == (
+                zd.errors.PERMISSION_DENIED,
+                True,
+            ), method

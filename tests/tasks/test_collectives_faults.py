@@ -1,4 +1,5 @@
-"""Collectives whose members stop, die or fail: who is named, who is told, and that the group works again afterwards."""
+"""Collectives whose members stop, die or fail: who is named, who is told, and that the group works
+again afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ import pytest
 
 from tests.coordination.kept import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import LARGE, Side, Silent, cluster, errors, state_of, together, until_announced, works
+from tests.tasks.tasks import (
+    LARGE,
+    Side,
+    Silent,
+    cluster,
+    errors,
+    state_of,
+    together,
+    until_announced,
+    works,
+)
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, UnavailableError
 from zmqdist.tasks.liveness import Watches
@@ -51,7 +62,8 @@ def test_abort_communication(pair: list[Server], monkeypatch: pytest.MonkeyPatch
 
 
 def test_execution_after_timeout(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have come, and one sends nothing: the text is another one. It reaches the one that hangs as well."""
+    """All have come, and one sends nothing: the text is another one. It reaches the one that hangs
+    as well."""
     held = Silent(monkeypatch, "all_reduce", 1)
     silent = Side(pair[1].all_reduce, np.ones(LARGE))
     error = Side(pair[0].all_reduce, np.ones(LARGE), "sum", None, 0.2).wait().error
@@ -93,7 +105,9 @@ def test_a_leader_that_stops_right_after_has_answered(pair: list[Server]) -> Non
 def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_sends_to(
     pair: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All have come, then the receiver goes; what is sent after that has no connection to end with."""
+    """All have come, then the receiver goes; what is sent after that has no connection to end
+    with.
+    """
     silent = Silent(monkeypatch, "broadcast", 0)
     root = Side(pair[0].broadcast, np.ones(LARGE))
     other = Side(pair[1].broadcast)
@@ -118,12 +132,16 @@ def test_members_that_failed_at_different_places_work_together_at_the_next_call(
         np.testing.assert_array_equal(Side(pair[0].broadcast, np.ones(LARGE)).get(), np.ones(LARGE))
         full.go.set()
         assert isinstance(receiver.wait().error, MemoryError)
-    assert isinstance(Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError)
+    assert isinstance(
+        Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError
+    )
     works(pair)
 
 
 def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
-    """The leader has heard of the next life of a member; the watch of another member may be behind."""
+    """The leader has heard of the next life of a member; the watch of another member may be
+    behind.
+    """
     addresses, other = free_addresses(2), ("worker", 0)
     node = Node(ClusterSpec({"worker": addresses}), ("worker", 1), addresses[1], Credentials())
     watches = Watches(node)
@@ -134,7 +152,8 @@ def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
         until(lambda: watches.rows()["worker:0"].state == "up")
         first.stop(0.0)
         until(lambda: watches.rows()["worker:0"].state == "gone")
-        watches.heard_from(other, first.snapshot().incarnation)  # its last words, which were read late
+        # its last words, which were read late
+        watches.heard_from(other, first.snapshot().incarnation)
         assert f"worker:0 at {addresses[0]} has gone" in watches.gone_message(other)
         watches.heard_from(other, 5)
         assert watches.gone_message(other) == ""
@@ -146,8 +165,11 @@ def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
 
 
 @pytest.mark.parametrize("first_hand", [True, False])
-def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(made: Made, first_hand: bool) -> None:
-    """It has announced, and all members are told of the agreement when it has gone: its own life does not bring it back."""
+def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(
+    made: Made, first_hand: bool
+) -> None:
+    """It has announced, and all members are told of the agreement when it has gone: its own life
+    does not bring it back."""
     addresses, other = free_addresses(2), ("worker", 1)
     node = Node(ClusterSpec({"worker": addresses}), ("worker", 0), addresses[0], Credentials())
     watches, peers = Watches(node), []
@@ -192,7 +214,7 @@ def test_a_member_without_memory_for_the_result_tells_the_others(
     works(pair)
 
 
-# -- processes that die ------------------------------------------------------------------------------------------------
+# -- processes that die ----------------------------------------------------------------------------
 
 MEMBER = """
 import sys
@@ -249,7 +271,9 @@ class Processes:
 
 @pytest.mark.processes("collectives")
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_member_that_dies_before_it_comes_is_named_to_all(made: Made, child: Child, sign: int) -> None:
+def test_a_member_that_dies_before_it_comes_is_named_to_all(
+    made: Made, child: Child, sign: int
+) -> None:
     processes = Processes(made, child)
     processes.all()
     mine = Side(processes.server.all_reduce, np.ones(1))
@@ -297,6 +321,7 @@ def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
     assert isinstance(error, UnavailableError)
     assert "with leader worker:0" in str(error)
     until(lambda: state_of(server, "worker:0") == "gone")
-    error = Side(server.all_reduce, 1).wait().error  # who comes after that does not wait for its next life either
+    # who comes after that does not wait for its next life either
+    error = Side(server.all_reduce, 1).wait().error
     assert isinstance(error, UnavailableError)
     assert f"worker:0 at {addresses[0]} has gone" in str(error)

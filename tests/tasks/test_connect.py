@@ -1,5 +1,6 @@
-"""A program as a task of a cluster: contract U1, U2, U4. U3 (tasks that come and go while connected) is void: to change the cluster is
-to connect again. `make_master_device_default` is, too: what a session does without a task, it does on its target."""
+"""A program as a task of a cluster: contract U1, U2, U4. U3 (tasks that come and go while
+connected) is void: to change the cluster is to connect again. `make_master_device_default` is, too:
+what a session does without a task, it does on its target."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Which task a Server is: contract S1.1 to S1.11, S2.1, S4.2, S4.3, C15.
 
-There is one protocol: on one host "zmq" uses shared memory, which ipc and inproc would not make faster (S1.5).
+There is one protocol: on one host "zmq" uses shared memory, which ipc and inproc would not make
+faster (S1.5).
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.cluster.defs import ClusterDef, ServerDef
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnknownError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnknownError,
+)
 from zmqdist.tasks.definition import EVERYWHERE, address_to_bind, effective
 from zmqdist.tasks.server import Server
 from zmqdist.transport import keys
@@ -33,11 +39,18 @@ TWO_JOBS = {"ps": ["ps0:1"], "worker": ["w0:1", "w1:1"]}
         (TWO_JOBS, "worker", 1, ("worker", 1)),
         (zd.ClusterSpec(TWO_JOBS), "worker", 0, ("worker", 0)),
         (zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 0, ("worker", 0)),
-        (ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1), None, None, ("worker", 1)),
+        (
+            ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1),
+            None,
+            None,
+            ("worker", 1),
+        ),
         (ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1), "ps", 0, ("ps", 0)),
     ],
 )
-def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any, index: Any, wanted: Any) -> None:
+def test_the_task_is_the_one_that_is_named_or_the_only_one(
+    given: Any, job: Any, index: Any, wanted: Any
+) -> None:
     found = effective(given, job, index)
     assert (found.job_name, found.task_index, found.protocol) == (*wanted, "zmq")
     assert zd.ClusterSpec(found.cluster) == zd.ClusterSpec(getattr(given, "cluster", given))
@@ -58,12 +71,20 @@ def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any,
         (["a:1"], None, None, TypeError, "a cluster is"),
         ({"worker": "a:1"}, None, None, TypeError, "'worker'"),
         ({"worker": [7]}, None, None, TypeError, "'worker'"),
-        (ServerDef(ClusterDef(), "worker", 0), None, None, InvalidArgumentError, "not defined in cluster"),
+        (
+            ServerDef(ClusterDef(), "worker", 0),
+            None,
+            None,
+            InvalidArgumentError,
+            "not defined in cluster",
+        ),
         (TWO_JOBS, "worker", True, InvalidArgumentError, "task_index is True, wants int"),
         (TWO_JOBS, "worker", "0", InvalidArgumentError, "task_index is '0', wants int"),
     ],
 )
-def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: type[Exception], expected: str) -> None:
+def test_what_names_no_task_is_refused(
+    given: Any, job: Any, index: Any, error: type[Exception], expected: str
+) -> None:
     with pytest.raises(error, match=expected):
         effective(given, job, index)
 
@@ -112,18 +133,31 @@ def test_set_configuration(made: Made) -> None:
         ({"slotz": 4}, r"config\['slotz'\] is no option of a server: did you mean 'slots'\?"),
         (
             {"colour": 1},
-            r"config\['colour'\] is no option of a server: it may have isolate_session_state, .*, coordination",
+            (
+                r"config\['colour'\] is no option of a server: it may have isolate_session_state, .*, "
+                r"coordination"
+            ),
         ),
-        ({"cluster_def": {}}, r"config\['cluster_def'\] .*a session works on the cluster of its target"),
-        ({"device_filters": []}, r"config\['device_filters'\] .*the `cluster_device_filters` of its ServerDef"),
+        (
+            {"cluster_def": {}},
+            r"config\['cluster_def'\] .*a session works on the cluster of its target",
+        ),
+        (
+            {"device_filters": []},
+            r"config\['device_filters'\] .*the `cluster_device_filters` of its ServerDef",
+        ),
     ],
 )
-def test_an_option_that_a_server_would_not_heed_is_refused(config: dict[str, Any], expected: str) -> None:
+def test_an_option_that_a_server_would_not_heed_is_refused(
+    config: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(InvalidArgumentError, match=expected):
         Server.create_local_server(config, start=False)
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:x", "localhost:70000", "::1:5050"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:", "localhost:x", "localhost:70000", "::1:5050"]
+)
 def test_invalid_hostname(address: str) -> None:
     """testInvalidHostname"""
     with pytest.raises(InvalidArgumentError, match="port"):
@@ -166,12 +200,16 @@ def test_it_listens_where_it_is_written_or_where_it_is_told_or_on_every_interfac
     assert address_to_bind("some.other.host.invalid:5", "::1") == "[::1]:5"
 
 
-def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(made: Made, tmp_path: Path) -> None:
+def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(
+    made: Made, tmp_path: Path
+) -> None:
     cluster = {"local": ["some.other.host.invalid:0"]}
     with pytest.raises(FailedPreconditionError, match=r"no address of this host.*zmqdist keygen"):
         Server(cluster)
     keys.keygen(tmp_path / "keys")
-    assert made(cluster, keys_dir=tmp_path / "keys").target.startswith("zmq://some.other.host.invalid:")
+    assert made(cluster, keys_dir=tmp_path / "keys").target.startswith(
+        "zmq://some.other.host.invalid:"
+    )
     assert made(cluster, bind_host="127.0.0.1").target.startswith("zmq://some.other.host.invalid:")
 
 

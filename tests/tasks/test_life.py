@@ -15,7 +15,12 @@ import pytest
 from tests.coordination.kept import until
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side
-from zmqdist.errors import INVALID_ARGUMENT, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from zmqdist.errors import (
+    INVALID_ARGUMENT,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.tasks.server import Server
 from zmqdist.tasks.session import Session
@@ -98,7 +103,9 @@ def test_a_server_that_is_dropped_stops_in_the_background() -> None:
         until(lambda: is_free(address))  # noqa: B023
 
 
-def test_a_server_in_a_reference_cycle_stops_in_the_background_whether_it_was_started_or_not() -> None:
+def test_a_server_in_a_reference_cycle_stops_in_the_background_whether_it_was_started_or_not() -> (
+    None
+):
     for start in (False, True, False):
         server: Any = Server.create_local_server(start=start)
         server.itself = server

@@ -1,5 +1,6 @@
-"""`Server.send` and `Server.recv` with real servers and processes. Those of TensorFlow's rendezvous tests that need more than the machine
-(tests/machines/test_mailbox.py) have their names here again."""
+"""`Server.send` and `Server.recv` with real servers and processes. Those of TensorFlow's rendezvous
+tests that need more than the machine (tests/machines/test_mailbox.py) have their names here again.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +115,9 @@ def test_random_send_recv(pair: list[Server]) -> None:
     for number in order:
         pair[1].send(int(number), "worker:0", f"tag {number}")
     assert [side.get() for side in sides] == list(range(16))
-    assert [pair[0].recv("worker:1", f"tag {number}", 30.0) for number in range(16, 100)] == list(range(16, 100))
+    assert [pair[0].recv("worker:1", f"tag {number}", 30.0) for number in range(16, 100)] == list(
+        range(16, 100)
+    )
 
 
 def test_multi_sends(pair: list[Server]) -> None:
@@ -124,7 +127,8 @@ def test_multi_sends(pair: list[Server]) -> None:
 
 
 def test_recv_abort(pair: list[Server]) -> None:
-    """`stop` is what aborts a mailbox: the waits of the own tasks end with CancelledError, as they do when somebody cancels them."""
+    """`stop` is what aborts a mailbox: the waits of the own tasks end with CancelledError, as they
+    do when somebody cancels them."""
     receiving = Side(pair[1].recv, "worker:0", "foo")
     until_it_waits(pair[1])
     pair[1].stop(0.5)
@@ -139,7 +143,9 @@ def test_abort_then_recv_or_send(pair: list[Server]) -> None:
         pair[1].send(1, "worker:0", "foo")
 
 
-def test_order_is_kept_when_large_and_small_values_mix(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_is_kept_when_large_and_small_values_mix(
+    pair: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "zmqdist.transport.transfers.BulkChannel.shares_memory",
         property(lambda self: False, lambda self, value: None),
@@ -190,9 +196,14 @@ def test_to_itself_without_a_connection(pair: list[Server]) -> None:
     assert not pair[0].snapshot().connections
 
 
-def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(pair: list[Server]) -> None:
+def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(
+    pair: list[Server],
+) -> None:
     pair[0].send(np.arange(6.0).reshape(2, 3), "worker:1", "foo")
-    for bad, expected in ((np.empty(6), "out. has float64 and .6,"), (np.empty((2, 3), int), "out. has int64")):
+    for bad, expected in (
+        (np.empty(6), "out. has float64 and .6,"),
+        (np.empty((2, 3), int), "out. has int64"),
+    ):
         with pytest.raises(InvalidArgumentError, match=expected):
             pair[1].recv("worker:0", "foo", timeout=10, out=bad)
     out = np.empty((2, 3))
@@ -217,10 +228,13 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 
     kept = ShmPool.copy_in
     monkeypatch.setattr(
-        ShmPool, "copy_in", lambda pool, view: copies.append(memoryview(view).nbytes) or kept(pool, view)
+        ShmPool,
+        "copy_in",
+        lambda pool, view: copies.append(memoryview(view).nbytes) or kept(pool, view),
     )
     monkeypatch.setattr(
-        "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")
+        "zmqdist.transport.transfers.memory_for",
+        lambda nbytes: pytest.fail("it was received by the socket"),
     )
     pair[0].send(np.ones(2**20), "worker:1", "foo").get_value()
     assert pair[1].recv("worker:0", "foo", timeout=10).nbytes == 2**23
@@ -228,9 +242,13 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 
 
 def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
-    with pytest.raises(InvalidArgumentError, match="no task 'worker:7' in this cluster; it has worker:0, worker:1"):
+    with pytest.raises(
+        InvalidArgumentError, match="no task 'worker:7' in this cluster; it has worker:0, worker:1"
+    ):
         pair[0].send(1, "worker:7", "foo")
-    with pytest.raises(InvalidArgumentError, match="a tag is a text of one character or more, without semicolons"):
+    with pytest.raises(
+        InvalidArgumentError, match="a tag is a text of one character or more, without semicolons"
+    ):
         pair[0].recv("worker:1", "a;b")
     with pytest.raises(InvalidArgumentError):
         pair[0].send(object(), "worker:1", "foo")
@@ -239,15 +257,25 @@ def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
 
 
 def test_nothing_within_the_time(pair: list[Server]) -> None:
-    with pytest.raises(DeadlineExceededError, match="no message from worker:0 under 'foo' arrived in time"):
+    with pytest.raises(
+        DeadlineExceededError, match="no message from worker:0 under 'foo' arrived in time"
+    ):
         pair[1].recv("worker:0", "foo", timeout=0.05)
 
 
-def test_a_full_mailbox_refuses_and_tells_the_sender(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_mailbox_refuses_and_tells_the_sender(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zmqdist.tasks.mail.MAIL_ITEMS_MAX", 3)
     pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
-    assert [result.get_error()[0] for result in sent] == [0, 0, 0, RESOURCE_EXHAUSTED, RESOURCE_EXHAUSTED]
+    assert [result.get_error()[0] for result in sent] == [
+        0,
+        0,
+        0,
+        RESOURCE_EXHAUSTED,
+        RESOURCE_EXHAUSTED,
+    ]
     assert "the mailbox of worker:1 is full: 3 messages of 24 bytes" in sent[4].get_error()[1]
     assert [pair[1].recv("worker:0", "foo") for _ in range(3)] == [0, 1, 2]
     pair[0].send("room again", "worker:1", "foo").get_value()
@@ -333,7 +361,8 @@ def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
 
     sides = [Side(partial(talk, rank, tag)) for rank in (0, 1) for tag in "abcd"]
     assert all(side.get() == list(range(50)) for side in sides)
-    until(lambda: not pair[0].snapshot().mail_unconfirmed)  # the last answers are still on their way
+    # the last answers are still on their way
+    until(lambda: not pair[0].snapshot().mail_unconfirmed)
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), "3", True])

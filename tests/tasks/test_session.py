@@ -33,12 +33,14 @@ from zmqdist.wire.trusted import RemoteTraceback
 Opened = Callable[..., Session]
 
 QUEUES: dict[str, queue.Queue[Any]] = {}
-"""What functions of these tests wait on: the servers are in this process, and this module is imported by its name."""
+"""What functions of these tests wait on: the servers are in this process, and this module is
+imported by its name."""
 
 
 @pytest.fixture
 def slot(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a queue of this test alone: a function that gives up late must not be heard by the next test."""
+    """The name of a queue of this test alone: a function that gives up late must not be heard by
+    the next test."""
     name = request.node.name
     QUEUES[name] = queue.Queue()
     yield name
@@ -46,7 +48,8 @@ def slot(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def dequeue(name: str) -> Any:
-    """As whoever writes a function that may wait for long does it: a thread cannot be ended, so it looks whether it should."""
+    """As whoever writes a function that may wait for long does it: a thread cannot be ended, so it
+    looks whether it should."""
     while not zd.cancelled():
         try:
             return QUEUES[name].get(timeout=0.02)
@@ -108,7 +111,9 @@ def test_reset_fails(opened: Opened, server: Server) -> None:
     assert (second.read("v0"), second.read("v1")) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("target", ["", "grpc://localhost:1", "zmq://", "zmq://host", "local", None, 7])
+@pytest.mark.parametrize(
+    "target", ["", "grpc://localhost:1", "zmq://", "zmq://host", "local", None, 7]
+)
 def test_a_target_of_another_kind_is_not_found(target: Any) -> None:
     with pytest.raises(NotFoundError, match=r"wanted .zmq://host:port."):
         Session(target)
@@ -124,7 +129,11 @@ def _whole(array: np.ndarray[Any, Any]) -> bool:
 def test_large_constant(opened: Opened) -> None:
     """testLargeConstant: captured by the function."""
     constant = np.full(LARGE, 0.5, np.float32)
-    assert opened().run(lambda: (constant.shape, constant.min(), constant.max())) == (LARGE, 0.5, 0.5)
+    assert opened().run(lambda: (constant.shape, constant.min(), constant.max())) == (
+        LARGE,
+        0.5,
+        0.5,
+    )
 
 
 def test_a_captured_array_is_the_runs_own_and_as_it_is_at_each_run(opened: Opened) -> None:
@@ -192,7 +201,8 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
 
     def interrupt() -> None:
         assert began.wait(30)  # type: ignore[attr-defined]
-        until(lambda: session.snapshot().pending)  # the function may begin before its call has come back to who made it
+        # the function may begin before its call has come back to who made it
+        until(lambda: session.snapshot().pending)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -213,16 +223,27 @@ def test_interactive_session(opened: Opened, server: Server) -> None:
         assert one.run(lambda: np.float32(42.0)) == 42.0
 
 
-@pytest.mark.parametrize("make", [Session, lambda target, config: Session.reset(target, config=config)])
+@pytest.mark.parametrize(
+    "make", [Session, lambda target, config: Session.reset(target, config=config)]
+)
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
         (
             "cluster_def",
-            "is no option of a session: a session works on the cluster of its target: start the servers with that cluster",
+            (
+                "is no option of a session: a session works on the cluster of its target: start the "
+                "servers with that cluster"
+            ),
         ),
-        ("operation_timeout_ms", "is no option of a session: did you mean 'operation_timeout_in_ms'?"),
-        ("slots", "is no option of a session: it may have isolate_session_state, operation_timeout_in_ms"),
+        (
+            "operation_timeout_ms",
+            "is no option of a session: did you mean 'operation_timeout_in_ms'?",
+        ),
+        (
+            "slots",
+            "is no option of a session: it may have isolate_session_state, operation_timeout_in_ms",
+        ),
     ],
 )
 def test_an_option_that_a_session_would_not_heed_is_refused(
@@ -237,13 +258,17 @@ def test_timeout_raises_exception(opened: Opened, slot: str) -> None:
     """testTimeoutRaisesException: by the call's own time-out and by the session's."""
     for session, timeout_in_ms in ((opened(), 1000), (opened(operation_timeout_in_ms=1000), 0)):
         assert session.run(int, timeout_in_ms=20_000) == 0  # to connect is part of the time
-        with pytest.raises(DeadlineExceededError, match=r"dequeue on localhost:0 did not end in time"):
+        with pytest.raises(
+            DeadlineExceededError, match=r"dequeue on localhost:0 did not end in time"
+        ):
             session.run(dequeue, slot, timeout_in_ms=timeout_in_ms)
         assert QUEUES[slot].get(timeout=30) == "gave up"
 
 
 def test_extend_after_queue_runners(opened: Opened, slot: str) -> None:
-    """testExtendAfterQueueRunners: new work while functions of the session wait in the background."""
+    """testExtendAfterQueueRunners: new work while functions of the session wait in the
+    background.
+    """
     session = opened()
     waiting = [threading.Thread(target=session.run, args=(dequeue, slot)) for _ in range(3)]
     for thread in waiting:
@@ -263,7 +288,8 @@ def test_isolate_session_state(opened: Opened) -> None:
     isolated = [opened(isolate_session_state=True), opened(isolate_session_state=True)]
     for session in sharing + isolated:
         with pytest.raises(
-            FailedPreconditionError, match=r"'v' \(container 'localhost'\) of localhost:0 was not assigned"
+            FailedPreconditionError,
+            match=r"'v' \(container 'localhost'\) of localhost:0 was not assigned",
         ):
             session.read("v")
     sharing[0].assign("v", np.int32(86))
@@ -279,11 +305,15 @@ def test_isolate_session_state(opened: Opened) -> None:
     isolated[1].assign("v", [19, 86])
     np.testing.assert_array_equal(sharing[0].read("v"), [86, 99])
     assert isolated[0].read("v") == 37
-    np.testing.assert_array_equal(isolated[1].run(lambda: zd.Server.current().variables.read("v")), [19, 86])
+    np.testing.assert_array_equal(
+        isolated[1].run(lambda: zd.Server.current().variables.read("v")), [19, 86]
+    )
 
 
 def test_shape_changing_isolate_state(opened: Opened) -> None:
-    """testShapeChangingIsolateState: the later form, in which sharing sessions may change shapes."""
+    """testShapeChangingIsolateState: the later form, in which sharing sessions may change
+    shapes.
+    """
     first = opened()
     first.assign("w", np.zeros((2, 3)))
     first.assign("w", np.ones(4, np.int16))
@@ -296,7 +326,10 @@ def test_shape_changing_isolate_state(opened: Opened) -> None:
 
 
 def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., Server]) -> None:
-    server = made({"local": ["localhost:0"]}, config={"isolate_session_state": True, "operation_timeout_in_ms": 200})
+    server = made(
+        {"local": ["localhost:0"]},
+        config={"isolate_session_state": True, "operation_timeout_in_ms": 200},
+    )
     with Session(server) as isolated, Session(server, {"isolate_session_state": False}) as sharing:
         isolated.assign("v", 1)
         with pytest.raises(FailedPreconditionError):
@@ -308,7 +341,7 @@ def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., S
         del QUEUES["default"]
 
 
-# -- run ---------------------------------------------------------------------------------------------------------------
+# -- run -------------------------------------------------------------------------------------------
 
 
 def test_an_error_keeps_its_class_and_has_the_remote_traceback(opened: Opened) -> None:
@@ -321,7 +354,9 @@ def test_an_error_keeps_its_class_and_has_the_remote_traceback(opened: Opened) -
         session.run(_raise, zd.errors.UnavailableError(None, None, "its own"))
     with pytest.raises(UnknownError, match=r"SystemExit\(3\)"):
         session.run(_raise, SystemExit(3))
-    with pytest.raises(ValueError, match=r"'holds'.*a _thread.lock that cannot be pickled was left out"):
+    with pytest.raises(
+        ValueError, match=r"'holds'.*a _thread.lock that cannot be pickled was left out"
+    ):
         session.run(_raise_unpicklable)
 
 
@@ -342,7 +377,9 @@ def test_what_cannot_be_pickled_is_said_before_anything_is_sent(opened: Opened) 
         session.run(lambda: captured)
 
 
-def test_a_function_that_captures_what_can_change_is_sent_as_it_is_at_each_run(opened: Opened) -> None:
+def test_a_function_that_captures_what_can_change_is_sent_as_it_is_at_each_run(
+    opened: Opened,
+) -> None:
     session = opened()
     seen: list[int] = []
 
@@ -378,11 +415,15 @@ def _counting() -> list[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("fn", _counting(), ids=["global", "nonlocal", "nonlocal within"])
-def test_what_a_function_binds_at_the_task_is_not_there_at_its_next_run(opened: Opened, fn: Callable[[], int]) -> None:
+def test_what_a_function_binds_at_the_task_is_not_there_at_its_next_run(
+    opened: Opened, fn: Callable[[], int]
+) -> None:
     assert [opened().run(fn), opened().run(fn)] == [1, 1]
 
 
-def test_a_function_that_captures_nothing_mutable_is_pickled_once(opened: Opened, server: Server) -> None:
+def test_a_function_that_captures_nothing_mutable_is_pickled_once(
+    opened: Opened, server: Server
+) -> None:
     session = opened()
     add = eval("lambda a, b: a + b")  # of no importable module
     assert [session.run(add, 1, number) for number in range(20)] == list(range(1, 21))
@@ -449,7 +490,9 @@ def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
         session.assign(3, 1)  # type: ignore[arg-type]
 
 
-def test_the_current_server_is_the_one_that_runs_the_function(opened: Opened, server: Server) -> None:
+def test_the_current_server_is_the_one_that_runs_the_function(
+    opened: Opened, server: Server
+) -> None:
     assert opened().run(lambda: zd.Server.current().target) == server.target
     with pytest.raises(FailedPreconditionError, match=r"Session\.run"):
         Server.current()
@@ -457,10 +500,14 @@ def test_the_current_server_is_the_one_that_runs_the_function(opened: Opened, se
     assert opened().read("here") == 1
 
 
-def test_functions_may_wait_for_each_other_beyond_the_threads_of_rpc(opened: Opened, slot: str) -> None:
+def test_functions_may_wait_for_each_other_beyond_the_threads_of_rpc(
+    opened: Opened, slot: str
+) -> None:
     session = opened()
     got: list[Any] = []
-    waiting = [threading.Thread(target=lambda: got.append(session.run(dequeue, slot))) for _ in range(40)]
+    waiting = [
+        threading.Thread(target=lambda: got.append(session.run(dequeue, slot))) for _ in range(40)
+    ]
     for thread in waiting:
         thread.start()
     for number in range(40):
@@ -474,7 +521,7 @@ def _put(name: str, value: Any) -> None:
     QUEUES[name].put(value)
 
 
-# -- time-outs and resets ------------------------------------------------------------------------------------------------
+# -- time-outs and resets --------------------------------------------------------------------------
 
 
 def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> None:
@@ -493,7 +540,9 @@ def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> N
         late.close()
 
 
-def test_a_task_that_has_gone_since_is_named_as_missing(opened: Opened, made: Callable[..., Server]) -> None:
+def test_a_task_that_has_gone_since_is_named_as_missing(
+    opened: Opened, made: Callable[..., Server]
+) -> None:
     spec = {"worker": free_addresses(2)}
     servers = [made(spec, "worker", index) for index in range(2)]
     session = opened(servers[0])
@@ -505,10 +554,13 @@ def test_a_task_that_has_gone_since_is_named_as_missing(opened: Opened, made: Ca
             session.run(int, task="worker:1", timeout_in_ms=50)
         return caught.value
 
-    while isinstance(found := error(), UnavailableError):  # it was in flight when the client noticed
+    while isinstance(found := error(), UnavailableError):
+        # it was in flight when the client noticed
         assert "may have executed it" in found.message
     assert isinstance(found, DeadlineExceededError)
-    assert f"int was not begun in time: missing task worker:1 at {spec['worker'][1]}" in found.message
+    assert (
+        f"int was not begun in time: missing task worker:1 at {spec['worker'][1]}" in found.message
+    )
 
 
 def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
@@ -562,12 +614,20 @@ def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
 
 
 @pytest.mark.parametrize("timeout", ["1", None, float("nan"), True])
-def test_a_time_out_is_a_number_of_milliseconds(opened: Opened, server: Server, timeout: Any) -> None:
-    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+def test_a_time_out_is_a_number_of_milliseconds(
+    opened: Opened, server: Server, timeout: Any
+) -> None:
+    with pytest.raises(
+        zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"
+    ):
         opened().run(int, timeout_in_ms=timeout)
-    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+    with pytest.raises(
+        zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"
+    ):
         opened(operation_timeout_in_ms=timeout)
-    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+    with pytest.raises(
+        zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"
+    ):
         Session.reset(server.target, timeout_in_ms=timeout)
 
 
@@ -577,7 +637,8 @@ def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeou
 
 
 KEPT: list[Any] = []
-"""What `keep_variables` found: the server is in this process, and this module is imported by its name."""
+"""What `keep_variables` found: the server is in this process, and this module is imported by its
+name."""
 
 
 def keep_variables() -> None:
@@ -614,7 +675,10 @@ def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.SESSION_LOST_S", 0.0)
-    closed, lost = opened(isolate_session_state=True), Session(server, {"isolate_session_state": True})
+    closed, lost = (
+        opened(isolate_session_state=True),
+        Session(server, {"isolate_session_state": True}),
+    )
     for session in (closed, lost):
         session.assign("v", 1)
     assert server.snapshot().sessions == 2
@@ -652,7 +716,9 @@ def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -
         session.close()
 
 
-def test_stopping_a_server_asks_functions_to_end_after_the_grace(made: Callable[..., Server], slot: str) -> None:
+def test_stopping_a_server_asks_functions_to_end_after_the_grace(
+    made: Callable[..., Server], slot: str
+) -> None:
     server = made({"local": ["localhost:0"]})
     began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
     with Session(server) as session:
@@ -669,5 +735,8 @@ def test_stopping_a_server_asks_functions_to_end_after_the_grace(made: Callable[
         assert began.wait(30)  # type: ignore[attr-defined]
         server.stop(0.05)
         thread.join(30)
-        assert "_tell_and_dequeue on local:0: local:0 was stopped, and this operation had not ended" in str(raised[0])
+        assert (
+            "_tell_and_dequeue on local:0: local:0 was stopped, and this operation had not ended"
+            in str(raised[0])
+        )
     assert QUEUES[slot].get(timeout=30) == "gave up"

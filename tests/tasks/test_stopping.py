@@ -1,7 +1,9 @@
-"""Whose fault it is: what a task waits for when its own server stops ends with CancelledError, which names that stop and nobody else.
+"""Whose fault it is: what a task waits for when its own server stops ends with CancelledError,
+which names that stop and nobody else.
 
-The stop ends connections, watches and the task's part in what others do together, and each of those has an error of its own, which
-reads as if another task had gone. So each kind of wait is ended here many times, at once and after it has come to rest.
+The stop ends connections, watches and the task's part in what others do together, and each of those
+has an error of its own, which reads as if another task had gone. So each kind of wait is ended here
+many times, at once and after it has come to rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ import pytest
 from tests.coordination.kept import until
 from tests.ports import free_addresses
 from tests.tasks.tasks import LARGE, Side, Silent, cluster, state_of, together
-from zmqdist.errors import UNAVAILABLE, CancelledError, FailedPreconditionError, OpError, UnavailableError
+from zmqdist.errors import (
+    UNAVAILABLE,
+    CancelledError,
+    FailedPreconditionError,
+    OpError,
+    UnavailableError,
+)
 from zmqdist.rpc.service import RpcService
 from zmqdist.tasks.server import Server
 from zmqdist.tasks.session import Session
@@ -38,14 +46,40 @@ def keeper_waits(server: Server) -> bool:
     return keeper is not None and bool(keeper.barriers or keeper.key_waits)
 
 
-# what waits: (name, rank of the task whose server stops, what it does, when it has come to rest at (own server, the leader))
+# what waits: (name, rank of the task whose server stops, what it does, when it has come to rest at
+# (own server, the leader))
 WAITS: list[tuple[str, int, Callable[[Server], Any], Callable[[Server, Server], bool]]] = [
-    ("recv", 1, lambda one: one.recv("worker:0", "tag"), lambda one, _: one.snapshot().mail_waits == 1),
-    ("recv of itself", 1, lambda one: one.recv("worker:1", "tag"), lambda one, _: one.snapshot().mail_waits == 1),
-    ("recv, not seen", 0, lambda one: one.recv("worker:2", "tag"), lambda one, _: one.snapshot().mail_waits == 1),
+    (
+        "recv",
+        1,
+        lambda one: one.recv("worker:0", "tag"),
+        lambda one, _: one.snapshot().mail_waits == 1,
+    ),
+    (
+        "recv of itself",
+        1,
+        lambda one: one.recv("worker:1", "tag"),
+        lambda one, _: one.snapshot().mail_waits == 1,
+    ),
+    (
+        "recv, not seen",
+        0,
+        lambda one: one.recv("worker:2", "tag"),
+        lambda one, _: one.snapshot().mail_waits == 1,
+    ),
     ("announced by the leader", 0, lambda one: one.all_reduce(1), lambda one, _: in_group(1)(one)),
-    ("announced to the leader", 1, lambda one: one.all_reduce(1), lambda _, leader: in_group(1)(leader)),
-    ("a leader not seen", 1, lambda one: one.all_reduce(1, group=["worker:2", "worker:1"]), lambda one, _: True),
+    (
+        "announced to the leader",
+        1,
+        lambda one: one.all_reduce(1),
+        lambda _, leader: in_group(1)(leader),
+    ),
+    (
+        "a leader not seen",
+        1,
+        lambda one: one.all_reduce(1, group=["worker:2", "worker:1"]),
+        lambda one, _: True,
+    ),
     ("barrier of the leader", 0, lambda one: one.barrier("b"), lambda one, _: keeper_waits(one)),
     ("barrier of another", 1, lambda one: one.barrier("b"), lambda _, leader: keeper_waits(leader)),
     ("key of the leader", 0, lambda one: one.kv.get("k"), lambda one, _: keeper_waits(one)),
@@ -61,11 +95,16 @@ WAITS: list[tuple[str, int, Callable[[Server], Any], Callable[[Server, Server], 
 
 @pytest.mark.parametrize(("name", "rank", "wait", "at_rest"), WAITS, ids=[row[0] for row in WAITS])
 def test_the_own_stop_ends_a_wait_and_is_what_the_error_names(
-    made: Made, name: str, rank: int, wait: Callable[[Server], Any], at_rest: Callable[[Server, Server], bool]
+    made: Made,
+    name: str,
+    rank: int,
+    wait: Callable[[Server], Any],
+    at_rest: Callable[[Server, Server], bool],
 ) -> None:
     for number in range(TIMES):
         servers = cluster(made, 3)[:2]
-        for server in servers if number % 2 else ():  # else connections, watches and registrations are made meanwhile
+        for server in servers if number % 2 else ():
+            # else connections, watches and registrations are made meanwhile
             server.coordination.register(30)
         side = Side(wait, servers[rank])
         if number % 3 < 2:
@@ -84,13 +123,17 @@ def test_the_own_stop_ends_a_wait_and_is_what_the_error_names(
 def test_the_own_stop_ends_an_exchange_of_pieces(
     made: Made, monkeypatch: pytest.MonkeyPatch, kind: str, rank: int
 ) -> None:
-    """The other one is silent, so the stopped one waits for its pieces; of a broadcast the root is silent."""
+    """The other one is silent, so the stopped one waits for its pieces; of a broadcast the root is
+    silent."""
     for number in range(TIMES):
         with monkeypatch.context() as patch:
             pair = cluster(made, 2)
             silent = Silent(patch, kind, 1 - rank)
             how = {"root": 1 - rank} if kind == "broadcast" else {}
-            sides = [Side(lambda one=one: getattr(one, kind)(np.ones(LARGE), **how)) for one in pair]  # noqa: B023
+            sides = [
+                Side(lambda one=one, how=how: getattr(one, kind)(np.ones(LARGE), **how))
+                for one in pair
+            ]
             assert silent.begun.wait(30)
             if number % 2:
                 until(lambda: state_of(pair[rank], f"worker:{1 - rank}") == "up")  # noqa: B023
@@ -110,7 +153,8 @@ def test_a_member_that_has_come_last_is_told_of_its_own_stop(made: Made) -> None
     """Its announcement may already be agreed: then it has its result."""
     for _ in range(TIMES):
         pair = cluster(made, 2)
-        assert together(pair, lambda server, rank: server.all_reduce(1)) == [2, 2]  # they have seen each other
+        # they have seen each other
+        assert together(pair, lambda server, rank: server.all_reduce(1)) == [2, 2]
         sides = [Side(server.all_reduce, np.ones(LARGE)) for server in pair]
         pair[1].stop(0.1)
         own, other = (side.wait().error for side in reversed(sides))
@@ -132,7 +176,11 @@ def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
             pair = cluster(made, 2)
             sides = [Side(pair[rank].recv, f"worker:{1 - rank}", "tag") for rank in (0, 1)]
             # A receive from a task that has not been seen yet would go on waiting for it.
-            until(lambda: [state_of(pair[rank], f"worker:{1 - rank}") for rank in (0, 1)] == ["up", "up"])  # noqa: B023
+            until(
+                lambda: (
+                    [state_of(pair[rank], f"worker:{1 - rank}") for rank in (0, 1)] == ["up", "up"]  # noqa: B023
+                )
+            )
             pair[1].stop(0.1)
             assert isinstance(sides[1].wait().error, CancelledError)
             error = sides[0].wait().error
@@ -171,12 +219,14 @@ def test_the_other_party_of_a_stop_is_told_that_the_task_has_gone(made: Made) ->
         pair[1].stop(0.0)
 
 
-# -- questions of the server itself --------------------------------------------------------------------------------------
+# -- questions of the server itself ----------------------------------------------------------------
 
 
 @pytest.fixture
 def mute() -> Iterator[str]:
-    """An address where something greets as ZeroMQ does, and never says more: questions to it wait."""
+    """An address where something greets as ZeroMQ does, and never says more: questions to it
+    wait.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken: list[socket.socket] = []
 
@@ -187,7 +237,9 @@ def mute() -> Iterator[str]:
                 except OSError:
                     return
                 taken.append(peer)
-                peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32))
+                peer.sendall(
+                    b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
+                )
 
         thread = threading.Thread(target=greet)
         thread.start()
@@ -208,7 +260,9 @@ def test_whether_a_task_is_alive_is_not_answered_by_the_own_stop(made: Made, mut
     assert str(error) == "the server of worker:0 was stopped"
 
 
-def test_a_reset_that_the_stop_of_the_asked_task_ends_names_that_task_alone(made: Made, mute: str) -> None:
+def test_a_reset_that_the_stop_of_the_asked_task_ends_names_that_task_alone(
+    made: Made, mute: str
+) -> None:
     server = made({"worker": free_addresses(1), "ps": [mute]}, "worker", 0)
     resetting = Side(Session.reset, server.target)
     until(lambda: server.snapshot().connections)
@@ -225,13 +279,15 @@ def test_a_message_that_is_on_its_way_at_the_stop_was_cancelled(made: Made, mute
     server.stop(0.0)
     with pytest.raises(CancelledError, match="was closed"):
         sent.get_value()
-    until(lambda: server.snapshot().mail_unconfirmed == 0)  # its callback runs after those who wait were woken
+    # its callback runs after those who wait were woken
+    until(lambda: server.snapshot().mail_unconfirmed == 0)
 
 
 def test_a_mailbox_that_has_stopped_refuses_as_one_whose_task_has_gone(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its port is still open while the stop waits for a function that runs. The sender has not heard of the stop yet."""
+    """Its port is still open while the stop waits for a function that runs. The sender has not
+    heard of the stop yet."""
     monkeypatch.setattr(RpcService, "say_goodbye", lambda *text: None)
     pair = cluster(made, 2)
     pair[0].send(1, "worker:1", "tag").get_value()

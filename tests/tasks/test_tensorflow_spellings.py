@@ -1,4 +1,5 @@
-"""What programs for TensorFlow type: keywords of its servers that work, and gRPC, which is refused with the line to type instead."""
+"""What programs for TensorFlow type: keywords of its servers that work, and gRPC, which is refused
+with the line to type instead."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def test_servers_of_the_data_service_take_the_fields_of_their_configs() -> None:
             lambda: service.DispatchServer(0),
             "config is 0, wants a DispatcherConfig, or no config and keywords such as port=0",
         ),
-        (lambda: service.DispatchServer(service.DispatcherConfig(), port=0), "wants a DispatcherConfig, or no config"),
+        (
+            lambda: service.DispatchServer(service.DispatcherConfig(), port=0),
+            "wants a DispatcherConfig, or no config",
+        ),
         (
             lambda: service.WorkerServer("localhost:1"),
             "wants a WorkerConfig, or no config and keywords .* dispatcher_address",
@@ -64,14 +68,26 @@ def test_a_method_is_registered_by_the_keywords_of_tensorflow() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: zd.rpc.Server.create("grpc", "localhost:1"), ValueError, r'write Server.create\("zmq", \'localhost:1\'\)'),
-    (lambda: zd.rpc.Client.create("grpc", "localhost:1"), ValueError, r'write Client.create\("zmq", \'localhost:1\'\)'),
+    (
+        lambda: zd.rpc.Server.create("grpc", "localhost:1"),
+        ValueError,
+        r'write Server.create\("zmq", \'localhost:1\'\)',
+    ),
+    (
+        lambda: zd.rpc.Client.create("grpc", "localhost:1"),
+        ValueError,
+        r'write Client.create\("zmq", \'localhost:1\'\)',
+    ),
     (
         lambda: zd.rpc.Client.create("zmq", "grpc://localhost:1"),
         InvalidArgumentError,
         "write host:port without grpc://",
     ),
-    (lambda: service.DispatcherConfig(protocol="grpc"), RuntimeError, r"write DispatcherConfig\(protocol='zmq'\)"),
+    (
+        lambda: service.DispatcherConfig(protocol="grpc"),
+        RuntimeError,
+        r"write DispatcherConfig\(protocol='zmq'\)",
+    ),
     (
         lambda: service.DispatchServer(port=0, protocol="grpc"),
         RuntimeError,
@@ -93,20 +109,38 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: zd.ParameterServerStrategy(resolver()), ValueError, 'write rpc_layer="zmq"'),
     (lambda: start_server(resolver()), NotFoundError, 'rpc_layer="zmq"'),
     (lambda: zd.connect_to_cluster(resolver()), NotFoundError, 'rpc_layer="zmq"'),
-    (lambda: zd.connect_to_host("grpc://localhost:1"), ValueError, "write host:port without grpc://"),
+    (
+        lambda: zd.connect_to_host("grpc://localhost:1"),
+        ValueError,
+        "write host:port without grpc://",
+    ),
     (lambda: zd.Session("grpc://localhost:1"), NotFoundError, 'wanted "zmq://host:port"'),
-    (lambda: coordinator.ClusterCoordinator("grpc://localhost:1"), ValueError, "write host:port without grpc://"),
-    (lambda: create_in_process_cluster(1, 1, rpc_layer="grpc"), ValueError, 'write rpc_layer="zmq"'),
+    (
+        lambda: coordinator.ClusterCoordinator("grpc://localhost:1"),
+        ValueError,
+        "write host:port without grpc://",
+    ),
+    (
+        lambda: create_in_process_cluster(1, 1, rpc_layer="grpc"),
+        ValueError,
+        'write rpc_layer="zmq"',
+    ),
 ]
 
 
 @pytest.mark.parametrize(("use", "error", "text"), REFUSED)
-def test_grpc_is_refused_with_the_line_to_type(use: Callable[[], Any], error: type[Exception], text: str) -> None:
+def test_grpc_is_refused_with_the_line_to_type(
+    use: Callable[[], Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         use()
 
 
 def test_a_strategy_refuses_grpc_in_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "TF_CONFIG", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "rpc_layer": "grpc"}')
+    monkeypatch.setitem(
+        os.environ,
+        "TF_CONFIG",
+        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "rpc_layer": "grpc"}',
+    )
     with pytest.raises(ValueError, match=r"rpc_layer is 'grpc'.*write rpc_layer=.zmq.*TF_CONFIG"):
         zd.ParameterServerStrategy(resolvers.TFConfigClusterResolver())

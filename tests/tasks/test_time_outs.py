@@ -1,4 +1,5 @@
-"""Every wait of a task, and of a session with it, takes the same time-outs, and refuses the same ones."""
+"""Every wait of a task, and of a session with it, takes the same time-outs, and refuses the same
+ones."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def pair(made: Made) -> Servers:
 
 
 WAITS: dict[str, tuple[Callable[[Server, str, Any], Any], Callable[[Server, str], Any]]] = {
-    "barrier": (lambda server, name, timeout: server.barrier(name, timeout), lambda other, name: other.barrier(name)),
+    "barrier": (
+        lambda server, name, timeout: server.barrier(name, timeout),
+        lambda other, name: other.barrier(name),
+    ),
     "recv": (
         lambda server, name, timeout: server.recv("worker:1", name, timeout),
         lambda other, name: other.send(1, "worker:0", name).get_value(),
@@ -53,7 +57,9 @@ def test_every_wait_takes_the_same_time_outs(pair: Servers, wait: str) -> None:
     for timeout in LONG:
         name = next(names)
         check_long(
-            lambda timeout, name=name: waits(server, name, timeout), timeout, lambda name=name: ends(other, name)
+            lambda timeout, name=name: waits(server, name, timeout),
+            timeout,
+            lambda name=name: ends(other, name),
         )  # type: ignore[misc]
 
 
@@ -96,13 +102,24 @@ SESSION: dict[str, Callable[[Session, Any], Any]] = {
 
 
 @pytest.mark.parametrize("operation", SESSION)
-def test_the_milliseconds_of_a_session_are_numbers_of_the_same_kinds(made: Made, operation: str) -> None:
+def test_the_milliseconds_of_a_session_are_numbers_of_the_same_kinds(
+    made: Made, operation: str
+) -> None:
     (server,) = cluster(made, 1)
     with Session(server) as session:
         for timeout in [*REFUSED, None]:
             with pytest.raises(
-                InvalidArgumentError, match="timeout_in_ms: a time-out is a number of milliseconds, 0 for none"
+                InvalidArgumentError,
+                match="timeout_in_ms: a time-out is a number of milliseconds, 0 for none",
             ):
                 SESSION[operation](session, timeout)
-        for timeout in [0, -1, -inf, *LONG[1:], np.float32(60_000), Fraction(10**6, 3), Decimal("60000.5")]:
+        for timeout in [
+            0,
+            -1,
+            -inf,
+            *LONG[1:],
+            np.float32(60_000),
+            Fraction(10**6, 3),
+            Decimal("60000.5"),
+        ]:
             SESSION[operation](session, timeout)

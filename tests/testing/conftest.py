@@ -1,4 +1,5 @@
-"""Reserved ports are let go with the dict that names them: an error that a test caught holds that in a cycle of frames."""
+"""Reserved ports are let go with the dict that names them: an error that a test caught holds that
+in a cycle of frames."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.testing.tasks import Bell
 
 @pytest.fixture(autouse=True, scope="module")
 def _freeze() -> Iterator[None]:
-    """A collection looks at what the tests of the module have made: at all that is imported it takes ten times as long."""
+    """A collection looks at what the tests of the module have made: at all that is imported it
+    takes ten times as long."""
     gc.collect()
     gc.freeze()
     yield

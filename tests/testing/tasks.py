@@ -1,4 +1,5 @@
-"""What the functions of these tests use in their tasks, and the pipes with names by which tasks and test wait for each other."""
+"""What the functions of these tests use in their tasks, and the pipes with names by which tasks and
+test wait for each other."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def _serving(address: str) -> ZmqServer:
         ({"num_workers": 0, "num_ps": 1}, {"ps": 1}),
     ],
 )
-def test_a_cluster_has_the_tasks_that_were_asked_for(arguments: Any, counts: dict[str, int]) -> None:
+def test_a_cluster_has_the_tasks_that_were_asked_for(
+    arguments: Any, counts: dict[str, int]
+) -> None:
     cluster = create_cluster_spec(**arguments)
     assert {job: len(tasks) for job, tasks in cluster.items()} == counts
     assert json.loads(json.dumps(cluster)) == cluster
@@ -88,15 +90,23 @@ def test_tasks_listen_at_the_addresses_of_their_cluster_and_call_each_other() ->
 
 @pytest.mark.parametrize("number", [-1, 1.5, "2", None])
 def test_a_number_of_tasks_that_cannot_be_is_refused(number: Any) -> None:
-    with pytest.raises(ValueError, match=r"0 or more tasks of ps|num_ps is .*, wants a whole number"):
+    with pytest.raises(
+        ValueError, match=r"0 or more tasks of ps|num_ps is .*, wants a whole number"
+    ):
         create_cluster_spec(num_ps=number)
-    with pytest.raises(ValueError, match=r"0 or more tasks of worker|num_workers is .*, wants a whole number"):
+    with pytest.raises(
+        ValueError, match=r"0 or more tasks of worker|num_workers is .*, wants a whole number"
+    ):
         create_in_process_cluster(num_workers=number, num_ps=0)
 
 
 def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> None:
     with create_in_process_cluster(num_workers=2, num_ps=1, has_chief=True) as cluster:
-        assert {job: len(tasks) for job, tasks in cluster.items()} == {"chief": 1, "worker": 2, "ps": 1}
+        assert {job: len(tasks) for job, tasks in cluster.items()} == {
+            "chief": 1,
+            "worker": 2,
+            "ps": 1,
+        }
         for port in _ports(cluster):
             socket.create_connection(("127.0.0.1", port)).close()
     for port in _ports(cluster):
@@ -106,7 +116,11 @@ def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> 
 
 
 def test_an_in_process_cluster_serves_on_when_only_its_addresses_were_kept() -> None:
-    addresses = [address for tasks in create_in_process_cluster(num_workers=1, num_ps=1).values() for address in tasks]
+    addresses = [
+        address
+        for tasks in create_in_process_cluster(num_workers=1, num_ps=1).values()
+        for address in tasks
+    ]
     gc.collect()
     for address in addresses:
         socket.create_connection(("127.0.0.1", int(address.partition(":")[2]))).close()
@@ -121,10 +135,10 @@ def test_an_in_process_cluster_has_one_layer() -> None:
 
 
 def test_the_names_of_the_package_load_their_parts_on_first_use() -> None:
-    program = (
-        "import sys, zmqdist.testing; print([name for name in ('numpy', 'zmq', 'cloudpickle') if name in sys.modules])"
+    program = "import sys, zmqdist.testing; print([name for name in ('numpy', 'zmq', 'cloudpickle') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert set(zd.testing.__all__) <= set(dir(zd.testing))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

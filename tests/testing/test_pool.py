@@ -66,7 +66,8 @@ def test_tf_config() -> None:
     with MultiProcessPoolRunner(cluster) as pool:
         told = pool.run(task)
     assert told == [
-        ({"type": job, "index": index}, cluster) for job, index in [("chief", 0), ("worker", 0), ("worker", 1)]
+        ({"type": job, "index": index}, cluster)
+        for job, index in [("chief", 0), ("worker", 0), ("worker", 1)]
     ]
 
 
@@ -80,12 +81,16 @@ def test_unexpected_exit(pool: MultiProcessPoolRunner) -> None:
         for_ever()
 
     pids = pool.run(os.getpid)
-    with pytest.raises(UnexpectedSubprocessExitError, match=r"(?s)worker-1 exited with exit code 3.*last words"):
+    with pytest.raises(
+        UnexpectedSubprocessExitError, match=r"(?s)worker-1 exited with exit code 3.*last words"
+    ):
         pool.run(leave)
     assert not set(pool.run(os.getpid)) & set(pids)
 
 
-def test_a_process_that_dies_between_two_runs_is_told_by_the_next(pool: MultiProcessPoolRunner) -> None:
+def test_a_process_that_dies_between_two_runs_is_told_by_the_next(
+    pool: MultiProcessPoolRunner,
+) -> None:
     (pid, _) = pool.run(os.getpid)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(UnexpectedSubprocessExitError, match="worker-0 exited with exit code -9"):
@@ -101,8 +106,11 @@ raise ValueError("in the main process")
 
 
 def test_exception_in_main_process() -> None:
-    """A program that ends without shutdown ends, and so do its processes: the module's end finds orphans."""
-    done = subprocess.run([sys.executable, "-c", PARENT], stderr=subprocess.PIPE, text=True, check=False)
+    """A program that ends without shutdown ends, and so do its processes: the module's end finds
+    orphans."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: in the main process\n")
 
@@ -195,7 +203,10 @@ def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
             get_barrier().wait()
         return None
 
-    with MultiProcessPoolRunner(create_cluster_spec(num_workers=2)) as pool, pytest.raises(ValueError, match="first"):
+    with (
+        MultiProcessPoolRunner(create_cluster_spec(num_workers=2)) as pool,
+        pytest.raises(ValueError, match="first"),
+    ):
         pool.run(work)
 
 
@@ -226,7 +237,9 @@ def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
         ({"worker": ["localhost:1"]}, "initialize", ValueError),
     ],
 )
-def test_what_cannot_be_a_pool_is_refused_at_once(cluster: Any, initializer: Any, error: type[Exception]) -> None:
+def test_what_cannot_be_a_pool_is_refused_at_once(
+    cluster: Any, initializer: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         MultiProcessPoolRunner(cluster, initializer)
 
@@ -259,7 +272,9 @@ def test_an_argument_for_which_a_task_has_no_memory_is_its_error_and_the_pool_go
 ) -> None:
     def leave(spare_bytes: int) -> None:
         status = Path("/proc/self/status").read_text()
-        virtual = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize"))
+        virtual = next(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize")
+        )
         if me() == "worker-1":
             resource.setrlimit(resource.RLIMIT_AS, (virtual + spare_bytes,) * 2)
 
@@ -267,7 +282,9 @@ def test_an_argument_for_which_a_task_has_no_memory_is_its_error_and_the_pool_go
     assert pool.run(np.sum, (array[:MIB],)) == [MIB, MIB]
     pids = pool.run(os.getpid)
     pool.run(leave, (32 * MIB,))
-    with pytest.raises(errors.ResourceExhaustedError, match=r"a function with its arguments.*: 96 MiB"):
+    with pytest.raises(
+        errors.ResourceExhaustedError, match=r"a function with its arguments.*: 96 MiB"
+    ):
         pool.run(np.sum, (array,))
     assert pool.run(np.sum, (array[:MIB],)) == [MIB, MIB]
     assert pool.run(os.getpid) == pids

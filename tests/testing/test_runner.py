@@ -1,7 +1,10 @@
-"""Section 7 of the contract, MultiProcessRunner: what TensorFlow's multi_process_runner_test asks, by its names.
+"""Section 7 of the contract, MultiProcessRunner: what TensorFlow's multi_process_runner_test asks,
+by its names.
 
-Void here: NotInitializedError, since no special main is needed, and the skips on platforms and Python versions.
-Different on purpose: a crash (SIGSEGV, SIGABRT) fails the run, although its exit code is below 0; other signals do not.
+Void here: NotInitializedError, since no special main is needed, and the skips on platforms and
+Python versions.
+Different on purpose: a crash (SIGSEGV, SIGABRT) fails the run, although its exit code is below 0;
+other signals do not.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Odd(Exception):
     """An error of this module, which need not be importable elsewhere."""
 
 
-# -- values, errors, arguments ----------------------------------------------------------------------------------------
+# -- values, errors, arguments ---------------------------------------------------------------------
 
 
 @pytest.mark.processes("test harness")
@@ -82,7 +85,8 @@ def test_an_error_of_the_tests_own_class_keeps_it_and_what_others_returned() -> 
 
 
 def test_a_task_that_fails_in_pytests_own_way_fails_the_test() -> None:
-    """By its name and text: pytest says that this class is one of the module builtins, where no pickle finds it."""
+    """By its name and text: pytest says that this class is one of the module builtins, where no
+    pickle finds it."""
     with pytest.raises(BaseException, match="as told"):
         run(functools.partial(pytest.fail, "as told"), create_cluster_spec())
 
@@ -111,7 +115,7 @@ def test_large_arrays_go_both_ways_and_what_cannot_be_pickled_is_told_by_its_pla
         run(threading.Lock, create_cluster_spec())
 
 
-# -- output -----------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def test_stdout_captured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +136,9 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
         logging.info("%s logs %s", me(), what)
 
     cluster = create_cluster_spec(has_chief=True, num_workers=2, num_ps=2)
-    with MultiProcessRunner(say, cluster, args=("1",), return_output=True, dependence_on_chief=False) as runner:
+    with MultiProcessRunner(
+        say, cluster, args=("1",), return_output=True, dependence_on_chief=False
+    ) as runner:
         runner.start()
         runner.start_single_process("worker", 2, args=("added",))
         runner.start_single_process("ps", 2, args=("added",))
@@ -146,13 +152,15 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_is_streamed_when_that_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    runner = MultiProcessRunner(lambda: print("quiet"), create_cluster_spec(), stream_output=False, return_output=True)
+    runner = MultiProcessRunner(
+        lambda: print("quiet"), create_cluster_spec(), stream_output=False, return_output=True
+    )
     runner.start()
     assert runner.join().stdout == ["[worker-0]:    quiet\n"]
     assert capsys.readouterr().out == ""
 
 
-# -- ending tasks, adding tasks ---------------------------------------------------------------------------------------
+# -- ending tasks, adding tasks --------------------------------------------------------------------
 
 
 def test_termination(bell: Callable[..., Bell]) -> None:
@@ -170,7 +178,11 @@ def test_termination(bell: Callable[..., Bell]) -> None:
         begun.hear()
         runner.terminate("worker", 0)
         lines = runner.join().stdout
-    assert sorted(lines) == ["[worker-0]:    index 0\n", "[worker-1]:    index 0\n", "[worker-1]:    index 9\n"]
+    assert sorted(lines) == [
+        "[worker-0]:    index 0\n",
+        "[worker-1]:    index 0\n",
+        "[worker-1]:    index 9\n",
+    ]
     assert runner.get_process_exit_code("worker", 0) == -signal.SIGKILL
     assert runner.get_process_exit_code("worker", 1) == 0
 
@@ -217,7 +229,9 @@ def test_start_in_process_as(bell: Callable[..., Bell]) -> None:
         print(f"{me()} was here")
         return me()
 
-    with MultiProcessRunner(work, create_cluster_spec(has_chief=True, num_workers=2), return_output=True) as runner:
+    with MultiProcessRunner(
+        work, create_cluster_spec(has_chief=True, num_workers=2), return_output=True
+    ) as runner:
 
         def add() -> None:
             begun.hear()
@@ -291,7 +305,7 @@ def test_process_exists(bell: Callable[..., Bell]) -> None:
         runner.join()
 
 
-# -- the barrier --------------------------------------------------------------------------------------------------------
+# -- the barrier -----------------------------------------------------------------------------------
 
 
 def test_barrier(tmp_path: Path) -> None:
@@ -303,7 +317,10 @@ def test_barrier(tmp_path: Path) -> None:
         numbers.append(barrier.wait(timeout=60))
         return seen, barrier.parties, len(numbers)
 
-    assert run(work, create_cluster_spec(has_chief=True, num_workers=2)).return_value == [(3, 3, 2)] * 3
+    assert (
+        run(work, create_cluster_spec(has_chief=True, num_workers=2)).return_value
+        == [(3, 3, 2)] * 3
+    )
 
 
 def test_a_barrier_can_be_returned_from_a_task_and_nothing_can_wait_for_it_here() -> None:
@@ -333,10 +350,15 @@ def test_a_barrier_that_somebody_cannot_come_to_any_more_fails_at_once() -> None
     with pytest.raises(Odd, match="first") as caught:
         run(work, create_cluster_spec(num_workers=2), return_output=True)
     told = "".join(caught.value.mpr_result.stdout)
-    assert "AbortedError: the barrier cannot be complete any more: worker-1 has raised Odd: first" in told
+    assert (
+        "AbortedError: the barrier cannot be complete any more: worker-1 has raised Odd: first"
+        in told
+    )
 
 
-def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later(bell: Callable[..., Bell]) -> None:
+def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later(
+    bell: Callable[..., Bell],
+) -> None:
     over = bell()
 
     def work() -> str:
@@ -352,18 +374,23 @@ def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later
     assert len(set(texts)) == 1
     assert "when the time-out of worker-0 passed" in texts[0]
     assert texts[0].endswith(
-        ("2/3 tasks have arrived; missing: worker-2", "1/3 tasks have arrived; missing: worker-1, worker-2")
+        (
+            "2/3 tasks have arrived; missing: worker-2",
+            "1/3 tasks have arrived; missing: worker-1, worker-2",
+        )
     )
 
 
 def test_an_added_task_is_not_one_of_the_barriers() -> None:
     with MultiProcessRunner(lambda: None, create_cluster_spec()) as runner:
         runner.start_single_process("ps", 0, fn=lambda: get_barrier().wait())
-        with pytest.raises(errors.InvalidArgumentError, match="ps-0 is not one of the barrier's tasks: worker-0"):
+        with pytest.raises(
+            errors.InvalidArgumentError, match="ps-0 is not one of the barrier's tasks: worker-0"
+        ):
             runner.join()
 
 
-# -- time ---------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_stdout_available_when_timeout(bell: Callable[..., Bell]) -> None:
@@ -377,7 +404,9 @@ def test_stdout_available_when_timeout(bell: Callable[..., Bell]) -> None:
     with MultiProcessRunner(work, create_cluster_spec(), return_output=True) as runner:
         runner.start()
         begun.hear()
-        with pytest.raises(SubprocessTimeoutError, match="still running 1 s after join: worker-0") as caught:
+        with pytest.raises(
+            SubprocessTimeoutError, match="still running 1 s after join: worker-0"
+        ) as caught:
             runner.join(1)
     lines = caught.value.mpr_result.stdout
     assert lines[0] == "[worker-0]:    before it sleeps\n"
@@ -421,11 +450,13 @@ def test_timeout_none() -> None:
 
 
 def test_max_run_time_ends_what_still_runs() -> None:
-    with pytest.raises(UnexpectedSubprocessExitError, match=r"after max_run_time, 0\.5 s: worker-0"):
+    with pytest.raises(
+        UnexpectedSubprocessExitError, match=r"after max_run_time, 0\.5 s: worker-0"
+    ):
         run(for_ever, create_cluster_spec(), max_run_time=0.5)
 
 
-# -- exit codes -----------------------------------------------------------------------------------------------------------
+# -- exit codes ------------------------------------------------------------------------------------
 
 
 def test_seg_fault_raises_error() -> None:
@@ -442,7 +473,8 @@ def _seg_fault_raises_error(task: str) -> None:
             ctypes.string_at(0)
 
     with pytest.raises(
-        UnexpectedSubprocessExitError, match=rf"{task} exited with exit code -11 \(killed by SIGSEGV"
+        UnexpectedSubprocessExitError,
+        match=rf"{task} exited with exit code -11 \(killed by SIGSEGV",
     ) as caught:
         run(work, create_cluster_spec(has_chief=True), return_output=True)
     assert any("Segmentation fault" in line for line in caught.value.mpr_result.stdout)
@@ -457,7 +489,9 @@ def test_exit_code_is_reported_by_chief_subprocess() -> None:
     cluster = create_cluster_spec(has_chief=True, num_workers=1)
     with MultiProcessRunner(work, cluster, chief_grace_s=0.1) as runner:
         runner.start()
-        with pytest.raises(UnexpectedSubprocessExitError, match="Subprocess chief-0 exited with exit code 20"):
+        with pytest.raises(
+            UnexpectedSubprocessExitError, match="Subprocess chief-0 exited with exit code 20"
+        ):
             runner.join()
     assert runner.get_process_exit_code("worker", 0) == -signal.SIGKILL
 
@@ -469,11 +503,16 @@ def test_exit_code_is_reported_by_subprocess() -> None:
 
     with pytest.raises(UnexpectedSubprocessExitError) as caught:
         run(work, create_cluster_spec(num_workers=1))
-    assert str(caught.value) == "Subprocess worker-0 exited with exit code 10; its last lines:\nlast words"
+    assert (
+        str(caught.value)
+        == "Subprocess worker-0 exited with exit code 10; its last lines:\nlast words"
+    )
 
 
 def test_a_task_that_a_signal_from_outside_ended_has_not_failed() -> None:
-    assert run(lambda: os.kill(os.getpid(), signal.SIGKILL), create_cluster_spec()).return_value == []
+    assert (
+        run(lambda: os.kill(os.getpid(), signal.SIGKILL), create_cluster_spec()).return_value == []
+    )
 
 
 def test_without_dependence_on_the_chief_the_others_go_on(bell: Callable[..., Bell]) -> None:
@@ -492,7 +531,7 @@ def test_without_dependence_on_the_chief_the_others_go_on(bell: Callable[..., Be
         assert runner.join().return_value == ["chief-0", "worker-0"]
 
 
-# -- starting again -------------------------------------------------------------------------------------------------------
+# -- starting again --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -523,10 +562,14 @@ def test_auto_restart_and_timeout(tmp_path: Path) -> None:
             runs.write("a run\n")
         raise ValueError("each time")
 
-    with MultiProcessRunner(work, create_cluster_spec(), auto_restart=True, return_output=True) as runner:
+    with MultiProcessRunner(
+        work, create_cluster_spec(), auto_restart=True, return_output=True
+    ) as runner:
         runner.start()
         runs = tmp_path / "runs"
-        eventually(lambda: runs.exists() and runs.read_text().count("a run\n") > 1, "it was started again")
+        eventually(
+            lambda: runs.exists() and runs.read_text().count("a run\n") > 1, "it was started again"
+        )
         with pytest.raises(ValueError, match="each time") as caught:
             runner.join(0)
     assert caught.value.mpr_result.stdout.count("[worker-0]:    a run\n") > 1
@@ -541,7 +584,9 @@ def test_auto_restart_and_chief(bell: Callable[..., Bell]) -> None:
             raise ValueError("after the chief")
 
     cluster = create_cluster_spec(has_chief=True)
-    with MultiProcessRunner(work, cluster, auto_restart=True, return_output=True, chief_grace_s=60) as runner:
+    with MultiProcessRunner(
+        work, cluster, auto_restart=True, return_output=True, chief_grace_s=60
+    ) as runner:
         runner.start()
         eventually(lambda: not runner.process_exists("chief", 0), "the chief has ended")
         go.ring()
@@ -550,8 +595,12 @@ def test_auto_restart_and_chief(bell: Callable[..., Bell]) -> None:
     assert "".join(caught.value.mpr_result.stdout).count("Traceback") == 1
 
 
-def test_auto_restart_failure_immediate_after_restart(tmp_path: Path, bell: Callable[..., Bell]) -> None:
-    """worker-0 is terminated when both have begun for the first time, and worker-1 for the second."""
+def test_auto_restart_failure_immediate_after_restart(
+    tmp_path: Path, bell: Callable[..., Bell]
+) -> None:
+    """worker-0 is terminated when both have begun for the first time, and worker-1 for the
+    second.
+    """
     up, begun = bell("up"), bell("begun")
 
     def work() -> str:
@@ -591,7 +640,7 @@ def test_auto_restart_terminate(tmp_path: Path, bell: Callable[..., Bell]) -> No
         assert runner.join().return_value == ["the second time"]
 
 
-# -- devices --------------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -601,13 +650,15 @@ def test_auto_restart_terminate(tmp_path: Path, bell: Callable[..., Bell]) -> No
 def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     with MultiProcessRunner(
-        lambda: (me(), os.environ["CUDA_VISIBLE_DEVICES"]), create_cluster_spec(num_workers=2), share_gpu=False
+        lambda: (me(), os.environ["CUDA_VISIBLE_DEVICES"]),
+        create_cluster_spec(num_workers=2),
+        share_gpu=False,
     ) as runner:
         runner.start()
         assert [devices for _, devices in sorted(runner.join().return_value)] == seen
 
 
-# -- wrong use ------------------------------------------------------------------------------------------------------------
+# -- wrong use -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -622,7 +673,9 @@ def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.Monkey
         (me, {"worker": "localhost:1"}, TypeError, "must be a list or a dict"),
     ],
 )
-def test_what_cannot_be_run_is_refused_at_once(fn: Any, cluster: Any, error: type[Exception], told: str) -> None:
+def test_what_cannot_be_run_is_refused_at_once(
+    fn: Any, cluster: Any, error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         MultiProcessRunner(fn, cluster)
 
@@ -644,7 +697,9 @@ def test_start_and_join_are_for_one_time() -> None:
     with pytest.raises(ValueError, match="fn is 'fn', wants a function or None"):
         runner.start_single_process("worker", 0, fn="fn")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 chiefs"):
-        runner.start_single_process("worker", 0, cluster_spec={"chief": ["localhost:1", "localhost:2"]})
+        runner.start_single_process(
+            "worker", 0, cluster_spec={"chief": ["localhost:1", "localhost:2"]}
+        )
     runner.start()
     for again in (runner.start, lambda: runner.start_in_process_as("worker", 0)):
         with pytest.raises(ValueError, match="started already"):
@@ -657,7 +712,7 @@ def test_start_and_join_are_for_one_time() -> None:
             late()
 
 
-# -- nothing is left ------------------------------------------------------------------------------------------------------
+# -- nothing is left -------------------------------------------------------------------------------
 
 PARENT = """
 import os, pathlib, subprocess, sys
@@ -678,9 +733,13 @@ runner.join(None)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.killed("test harness")
-def test_nothing_outlives_the_parent_however_it_ends(number: int, bell: Callable[..., Bell]) -> None:
+def test_nothing_outlives_the_parent_however_it_ends(
+    number: int, bell: Callable[..., Bell]
+) -> None:
     begun = bell()
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(begun.path)], stderr=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(begun.path)], stderr=subprocess.PIPE, text=True
+    )
     pids = [int(pid) for pid in begun.hear().split()]
     parent.send_signal(number)
     _, told = parent.communicate()

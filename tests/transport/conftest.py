@@ -1,4 +1,5 @@
-"""Fixtures of this folder: servers and clients over real sockets (wired.py), child processes, private secrets."""
+"""Fixtures of this folder: servers and clients over real sockets (wired.py), child processes,
+private secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from typing import Any
 import pytest
 
 from tests.transport.wired import Dialled, Served
-from zmqdist.transport.security import ClientSecurity, ServerSecurity, client_security, server_security
+from zmqdist.transport.security import (
+    ClientSecurity,
+    ServerSecurity,
+    client_security,
+    server_security,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +26,9 @@ def _own_secrets(own_secrets: None) -> None:
 def serve() -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
-    def make(security: ServerSecurity | None = None, address: str = "127.0.0.1:0", **options: Any) -> Served:
+    def make(
+        security: ServerSecurity | None = None, address: str = "127.0.0.1:0", **options: Any
+    ) -> Served:
         made.append(Served(security or server_security("127.0.0.1"), address, **options))
         return made[-1]
 

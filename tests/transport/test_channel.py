@@ -1,4 +1,5 @@
-"""The client's channel against a real router: which thread waits, which reads, and the errors that faults of the connection cause."""
+"""The client's channel against a real router: which thread waits, which reads, and the errors that
+faults of the connection cause."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def ask(channel: Channel, body: bytes = b"x", within_s: float = LATE_S) -> Clien
     return call
 
 
-def start(channel: Channel, body: bytes = b"x", within_s: float = LATE_S, frames: Any = ()) -> ClientCall:
+def start(
+    channel: Channel, body: bytes = b"x", within_s: float = LATE_S, frames: Any = ()
+) -> ClientCall:
     call = ClientCall("m", body, frames, time.monotonic() + within_s)
     channel.submit(call)
     return call
@@ -75,10 +78,14 @@ class Held:
     def answer(self, number: int) -> None:
         until(lambda: len(self.calls) > number)
         peer, call, frames = self.calls[number]
-        self.served.loop.run(self.served.router.send, peer, Reply(call.id, 0, "", call.body), frames)
+        self.served.loop.run(
+            self.served.router.send, peer, Reply(call.id, 0, "", call.body), frames
+        )
 
     def open(self, open_channel: Open) -> Channel:
-        """A connected channel. Call number 0, which shows that it is connected, has got its reply."""
+        """A connected channel. Call number 0, which shows that it is connected, has got its
+        reply.
+        """
         channel = open_channel(self.served.address)
         first = start(channel, within_s=LATE_S)
         self.answer(0)
@@ -101,7 +108,9 @@ def test_a_call_is_answered_with_its_frames(serve: Serve, open_channel: Open) ->
     assert (call.code, call.body, [bytes(frame) for frame in call.frames]) == (0, b"body", frames)
 
 
-def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(serve: Serve, open_channel: Open) -> None:
+def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(
+    serve: Serve, open_channel: Open
+) -> None:
     served = serve()
     address = served.address
     served.loop.stop()
@@ -114,7 +123,9 @@ def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(serve: 
     assert [bytes(frame) for frame in call.frames] == [b"before"]
 
 
-@pytest.mark.parametrize(("slice_s", "counted"), [(1.0, 1), (2 * LATE_S, 0)], ids=["whole slice", "shorter"])
+@pytest.mark.parametrize(
+    ("slice_s", "counted"), [(1.0, 1), (2 * LATE_S, 0)], ids=["whole slice", "shorter"]
+)
 def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, slice_s: float, counted: int
 ) -> None:
@@ -122,7 +133,9 @@ def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
     held = Held(serve())
     channel = held.open(open_channel)
     call = start(channel)
-    connection = channel._connection  # reach: a slice without an announcement cannot be had from outside
+    connection = (
+        channel._connection
+    )  # reach: a slice without an announcement cannot be had from outside
     poll = connection.poll
 
     def deaf(timeout_ms: float) -> list[tuple[int, int]]:
@@ -137,13 +150,16 @@ def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
     channel.stalls = 0
 
 
-def test_many_threads_wait_for_calls_that_end_in_any_order(serve: Serve, open_channel: Open) -> None:
+def test_many_threads_wait_for_calls_that_end_in_any_order(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     calls = [start(channel, b"%d" % number) for number in range(6)]
     ended: list[int] = []
     threads = [
-        threading.Thread(target=lambda n=number: (channel.wait(calls[n]), ended.append(n))) for number in range(6)
+        threading.Thread(target=lambda n=number: (channel.wait(calls[n]), ended.append(n)))
+        for number in range(6)
     ]
     for thread in threads:
         thread.start()
@@ -172,7 +188,9 @@ def test_several_threads_may_wait_for_one_call(serve: Serve, open_channel: Open)
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(serve: Serve, open_channel: Open) -> None:
+def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -187,24 +205,32 @@ def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(se
     assert slow.code == 0
 
 
-@pytest.mark.parametrize("spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"])
+@pytest.mark.parametrize(
+    "spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"]
+)
 def test_a_reply_that_comes_too_late_does_not_hide_the_next_one(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, spin_s: float
 ) -> None:
-    """It arrives while the next call is sent, and sending may consume the edge that announced it."""
+    """It arrives while the next call is sent, and sending may consume the edge that announced
+    it.
+    """
     monkeypatch.setattr(channels, "SPIN_S", spin_s)
     held = Held(serve())
     channel = held.open(open_channel)
     for number in range(150):
         before = start(channel, within_s=0.0)
         assert channel.poll(before)
-        answers = threading.Thread(target=lambda n=number: (held.answer(2 * n + 1), held.answer(2 * n + 2)))
+        answers = threading.Thread(
+            target=lambda n=number: (held.answer(2 * n + 1), held.answer(2 * n + 2))
+        )
         answers.start()
         assert ask(channel).code == 0
         answers.join(LATE_S)
 
 
-def test_a_reply_that_came_before_the_server_ended_is_still_read(serve: Serve, open_channel: Open) -> None:
+def test_a_reply_that_came_before_the_server_ended_is_still_read(
+    serve: Serve, open_channel: Open
+) -> None:
     served = serve()
     channel = open_channel(served.address)
     ask(channel)
@@ -214,7 +240,10 @@ def test_a_reply_that_came_before_the_server_ended_is_still_read(serve: Serve, o
     assert answered.wait(LATE_S)
     served.loop.stop()
 
-    lock, connection = channel._lock, channel._connection  # reach: only the channel knows in which order it looks
+    lock, connection = (
+        channel._lock,
+        channel._connection,
+    )  # reach: only the channel knows in which order it looks
 
     def tended() -> bool:
         with lock:
@@ -243,7 +272,9 @@ def test_calls_in_flight_when_the_server_ends_are_unavailable_and_later_calls_wa
     assert len(served.shown) == 1
 
 
-def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(serve: Serve, open_channel: Open) -> None:
+def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     reported: list[tuple[str, int, str]] = []
@@ -264,7 +295,9 @@ def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(serve: S
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_the_reader_keeps_the_deadline_of_a_call_without_a_waiting_thread(serve: Serve, open_channel: Open) -> None:
+def test_the_reader_keeps_the_deadline_of_a_call_without_a_waiting_thread(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -291,7 +324,9 @@ def test_the_reader_ends_when_it_is_not_needed_any_more(serve: Serve, open_chann
 
 def test_a_dropped_channel_ends_and_one_that_owes_a_callback_stays(serve: Serve) -> None:
     held = Held(serve())
-    channel = Channel(held.served.address, client_security(held.served.address, "client"), our_hello("client", 7))
+    channel = Channel(
+        held.served.address, client_security(held.served.address, "client"), our_hello("client", 7)
+    )
     ended = threading.Event()
     channel.add_done_callback(start(channel), lambda call: ended.set())
     gone = weakref.ref(channel)
@@ -302,7 +337,9 @@ def test_a_dropped_channel_ends_and_one_that_owes_a_callback_stays(serve: Serve)
     until(lambda: gone() is None)
 
 
-def test_closing_ends_pending_calls_and_wakes_waiting_threads(serve: Serve, open_channel: Open) -> None:
+def test_closing_ends_pending_calls_and_wakes_waiting_threads(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     calls = [start(channel) for _ in range(3)]
@@ -321,12 +358,18 @@ def test_closing_ends_pending_calls_and_wakes_waiting_threads(serve: Serve, open
     channel.close()
 
 
-def test_cancel_ends_the_call_at_the_client_and_tells_the_server(serve: Serve, open_channel: Open) -> None:
+def test_cancel_ends_the_call_at_the_client_and_tells_the_server(
+    serve: Serve, open_channel: Open
+) -> None:
     from zmqdist.messages import CancelCall
 
     held = Held(serve())
     cancelled: list[int] = []
-    held.served.loop.run(held.served.router.on, CancelCall, lambda peer, message, frames: cancelled.append(message.id))
+    held.served.loop.run(
+        held.served.router.on,
+        CancelCall,
+        lambda peer, message, frames: cancelled.append(message.id),
+    )
     channel = held.open(open_channel)
     call = start(channel)
     assert not channel.poll(call)
@@ -336,7 +379,9 @@ def test_cancel_ends_the_call_at_the_client_and_tells_the_server(serve: Serve, o
     until(lambda: cancelled == [call.id])
 
 
-def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(serve: Serve, open_channel: Open) -> None:
+def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = held.open(open_channel)
     call = start(channel)
@@ -355,9 +400,13 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
 ) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
-    call, other = start(channel), start(channel, frames=[b"frame"])  # which gathers no call, and needs no reader
+    # which gathers no call, and needs no reader
+    call, other = start(channel), start(channel, frames=[b"frame"])
     until(lambda: len(held.calls) == 2)
-    connection, wake_fd = channel._connection, channel._wake_fd  # reach: the events that wake the leader
+    connection, wake_fd = (
+        channel._connection,
+        channel._wake_fd,
+    )  # reach: the events that wake the leader
     arrived = connection.poll
     poller = select.poll()
     poller.register(wake_fd, select.POLLIN)
@@ -420,7 +469,10 @@ def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Op
 
 
 def test_a_long_wait_logs_which_server_it_waits_for(
-    serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
+    open_channel: Open,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_connection, "WAIT_LOG_S", 0.05)
     served = serve()
@@ -429,7 +481,18 @@ def test_a_long_wait_logs_which_server_it_waits_for(
     call = ClientCall("m", b"")
     with caplog.at_level(logging.WARNING, "zmqdist.transport"):
         channel.submit(call)
-        until(lambda: len([r for r in caplog.records if f"wait for a server at {served.address}" in r.message]) >= 2)
+        until(
+            lambda: (
+                len(
+                    [
+                        r
+                        for r in caplog.records
+                        if f"wait for a server at {served.address}" in r.message
+                    ]
+                )
+                >= 2
+            )
+        )
     channel.close()
 
 

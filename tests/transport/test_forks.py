@@ -1,4 +1,5 @@
-"""A forked child keeps nothing of its parent's servers and connections: their ports become free, and their peers see the parent's end."""
+"""A forked child keeps nothing of its parent's servers and connections: their ports become free,
+and their peers see the parent's end."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from zmqdist.transport.listener import listen
 
 @contextlib.contextmanager
 def child(do: Callable[[], bytes] = bytes) -> Iterator[bytes]:
-    """Fork a child that stays until the end of the `with` statement. Give what `do` returns there."""
+    """Fork a child that stays until the end of the `with` statement. Give what `do` returns
+    there.
+    """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -73,10 +76,15 @@ def test_a_child_has_no_connection_and_no_port_of_its_parent(cluster: None) -> N
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
 def test_sockets_of_the_program_stay_as_they_are(cluster: None, timeout_s: float | None) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as own:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as own,
+    ):
         socket.setdefaulttimeout(timeout_s)
         try:
-            with child(lambda: repr((os.get_blocking(own.fileno()), sorted(inet_sockets()))).encode()) as left:
+            with child(
+                lambda: repr((os.get_blocking(own.fileno()), sorted(inet_sockets()))).encode()
+            ) as left:
                 assert left == repr((True, sorted([listening.fileno(), own.fileno()]))).encode()
         finally:
             socket.setdefaulttimeout(None)

@@ -52,7 +52,10 @@ def one_in_flight(channel: Channel, held: Held) -> Any:
 
 def sees_the_end(channel: Channel, call: Any) -> bool:
     """Look at the connection, and return whether its end has ended this call."""
-    lock, look = channel._lock, channel._check_connection  # reach: a use from outside would send what has gathered
+    lock, look = (
+        channel._lock,
+        channel._check_connection,
+    )  # reach: a use from outside would send what has gathered
     with lock:
         look(time.monotonic())
     return bool(call.ended)
@@ -67,7 +70,9 @@ def test_a_call_without_a_waiting_thread_is_sent_although_another_is_in_flight(
     for number in range(2, 5):  # again and again, because the reader goes off duty in between
         start(channel, b"%d" % number)
         until(lambda number=number: len(held.calls) == number)
-        until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
+        until(
+            lambda: not channel._gathering
+        )  # reach: when its reader is off duty nothing outside shows
     assert channel.snapshot().stalls == 0
 
 
@@ -124,7 +129,9 @@ def test_a_full_message_of_calls_is_sent_at_once_by_bytes(serve: Serve, open_cha
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_call_with_frames_is_sent_after_the_gathered_calls(serve: Serve, open_channel: Open) -> None:
+def test_a_call_with_frames_is_sent_after_the_gathered_calls(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -178,7 +185,9 @@ def test_gathered_calls_are_sent_when_a_thread_waits_for_one_of_them(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(serve: Serve, open_channel: Open) -> None:
+def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
@@ -198,7 +207,9 @@ def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(serve:
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_channel: Open) -> None:
+def test_the_reader_takes_no_naps_while_there_is_no_server(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
@@ -206,7 +217,9 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
     held.served.loop.stop()
     until(lambda: sees_the_end(channel, first))
     start(channel)  # the channel finds no server, and wakes the reader
-    until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
+    until(
+        lambda: not channel._gathering
+    )  # reach: when its reader is off duty nothing outside shows
     assert not gathered.ended
     serve(address=channel.address)
     channel.wait(gathered)
@@ -214,14 +227,19 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_gathered_call_that_is_cancelled_or_late_is_never_sent(serve: Serve, open_channel: Open) -> None:
+def test_a_gathered_call_that_is_cancelled_or_late_is_never_sent(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
     cancelled, late = start(channel, b"cancelled"), start(channel, b"late", within_s=0.01)
     assert channel.cancel(cancelled)
-    lock, connection = channel._lock, channel._connection  # reach: a use from outside would send what has gathered
+    lock, connection = (
+        channel._lock,
+        channel._connection,
+    )  # reach: a use from outside would send what has gathered
     with lock:
         connection.expire(time.monotonic() + 1)
     assert (cancelled.code, late.code) == (errors.CANCELLED, errors.DEADLINE_EXCEEDED)

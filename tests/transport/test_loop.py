@@ -325,7 +325,8 @@ def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptu
 def test_a_loop_that_was_kept_from_running_reads_messages_before_it_runs_timers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An epoll that returns far too late, and input that is there only then, imitate a process that was stopped."""
+    """An epoll that returns far too late, and input that is there only then, imitate a process that
+    was stopped."""
     clock = HandSet(time.monotonic)
     late = threading.Event()
 
@@ -335,7 +336,9 @@ def test_a_loop_that_was_kept_from_running_reads_messages_before_it_runs_timers(
             late.set()
 
     real = select.epoll
-    monkeypatch.setattr("zmqdist.transport.loop.select.epoll", lambda: Epoll(real(), comes_back_late))
+    monkeypatch.setattr(
+        "zmqdist.transport.loop.select.epoll", lambda: Epoll(real(), comes_back_late)
+    )
     monkeypatch.setattr("zmqdist.transport.loop.time.monotonic", clock)
     loop = Loop("zmqdist-test")
     try:
@@ -343,7 +346,9 @@ def test_a_loop_that_was_kept_from_running_reads_messages_before_it_runs_timers(
         order: list[str] = []
         read, done = threading.Event(), threading.Event()
         loop.add_socket(ours, lambda: (order.append(ours.recv(zmq.NOBLOCK).decode()), read.set()))
-        loop.set_timer("overdue", clock() + 0.05, lambda: (order.append("who is late?"), done.set()))
+        loop.set_timer(
+            "overdue", clock() + 0.05, lambda: (order.append("who is late?"), done.set())
+        )
         loop.start()
         assert late.wait(20)
         other.send(b"a beat")
@@ -394,7 +399,8 @@ class Epoll:
 
 
 def test_a_socket_that_nobody_can_close_does_not_keep_a_loop_that_never_ran(loop: Loop) -> None:
-    """A Ctrl-C leaves such a socket if it comes after the socket was made and before pyzmq has recorded it."""
+    """A Ctrl-C leaves such a socket if it comes after the socket was made and before pyzmq has
+    recorded it."""
 
     class Interrupted(zmq.Socket[bytes]):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,6 @@
-"""How much memory is left, on the host or in the control group; and the error if it is not enough."""
+"""How much memory is left, on the host or in the control group; and the error if it is not
+enough.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import pytest
 
 from zmqdist import errors
 from zmqdist.transport import memory_limits
-from zmqdist.transport.memory_limits import available_bytes, check_room, memory_exhausted, oom_kills, usable_bytes
+from zmqdist.transport.memory_limits import (
+    available_bytes,
+    check_room,
+    memory_exhausted,
+    oom_kills,
+    usable_bytes,
+)
 
 MIB = 2**20
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:     2048 kB\n"
@@ -42,12 +50,17 @@ MACHINES: dict[str, tuple[dict[str, str], int | None, int | None]] = {
         61_000,
     ),
     "a limit further up, as a batch system sets it": (
-        V2 | {"groups/job.slice/memory.max": "50000\n", "groups/job.slice/memory.current": "40000\n"},
+        V2
+        | {"groups/job.slice/memory.max": "50000\n", "groups/job.slice/memory.current": "40000\n"},
         50_000,
         10_000,
     ),
     "a container, which sees itself as the top": (
-        {"proc/self/cgroup": "0::/\n", "groups/memory.max": "70000\n", "groups/memory.current": "80000\n"},
+        {
+            "proc/self/cgroup": "0::/\n",
+            "groups/memory.max": "70000\n",
+            "groups/memory.current": "80000\n",
+        },
         70_000,
         0,
     ),
@@ -66,7 +79,11 @@ MACHINES: dict[str, tuple[dict[str, str], int | None, int | None]] = {
         None,
         2**21,
     ),
-    "nonsense": ({"proc/self/cgroup": "nonsense\n", "proc/meminfo": "MemAvailable:\nx\n"}, None, None),
+    "nonsense": (
+        {"proc/self/cgroup": "nonsense\n", "proc/meminfo": "MemAvailable:\nx\n"},
+        None,
+        None,
+    ),
 }
 
 
@@ -94,14 +111,18 @@ def test_processes_that_the_kernel_killed_are_counted_if_the_kernel_counts_them(
     assert oom_kills(tmp_path) == count
 
 
-def test_the_error_has_the_needed_and_the_available_memory_and_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_has_the_needed_and_the_available_memory_and_remedies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 100 * MIB)
     check_room(100 * MIB, "a copy")
     with pytest.raises(errors.ResourceExhaustedError) as caught:
         check_room(200 * MIB, "a copy")
     text = caught.value.message
     assert text.startswith("no memory for a copy: 200 MiB (100 MiB are available to this process).")
-    assert all(word in text for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
+    assert all(
+        word in text for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group")
+    )
 
 
 def test_small_sizes_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,20 +56,24 @@ def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
         ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
     ],
 )
-def test_the_events_of_one_attempt_have_the_right_meaning(events: list[tuple[int, int]], verdicts: list[type]) -> None:
+def test_the_events_of_one_attempt_have_the_right_meaning(
+    events: list[tuple[int, int]], verdicts: list[type]
+) -> None:
     assert [type(verdict) for verdict in attempt(watch(), *events)] == verdicts
 
 
 def test_the_third_closed_handshake_in_a_row_makes_the_monitor_read_the_greeting() -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
-    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [
-        ProbeNeeded
-    ]
+    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (
+        CLOSES_MAX - 1
+    ) + [ProbeNeeded]
 
 
 @pytest.mark.parametrize(
-    "between", [[(CLOSED, 9)], [(CONNECTED, 9), (SUCCEEDED, 9)]], ids=["nobody listens", "it worked once"]
+    "between",
+    [[(CLOSED, 9)], [(CONNECTED, 9), (SUCCEEDED, 9)]],
+    ids=["nobody listens", "it worked once"],
 )
 def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, int]]) -> None:
     one = watch(CURVE)
@@ -84,7 +88,9 @@ def test_a_busy_server_is_never_taken_for_one_that_refuses() -> None:
     one = watch(CURVE)
     for _ in range(10):
         (verdict,) = attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN))
-        assert verdict == AttemptFailed("the server did not finish the handshake in time: it may be very busy")
+        assert verdict == AttemptFailed(
+            "the server did not finish the handshake in time: it may be very busy"
+        )
 
 
 def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
@@ -99,19 +105,80 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
 @pytest.mark.parametrize(
     ("ours", "closes", "mismatch", "greeting", "error", "problem"),
     [
-        (CURVE, 3, False, "CURVE", UnauthenticatedError, "does not have the key that this side expects"),
-        (PLAIN, 3, False, "PLAIN", UnavailableError, "closed 3 handshakes in a row: its log may say why"),
-        (PLAIN, 3, False, "CURVE", FailedPreconditionError, "uses CURVE keys, this side the user's token"),
-        (CURVE, 0, True, "PLAIN", FailedPreconditionError, "uses the user's token (PLAIN), this side CURVE keys"),
-        (CURVE, 0, True, "NULL", FailedPreconditionError, "uses no security, in plaintext, this side CURVE keys"),
+        (
+            CURVE,
+            3,
+            False,
+            "CURVE",
+            UnauthenticatedError,
+            "does not have the key that this side expects",
+        ),
+        (
+            PLAIN,
+            3,
+            False,
+            "PLAIN",
+            UnavailableError,
+            "closed 3 handshakes in a row: its log may say why",
+        ),
+        (
+            PLAIN,
+            3,
+            False,
+            "CURVE",
+            FailedPreconditionError,
+            "uses CURVE keys, this side the user's token",
+        ),
+        (
+            CURVE,
+            0,
+            True,
+            "PLAIN",
+            FailedPreconditionError,
+            "uses the user's token (PLAIN), this side CURVE keys",
+        ),
+        (
+            CURVE,
+            0,
+            True,
+            "NULL",
+            FailedPreconditionError,
+            "uses no security, in plaintext, this side CURVE keys",
+        ),
         (NONE, 0, True, "CURVE", FailedPreconditionError, "uses CURVE keys, this side no security"),
-        (PLAIN, 0, True, None, FailedPreconditionError, "does not use the user's token (PLAIN), as this side does"),
-        (PLAIN, 3, False, "", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
-        (PLAIN, 3, False, "GSSAPI", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
+        (
+            PLAIN,
+            0,
+            True,
+            None,
+            FailedPreconditionError,
+            "does not use the user's token (PLAIN), as this side does",
+        ),
+        (
+            PLAIN,
+            3,
+            False,
+            "",
+            FailedPreconditionError,
+            "is not a zmqdist server: is the port right?",
+        ),
+        (
+            PLAIN,
+            3,
+            False,
+            "GSSAPI",
+            FailedPreconditionError,
+            "is not a zmqdist server: is the port right?",
+        ),
     ],
 )
 def test_the_greeting_has_the_last_word(
-    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], problem: str
+    ours: str,
+    closes: int,
+    mismatch: bool,
+    greeting: str | None,
+    error: type[Exception],
+    problem: str,
 ) -> None:
     refused = doubted(ours, closes, mismatch).judge(greeting)
     assert refused is not None
@@ -138,7 +205,8 @@ def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
             PLAIN,
             400,
             (
-                "it belongs to another user or to a cluster with a token of its own (local_cluster, launch), "
+                "it belongs to another user or to a cluster with a token of its own "
+                "(local_cluster, launch), "
                 "or was started with another ZMQDIST_TOKEN_FILE"
             ),
         ),
@@ -147,8 +215,13 @@ def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
         (PLAIN, 500, "its authentication failed with status 500"),
     ],
 )
-def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, problem: str) -> None:
+def test_a_refused_secret_is_named_with_its_source(
+    mechanism: str, status: int, problem: str
+) -> None:
     (refused,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
     assert isinstance(refused, Rejected)
     assert isinstance(refused.error, UnauthenticatedError)
-    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {problem}"
+    assert (
+        str(refused.error)
+        == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {problem}"
+    )

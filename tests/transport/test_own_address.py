@@ -20,7 +20,8 @@ from zmqdist.transport.own_address import bindable
 
 
 def free_range(count: int) -> range:
-    """Return ports that were free a moment ago, above the range from which the system takes free ports."""
+    """Return ports that were free a moment ago, above the range from which the system takes free
+    ports."""
     for first in range(61_100, 65_000, count):
         try:
             for port in range(first, first + count):
@@ -50,13 +51,19 @@ def test_an_interface_stands_for_its_address() -> None:
     "start",
     [
         lambda: DispatchServer(DispatcherConfig(host="nosuch0")),
-        lambda: zd.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0, bind_host="nosuch0"),
+        lambda: zd.Server(
+            {"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0, bind_host="nosuch0"
+        ),
         lambda: Reserved("nosuch0"),
     ],
     ids=["dispatcher", "task", "launcher"],
 )
-def test_an_interface_that_does_not_exist_is_named_with_those_that_do(start: Callable[[], object]) -> None:
-    with pytest.raises(UnknownError, match=r"this host has no interface nosuch0, and .* its interfaces are .*lo"):
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do(
+    start: Callable[[], object],
+) -> None:
+    with pytest.raises(
+        UnknownError, match=r"this host has no interface nosuch0, and .* its interfaces are .*lo"
+    ):
         start()
 
 
@@ -72,7 +79,11 @@ def test_servers_take_the_ports_of_the_range_until_it_is_full(ports: range) -> N
             server.start()
         assert {int(server.address.rpartition(":")[2]) for server in servers} == set(ports)
         sentence = f"could not bind 127.0.0.1: each port of {VARIABLE}={ports[0]}-{ports[-1]} is in use there; "
-        for take in (lambda: listen("127.0.0.1"), Reserved, zd.rpc.Server.create("zmq", "127.0.0.1:0").start):
+        for take in (
+            lambda: listen("127.0.0.1"),
+            Reserved,
+            zd.rpc.Server.create("zmq", "127.0.0.1:0").start,
+        ):
             with pytest.raises(UnknownError) as caught:
                 take()
             assert sentence in str(caught.value)
@@ -92,7 +103,9 @@ def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: ran
             each.close()
 
 
-def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_is_free(ports: range) -> None:
+def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_is_free(
+    ports: range,
+) -> None:
     reserved = [Reserved() for _ in ports[1:]]
     (free,) = set(ports) - {int(each.address.rpartition(":")[2]) for each in reserved}
     try:
@@ -103,7 +116,9 @@ def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_i
             each.close()
 
 
-@pytest.mark.parametrize("text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"])
+@pytest.mark.parametrize(
+    "text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"]
+)
 def test_an_invalid_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is not a range of ports"):
         parse_ports(text)
@@ -122,7 +137,9 @@ def test_a_dispatcher_announces_its_advertised_address() -> None:
 def test_large_results_are_fetched_from_the_advertised_address_of_the_worker() -> None:
     with (
         DispatchServer() as dispatcher,
-        WorkerServer(WorkerConfig(dispatcher.address, worker_address="127.0.0.7:%port%", insecure=False)) as worker,
+        WorkerServer(
+            WorkerConfig(dispatcher.address, worker_address="127.0.0.7:%port%", insecure=False)
+        ) as worker,
     ):
         port = worker.address.rpartition(":")[2]
         (row,) = dispatcher.snapshot().workers
@@ -151,9 +168,11 @@ def test_a_task_of_the_data_service_that_finds_the_range_full_says_so_and_takes_
         monkeypatch.setenv(VARIABLE, f"{port}-{port}")
         with WorkerServer(WorkerConfig(dispatcher.address, processes=True)):
             service = zd.data.service
-            elements = zd.data.Dataset.range(3).apply(service.distribute("parallel_epochs", dispatcher.target))
+            elements = zd.data.Dataset.range(3).apply(
+                service.distribute("parallel_epochs", dispatcher.target)
+            )
             assert sorted(int(element) for element in elements) == [0, 1, 2]
     assert (
-        "of the data service takes a port that a firewall may reject: could not bind 127.0.0.1: each port"
-        in caplog.text
+        "of the data service takes a port that a firewall may reject: could not bind 127.0.0.1: "
+        "each port" in caplog.text
     )

@@ -47,7 +47,15 @@ from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.router import REFUSALS_MAX, Router
 from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode, split_header
-from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
+from zmqdist.wire.hello import (
+    MAGIC,
+    PROTOCOL,
+    Hello,
+    decode_hello,
+    encode_hello,
+    is_hello,
+    our_hello,
+)
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -114,12 +122,18 @@ class Raw:
     """A bare DEALER that can send any frames."""
 
     def __init__(
-        self, served: Served, *, insecure: bool = False, context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self,
+        served: Served,
+        *,
+        insecure: bool = False,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         configure(self.socket)
-        client_security(served.address, "client", insecure=insecure).apply(self.socket, served.address)
+        client_security(served.address, "client", insecure=insecure).apply(
+            self.socket, served.address
+        )
         self.socket.connect(f"tcp://{served.address}")
 
     def send(self, *frames: bytes) -> None:
@@ -151,7 +165,7 @@ def raw(serve: Serve, connect: Connect) -> Raw:
     return connect(serve())
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def test_a_message_and_its_frames_arrive_at_both_ends(serve: Serve, dial: Dial) -> None:
@@ -169,7 +183,9 @@ def test_a_message_and_its_frames_arrive_at_both_ends(serve: Serve, dial: Dial) 
 def test_messages_of_one_connection_keep_their_order(serve: Serve, dial: Dial) -> None:
     dialled = dial(serve().address)
     dialled.expect("up")
-    dialled.loop.run(lambda: [dialled.dealer.send(Call(number, "echo", 0, 0, b"")) for number in range(2000)])
+    dialled.loop.run(
+        lambda: [dialled.dealer.send(Call(number, "echo", 0, 0, b"")) for number in range(2000)]
+    )
     assert [dialled.expect("message")[1].id for _ in range(2000)] == list(range(2000))
 
 
@@ -181,9 +197,15 @@ def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) 
     assert dialled.ask(1).message == role
 
 
-def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(serve: Serve, dial: Dial) -> None:
+def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(
+    serve: Serve, dial: Dial
+) -> None:
     served = serve()
-    served.router.on(Beat, lambda peer, message, frames: served.router.send(peer, Goodbye("ok")), frozenset({"worker"}))
+    served.router.on(
+        Beat,
+        lambda peer, message, frames: served.router.send(peer, Goodbye("ok")),
+        frozenset({"worker"}),
+    )
     for role, expected in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
         dialled = dial(served.address, client_security(served.address, role))
         dialled.expect("up")
@@ -191,10 +213,14 @@ def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(se
         answer = dialled.expect("message")[1]
         assert type(answer) is expected
         if expected is Refused:
-            assert answer == Refused(PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)")
+            assert answer == Refused(
+                PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)"
+            )
 
 
-def test_messages_without_a_handler_get_a_bounded_number_of_replies(serve: Serve, dial: Dial) -> None:
+def test_messages_without_a_handler_get_a_bounded_number_of_replies(
+    serve: Serve, dial: Dial
+) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -215,19 +241,25 @@ def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
     assert served.router.dropped == {}
 
 
-# -- hellos -----------------------------------------------------------------------------------------------------------
+# -- hellos ----------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_does_not_begin_with_a_hello_gets_one_refusal_and_is_not_served(raw: Raw) -> None:
+def test_a_peer_that_does_not_begin_with_a_hello_gets_one_refusal_and_is_not_served(
+    raw: Raw,
+) -> None:
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
     raw.send(HELLO)
     raw.send(encode(Call(2, "echo", 0, 0, b"")))
     answer = decode(raw.receive(), "server")
-    assert answer == Refused(FAILED_PRECONDITION, "the first message of a connection must be a hello")
+    assert answer == Refused(
+        FAILED_PRECONDITION, "the first message of a connection must be a hello"
+    )
     assert not raw.socket.poll(50)
 
 
-def test_another_major_version_is_named_on_both_sides(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_major_version_is_named_on_both_sides(
+    raw: Raw, caplog: pytest.LogCaptureFixture
+) -> None:
     nine = b"ZMQD" + bytes((9, 0)) + msgspec.msgpack.encode(["from the future", {"unknown": 1}])
     raw.send(nine)
     raw.send(encode(Call(2, "echo", 0, 0, b"")))
@@ -236,15 +268,21 @@ def test_another_major_version_is_named_on_both_sides(raw: Raw, caplog: pytest.L
     assert f"speaks zmqdist protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in caplog.text
 
 
-def test_a_server_of_another_major_version_is_refused_with_both_versions(dial: Dial, serve: Serve) -> None:
+def test_a_server_of_another_major_version_is_refused_with_both_versions(
+    dial: Dial, serve: Serve
+) -> None:
     served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), protocol=(9, 1)))
     error = dial(served.address).expect("refused")[1]
     assert isinstance(error, ProtocolMismatchError)
     assert (error.ours, error.theirs) == (PROTOCOL, (9, 1))
 
 
-@pytest.mark.parametrize("damage", [{"name": 5}, {"name": "x" * 5000}, {"incarnation": 0}], ids=["type", "length", "0"])
-def test_a_client_that_cannot_read_the_servers_hello_says_so(dial: Dial, serve: Serve, damage: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "damage", [{"name": 5}, {"name": "x" * 5000}, {"incarnation": 0}], ids=["type", "length", "0"]
+)
+def test_a_client_that_cannot_read_the_servers_hello_says_so(
+    dial: Dial, serve: Serve, damage: dict[str, Any]
+) -> None:
     served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), **damage))
     assert isinstance(dial(served.address).expect("refused")[1], InvalidArgumentError)
     with pytest.raises(InvalidArgumentError, match=r"damaged hello|hello of \d+ bytes"):
@@ -283,7 +321,10 @@ def test_a_damaged_hello_is_answered_and_its_sender_is_not_served(
     answer = decode(raw.receive(), "server")
     assert isinstance(answer, Refused)
     assert answer.code == INVALID_ARGUMENT
-    assert re.match("damaged hello: |hello of [0-9]+ bytes, at most 4096|its first message is not", answer.message)
+    assert re.match(
+        "damaged hello: |hello of [0-9]+ bytes, at most 4096|its first message is not",
+        answer.message,
+    )
     until(lambda: served.router.dropped == {"not a message": 1, "refused peer": 1})
     raw.close()
     assert other.ask(1).id == 1
@@ -321,7 +362,13 @@ def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
     served = serve()
     raw = connect(served)
     raw.send(HELLO)
-    for header in (b"", b"\xff" * 50, b"\x92\x01", b"secret secret", msgspec.msgpack.encode([999, "secret"])):
+    for header in (
+        b"",
+        b"\xff" * 50,
+        b"\x92\x01",
+        b"secret secret",
+        msgspec.msgpack.encode([999, "secret"]),
+    ):
         raw.send(header)
     raw.send(encode(Call(1, "echo", 0, 0, b"")), *[b""] * FRAMES_MAX)
     raw.send(encode(Call(2, "echo", 0, 0, b"")), *[b""] * (FRAMES_MAX - 1))
@@ -338,7 +385,9 @@ def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
     raw.close()
 
 
-def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(serve: Serve, connect: Connect) -> None:
+def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(
+    serve: Serve, connect: Connect
+) -> None:
     served = serve()
     raw = connect(served)
     raw.send(encode_hello(Hello("client", 4, "nice\nERROR " + "x" * 1000)))
@@ -369,7 +418,7 @@ def test_messages_before_the_servers_hello_are_dropped(serve: Serve, dial: Dial)
     assert not dialled.send(Beat()), "a send over a lost connection must return that it failed"
 
 
-# -- lost peers -----------------------------------------------------------------------------------------------------
+# -- lost peers ------------------------------------------------------------------------------------
 
 
 def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
@@ -394,14 +443,17 @@ def test_a_killed_process_is_noticed(serve: Serve, child: Child) -> None:
     until(lambda: served.gone)
 
 
-def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(serve: Serve, dial: Dial, child: Child) -> None:
+def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(
+    serve: Serve, dial: Dial, child: Child
+) -> None:
     served = serve()
     client, server = child(DIALLING, served.address), child(SERVING, "9", "127.0.0.1:0")
     assert server.stdout is not None
     dialled = dial(server.stdout.readline().strip())
     dialled.expect("up")
     assert client.stdout is not None
-    assert client.stdout.readline() == "beating\n"  # the server knows how long to wait since the first heartbeat
+    # the server knows how long to wait since the first heartbeat
+    assert client.stdout.readline() == "beating\n"
     stop(client.pid)
     stop(server.pid)
     until(lambda: served.gone)
@@ -409,7 +461,9 @@ def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(serve: S
     assert not dialled.dealer.up
 
 
-def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(dial: Dial, child: Child) -> None:
+def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(
+    dial: Dial, child: Child
+) -> None:
     first = child(SERVING, "11", "127.0.0.1:0")
     assert first.stdout is not None
     address = first.stdout.readline().strip()
@@ -422,7 +476,9 @@ def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(dial: Dial
     assert dialled.expect("up")[1].incarnation == 12
 
 
-def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(serve: Serve, dial: Dial) -> None:
+def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(
+    serve: Serve, dial: Dial
+) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -430,7 +486,9 @@ def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(serv
     entered, hold = threading.Event(), threading.Event()
     dialled.loop.call_soon(lambda: (entered.set(), hold.wait(30)))
     assert entered.wait(30)  # from now on the client is late
-    served.loop.run(lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)])
+    served.loop.run(
+        lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)]
+    )
     served.loop.stop()
     hold.set()
     assert [dialled.expect("message")[1].id for _ in range(3000)] == list(range(3000))
@@ -438,7 +496,8 @@ def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(serv
 
 
 class Held:
-    """Keep a loop from running until `release`, and call a function before any other event of the loop."""
+    """Keep a loop from running until `release`, and call a function before any other event of the
+    loop."""
 
     def __init__(self, loop: Loop, then: Callable[[], object] = lambda: None) -> None:
         entered, self._hold = threading.Event(), threading.Event()
@@ -449,16 +508,21 @@ class Held:
         self._hold.set()
 
 
-def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(serve: Serve, connect: Connect) -> None:
-    served = serve(server_security("127.0.0.1", insecure=True))  # no handler: handshakes go on while the loop is held
-    # Which number the server's end gets is a race with the client's end, which lives in this process too.
+def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(
+    serve: Serve, connect: Connect
+) -> None:
+    # no handler: handshakes go on while the loop is held
+    served = serve(server_security("127.0.0.1", insecure=True))
+    # Which number the server's end gets is a race with the client's end, which lives in this
+    # process too.
     assert any(one_dies_and_another_comes(served, connect) for _ in range(60)), (
         "no descriptor number was ever used again"
     )
 
 
 def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
-    """Connect a new peer while the server is late; return whether it got the descriptor number of the dead one."""
+    """Connect a new peer while the server is late; return whether it got the descriptor number of
+    the dead one."""
     served.shown.clear()
     served.gone.clear()
     first = connect(served, insecure=True)
@@ -467,7 +531,8 @@ def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
     open_fds = len(os.listdir("/proc/self/fd"))
     held = Held(served.loop)
     first.socket.close(linger=0)
-    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds - 3)  # the socket's own, and both ends of the connection
+    # the socket's own, and both ends of the connection
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds - 3)
     second = connect(served, insecure=True, context=first.context)
     second.send(encode_hello(Hello("client", 1, "second")))
     until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
@@ -484,15 +549,23 @@ def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
 @pytest.mark.parametrize(
     ("answered", "pings"),
     [(False, 0), (True, 0), (True, 6)],
-    ids=["unreachable at once", "unreachable a moment later", "reachable until long after its end was reported"],
+    ids=[
+        "unreachable at once",
+        "unreachable a moment later",
+        "reachable until long after its end was reported",
+    ],
 )
 def test_a_peer_that_died_before_its_hello_was_read_does_not_stay(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool, pings: int
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     router = served.router
-    send, read_monitor = router._send_raw, router._read_monitor  # reach: the order of two sockets' events is ZeroMQ's
-    held = Held(served.loop, read_monitor)  # the worst order: the monitor's event comes before the hello
+    send, read_monitor = (
+        router._send_raw,
+        router._read_monitor,
+    )  # reach: the order of two sockets' events is ZeroMQ's
+    # the worst order: the monitor's event comes before the hello
+    held = Held(served.loop, read_monitor)
     answers: list[Peer] = []
     pinged: list[Peer] = []
 
@@ -538,7 +611,9 @@ def test_the_ends_of_two_peers_with_one_descriptor_number_are_both_noticed(
     until(lambda: len(served.gone) == 4)
 
 
-def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, connect: Connect) -> None:
+def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(
+    serve: Serve, connect: Connect
+) -> None:
     served = serve()
     served.router.stopping = True
     raw = connect(served)
@@ -548,7 +623,9 @@ def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, 
     assert served.shown == []
 
 
-def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:
+def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(
+    serve: Serve, connect: Connect
+) -> None:
     served = serve()
     raw = connect(served)
     raw.send(HELLO)
@@ -573,7 +650,9 @@ def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(serve: Serv
         pusher.join()
 
 
-def test_many_peers_that_connect_and_end_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
+def test_many_peers_that_connect_and_end_at_once_are_all_reported(
+    serve: Serve, dial: Dial, connect: Connect
+) -> None:
     served = serve()
     staying = dial(served.address, name="staying")
     staying.expect("up")
@@ -590,7 +669,7 @@ def test_many_peers_that_connect_and_end_at_once_are_all_reported(serve: Serve, 
     assert staying.ask(1).id == 1
 
 
-# -- strangers --------------------------------------------------------------------------------------------------------
+# -- strangers -------------------------------------------------------------------------------------
 
 
 def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial: Dial) -> None:
@@ -622,8 +701,12 @@ def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial:
     until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
 
 
-@pytest.mark.parametrize("sent", [b"", b"\xff" + bytes(8) + b"\x7f\x03"], ids=["nothing", "part of a greeting"])
-def test_a_connection_that_its_peer_closes_during_the_handshake_is_not_refused(serve: Serve, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"\xff" + bytes(8) + b"\x7f\x03"], ids=["nothing", "part of a greeting"]
+)
+def test_a_connection_that_its_peer_closes_during_the_handshake_is_not_refused(
+    serve: Serve, sent: bytes
+) -> None:
     served = serve()
     for number in range(20):  # as readiness probes do
         with socket.create_connection(split(served.address), timeout=5.0) as probe:
@@ -649,7 +732,7 @@ def test_a_loop_that_does_not_read_monitor_events_does_not_block_zeromq(serve: S
     held.release()
 
 
-# -- addresses --------------------------------------------------------------------------------------------------------
+# -- addresses -------------------------------------------------------------------------------------
 
 
 def test_a_port_in_use_is_an_error_that_says_so(serve: Serve) -> None:
@@ -680,7 +763,11 @@ def test_a_port_that_a_dropped_server_frees_between_the_attempt_and_the_wait_is_
         ("127.0.0.1:65536", InvalidArgumentError, "port 65536 is above 65535"),
         ("::1:5050", InvalidArgumentError, "an IPv6 host needs brackets"),
         (":5050", InvalidArgumentError, "no host before the colon"),
-        ("127.1:0", InvalidArgumentError, "'127.1' is not an IP address: write four decimal numbers"),
+        (
+            "127.1:0",
+            InvalidArgumentError,
+            "'127.1' is not an IP address: write four decimal numbers",
+        ),
         ("[::ffff:0.0.0.0]:0", FailedPreconditionError, "zmqdist keygen"),
         ("0.0.0.0:0", FailedPreconditionError, "zmqdist keygen"),
         ("*:0", FailedPreconditionError, "zmqdist keygen"),
@@ -695,8 +782,12 @@ def test_an_address_that_cannot_be_served_is_refused(
         serve(address=address)
 
 
-def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this host does not have that address"):
+def test_an_address_of_another_host_is_an_error_that_says_so(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(
+        UnknownError, match=r"could not bind 192\.0\.2\.1:0: this host does not have that address"
+    ):
         serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
 
 
@@ -712,7 +803,9 @@ def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplo
         "[::1%lo]:0",
     ],
 )
-def test_other_ways_to_name_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
+def test_other_ways_to_name_loopback_work_on_both_ends(
+    serve: Serve, dial: Dial, address: str
+) -> None:
     if "[" in address and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     served = serve(address=address)
@@ -805,7 +898,8 @@ def test_the_client_reconnects_after_a_message_for_which_it_has_no_memory(
 def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
     dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A router on the way that has forgotten the connection reports nothing, and heartbeats begin only after the handshake."""
+    """A router on the way that has forgotten the connection reports nothing, and heartbeats begin
+    only after the handshake."""
     monkeypatch.setattr(connector, "HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20.0)
@@ -835,7 +929,9 @@ def test_a_header_travels_in_frames_between_which_heartbeats_pass(
 
 
 @pytest.mark.parametrize("count", [0, 2, 0xFFFF])
-def test_a_header_of_which_pieces_are_missing_is_not_a_message(serve: Serve, connect: Connect, count: int) -> None:
+def test_a_header_of_which_pieces_are_missing_is_not_a_message(
+    serve: Serve, connect: Connect, count: int
+) -> None:
     served = serve()
     raw = connect(served)
     raw.send(HELLO)

@@ -29,7 +29,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return token.default_path()
 
 
-# -- the token ----------------------------------------------------------------------------------------------------------
+# -- the token -------------------------------------------------------------------------------------
 
 
 def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
@@ -45,7 +45,9 @@ def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
     assert len(secret) >= 40
 
 
-def test_the_home_folder_is_used_without_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_folder_is_used_without_xdg(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert token.user_token()[1] == tmp_path / ".local" / "state" / "zmqdist" / "token"
@@ -70,7 +72,9 @@ def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
     assert len(set(found)) == 1
 
 
-def test_another_file_is_used_when_it_is_named(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_is_used_when_it_is_named(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = tmp_path / "named"
     named.write_text("n" * 40 + "\n")
     named.chmod(0o600)
@@ -118,8 +122,14 @@ def spoil_kind(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (spoil_mode, r"token is open to other users \(mode 0640\): make it private with `chmod 600`"),
-        (spoil_folder, r"the folder of the token, .* is open to other users \(mode 0755\): .*`chmod 700`"),
+        (
+            spoil_mode,
+            r"token is open to other users \(mode 0640\): make it private with `chmod 600`",
+        ),
+        (
+            spoil_folder,
+            r"the folder of the token, .* is open to other users \(mode 0755\): .*`chmod 700`",
+        ),
         (spoil_owner, r"token belongs to user 65534, this process runs as 0"),
         (spoil_content, "is not a token"),
         (spoil_empty, "is not a token"),
@@ -139,7 +149,9 @@ def test_a_token_that_others_could_know_or_have_made_is_refused(
 
 
 def test_a_missing_token_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"
+    ):
         token.user_token(tmp_path / "missing")
 
 
@@ -148,11 +160,13 @@ def test_a_token_folder_that_cannot_be_made_is_an_error_that_names_it(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(FailedPreconditionError, match=r"cannot make the token file .*set ZMQDIST_TOKEN_FILE"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"cannot make the token file .*set ZMQDIST_TOKEN_FILE"
+    ):
         token.user_token()
 
 
-# -- keys ---------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,7 +189,9 @@ def test_keys_are_private_and_belong_together(folder: Path) -> None:
 
 def test_keys_are_replaced_only_by_force(folder: Path) -> None:
     before = keys.load_server(folder)
-    with pytest.raises(AlreadyExistsError, match=r"has keys already \(server\.key\); --force replaces them"):
+    with pytest.raises(
+        AlreadyExistsError, match=r"has keys already \(server\.key\); --force replaces them"
+    ):
         keys.keygen(folder)
     assert keys.load_server(folder) == before
     keys.keygen(folder, force=True)
@@ -189,7 +205,11 @@ def damage_text(path: Path) -> None:
 def damage_pair(path: Path) -> None:
     lines = path.read_text().splitlines()
     public, _ = zmq.curve_keypair()
-    path.write_text("\n".join(f"public {public.decode()}" if line.startswith("public") else line for line in lines))
+    path.write_text(
+        "\n".join(
+            f"public {public.decode()}" if line.startswith("public") else line for line in lines
+        )
+    )
 
 
 def damage_length(path: Path) -> None:
@@ -208,7 +228,8 @@ def open_to_others(path: Path) -> None:
 def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list, as such a file: of root, with mode 0440."""
+    """Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list, as
+    such a file: of root, with mode 0440."""
     keys.keygen(tmp_path / "keys")
     (tmp_path / "keys" / "worker.key").chmod(0o440)
     with pytest.raises(FailedPreconditionError, match="mode 0440"):
@@ -230,16 +251,28 @@ def load_all(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "spoil", "problem"),
     [
-        ("server.key", Path.unlink, r"there is no key file .*server\.key: make a cluster's keys with `zmqdist keygen"),
+        (
+            "server.key",
+            Path.unlink,
+            r"there is no key file .*server\.key: make a cluster's keys with `zmqdist keygen",
+        ),
         ("server.key", open_to_others, r"server\.key is open to other users \(mode 0644\)"),
         ("server.key", damage_text, r"server\.key is damaged: wanted one line `public`"),
-        ("server.key", damage_pair, r"server\.key is damaged: its public and secret key do not belong together"),
+        (
+            "server.key",
+            damage_pair,
+            r"server\.key is damaged: its public and secret key do not belong together",
+        ),
         ("server.key", damage_length, r"server\.key is damaged: wanted one line `secret`"),
         ("server.key", damage_binary, r"server\.key is damaged"),
         ("server.pub", damage_text, r"server\.pub is damaged"),
         ("server.pub", lambda path: path.chmod(0o666), r"server\.pub is open to other users"),
         ("authorized", damage_text, r"authorized:1: 'nothing' is not a role"),
-        ("authorized", lambda path: path.write_text("# x\nworker abc\n"), r"authorized:2: not a public key"),
+        (
+            "authorized",
+            lambda path: path.write_text("# x\nworker abc\n"),
+            r"authorized:2: not a public key",
+        ),
         ("worker.key", Path.unlink, r"there is no key file .*worker\.key"),
     ],
 )
@@ -254,22 +287,30 @@ def test_a_key_file_that_cannot_be_used_is_named(
     assert secret not in repr(keys.KeyPair(b"public", secret.encode()))
 
 
-# -- the command --------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_keygen_prints_one_line_without_a_secret_and_ends_with_2_on_failure(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     done = invoke(keygen_command, str(folder))
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == f"ok: keys in {folder}; keep them secret, and set ZMQDIST_KEYS_DIR={folder}\n"
+    assert (
+        done.stdout
+        == f"ok: keys in {folder}; keep them secret, and set ZMQDIST_KEYS_DIR={folder}\n"
+    )
 
     again = invoke(keygen_command, str(folder))
     assert (again.exit_code, again.stdout) == (2, "")
-    assert again.stderr == f"zmqdist keygen: {folder} has keys already (server.key); --force replaces them\n"
+    assert (
+        again.stderr
+        == f"zmqdist keygen: {folder} has keys already (server.key); --force replaces them\n"
+    )
     assert invoke(keygen_command, str(folder), "--force").exit_code == 0
 
     (tmp_path / "file").write_text("")
     assert invoke(keygen_command, str(tmp_path / "file" / "below")).exit_code == 2
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
-            assert not line.startswith("secret ") or line.split()[1] not in done.stdout + again.stderr
+            assert (
+                not line.startswith("secret ") or line.split()[1] not in done.stdout + again.stderr
+            )

@@ -16,9 +16,21 @@ from typing import Any
 import pytest
 
 from tests.transport.wired import Dialled, Served, until
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnauthenticatedError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnauthenticatedError,
+)
 from zmqdist.transport import keys, token
-from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listening_users, server_security
+from zmqdist.transport.security import (
+    CURVE,
+    NONE,
+    PLAIN,
+    client_security,
+    listening_users,
+    server_security,
+)
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -61,7 +73,13 @@ def test_client_and_server_with_the_same_secrets_accept_each_other(
 
 
 REFUSALS = [
-    ("token", "other token", UnauthenticatedError, "refused this side as client (token ", "another ZMQDIST_TOKEN_FILE"),
+    (
+        "token",
+        "other token",
+        UnauthenticatedError,
+        "refused this side as client (token ",
+        "another ZMQDIST_TOKEN_FILE",
+    ),
     (
         "keys",
         "unknown key",
@@ -69,8 +87,20 @@ REFUSALS = [
         "refused this side as client (key ",
         "not in the server's `authorized`",
     ),
-    ("keys", "other keys", UnauthenticatedError, "does not have the key that this side expects", "`server.pub`"),
-    ("token", "nothing", FailedPreconditionError, "uses the user's token (PLAIN), this side no security", "leave out"),
+    (
+        "keys",
+        "other keys",
+        UnauthenticatedError,
+        "does not have the key that this side expects",
+        "`server.pub`",
+    ),
+    (
+        "token",
+        "nothing",
+        FailedPreconditionError,
+        "uses the user's token (PLAIN), this side no security",
+        "leave out",
+    ),
     (
         "token",
         "keys",
@@ -78,8 +108,20 @@ REFUSALS = [
         "uses the user's token (PLAIN), this side CURVE keys",
         "leave out the keys",
     ),
-    ("keys", "nothing", FailedPreconditionError, "uses CURVE keys, this side no security", "ZMQDIST_KEYS_DIR"),
-    ("keys", "token", FailedPreconditionError, "uses CURVE keys, this side the user's token", "ZMQDIST_KEYS_DIR"),
+    (
+        "keys",
+        "nothing",
+        FailedPreconditionError,
+        "uses CURVE keys, this side no security",
+        "ZMQDIST_KEYS_DIR",
+    ),
+    (
+        "keys",
+        "token",
+        FailedPreconditionError,
+        "uses CURVE keys, this side the user's token",
+        "ZMQDIST_KEYS_DIR",
+    ),
     (
         "nothing",
         "token",
@@ -87,12 +129,19 @@ REFUSALS = [
         "uses no security, in plaintext, this side the user's token",
         "insecure",
     ),
-    ("nothing", "keys", FailedPreconditionError, "uses no security, in plaintext, this side CURVE keys", "insecure"),
+    (
+        "nothing",
+        "keys",
+        FailedPreconditionError,
+        "uses no security, in plaintext, this side CURVE keys",
+        "insecure",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("server", "client", "error", "cause", "advice"), REFUSALS)
-@pytest.mark.parametrize("attempt", range(3))  # a mismatch is a race: the client may see either of its two forms
+# a mismatch is a race: the client may see either of its two forms
+@pytest.mark.parametrize("attempt", range(3))
 def test_a_refusal_names_the_likely_cause(
     serve: Serve,
     dial: Dial,
@@ -117,7 +166,9 @@ def test_a_refusal_names_the_likely_cause(
     assert not served.shown
 
 
-def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(dial: Dial, child: Child) -> None:
+def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(
+    dial: Dial, child: Child
+) -> None:
     shouting = child(
         "import socket\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -129,11 +180,15 @@ def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(dial: Dial
     assert shouting.stdout is not None
     address = f"127.0.0.1:{int(shouting.stdout.readline())}"
     error = dial(address).expect("refused", SHOWN_WITHIN_S)[1]
-    assert str(error) == f"the process that listens on {address} is not a zmqdist server: is the port right?"
+    assert (
+        str(error)
+        == f"the process that listens on {address} is not a zmqdist server: is the port right?"
+    )
 
 
 def test_a_client_waits_for_a_stopped_server(dial: Dial, child: Child) -> None:
-    """The kernel accepts the connection, and no process answers the handshake: this is not a refusal."""
+    """The kernel accepts the connection, and no process answers the handshake: this is not a
+    refusal."""
     frozen = child(
         "import os, signal, socket\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -142,7 +197,12 @@ def test_a_client_waits_for_a_stopped_server(dial: Dial, child: Child) -> None:
     )
     assert frozen.stdout is not None
     dialled = dial(f"127.0.0.1:{int(frozen.stdout.readline())}")
-    until(lambda: dialled.dealer.trouble == "the server accepted the connection, but has not finished the handshake")
+    until(
+        lambda: (
+            dialled.dealer.trouble
+            == "the server accepted the connection, but has not finished the handshake"
+        )
+    )
     with pytest.raises(queue.Empty):
         dialled.expect("refused", 0.3)
 
@@ -170,7 +230,7 @@ def test_a_client_waits_for_a_server_that_has_not_started(serve: Serve, dial: Di
     dialled.expect("up")
 
 
-# -- a listener of another user ----------------------------------------------------------------------------------------
+# -- a listener of another user --------------------------------------------------------------------
 
 STRANGER = """
 import os, socket, sys
@@ -181,7 +241,9 @@ connection, _ = server.accept()
 print("somebody connected", flush=True)
 """
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can start a process of another user"
+)
 
 
 @as_root
@@ -229,7 +291,9 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
         ("127.0.0.1", "::1", False),
     ],
 )
-def test_the_user_of_a_listener_is_found_by_address_and_port(bound: str, queried: str, found: bool) -> None:
+def test_the_user_of_a_listener_is_found_by_address_and_port(
+    bound: str, queried: str, found: bool
+) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
@@ -241,18 +305,21 @@ def test_the_user_of_a_listener_is_found_by_address_and_port(bound: str, queried
         assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
-def test_if_the_user_of_a_listener_is_unknown_the_error_recommends_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_user_of_a_listener_is_unknown_the_error_recommends_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 
     monkeypatch.setattr("zmqdist.transport.security._collect_listening", unreadable)
     with pytest.raises(
-        FailedPreconditionError, match=r"cannot find out which user listens on 127\.0\.0\.1:1 .*zmqdist keygen"
+        FailedPreconditionError,
+        match=r"cannot find out which user listens on 127\.0\.0\.1:1 .*zmqdist keygen",
     ):
         client_security("127.0.0.1:1", "client").may_connect("127.0.0.1:1")
 
 
-# -- choosing -----------------------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "node1", "127.0.0.1.example.org"])
@@ -260,7 +327,8 @@ def test_an_address_off_loopback_needs_keys_on_both_ends(host: str) -> None:
     address = f"[{host}]:1" if ":" in host else f"{host}:1"
     for attempt in (lambda: server_security(host), lambda: client_security(address, "client")):
         with pytest.raises(
-            FailedPreconditionError, match=r"no CURVE keys are given: make some with `zmqdist keygen DIR`"
+            FailedPreconditionError,
+            match=r"no CURVE keys are given: make some with `zmqdist keygen DIR`",
         ):
             attempt()
 
@@ -309,7 +377,9 @@ def test_insecure_warns_at_each_start(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_role_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="'root' is not a role: client, submit, worker, admin"):
+    with pytest.raises(
+        InvalidArgumentError, match="'root' is not a role: client, submit, worker, admin"
+    ):
         client_security("127.0.0.1:1", "root")
 
 

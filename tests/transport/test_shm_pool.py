@@ -1,4 +1,5 @@
-"""Shared memory between processes of one host: which peers get it, when blocks return, and what a receiver must check."""
+"""Shared memory between processes of one host: which peers get it, when blocks return, and what a
+receiver must check."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from zmqdist.limits import SHM_CELLS
 from zmqdist.transport import shm_mapping, shm_pool
 from zmqdist.transport.memory_limits import usable_bytes
 from zmqdist.transport.shm_peer import PeerPool, open_peer
-from zmqdist.transport.shm_pool import EXCLUSIVE, FROZEN, FROZEN_PUBLISHED, PUBLISHED, ShmPool, this_pool
+from zmqdist.transport.shm_pool import (
+    EXCLUSIVE,
+    FROZEN,
+    FROZEN_PUBLISHED,
+    PUBLISHED,
+    ShmPool,
+    this_pool,
+)
 from zmqdist.wire.arrays import is_frozen
 
 MIB = 2**20
@@ -50,11 +58,13 @@ def lend(owner: ShmPool, data: np.ndarray[Any, Any]) -> shm_pool.Handle:
     return handle
 
 
-# -- one owner, one receiver ---------------------------------------------------------------------------------------------
+# -- one owner, one receiver -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nbytes", [8, 65_544, 3 * MIB, 33 * MIB])
-def test_a_lent_copy_arrives_whole_and_writable(owner: ShmPool, receiver: PeerPool, nbytes: int) -> None:
+def test_a_lent_copy_arrives_whole_and_writable(
+    owner: ShmPool, receiver: PeerPool, nbytes: int
+) -> None:
     data = ramp(nbytes)
     got = receiver.attach(lend(owner, data))
     assert np.array_equal(got, data)
@@ -68,7 +78,9 @@ def test_the_sender_may_change_its_array_at_once(owner: ShmPool, receiver: PeerP
     assert np.array_equal(receiver.attach(handle), ramp(MIB))
 
 
-def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_block_is_used_again_when_the_receivers_array_is_collected(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     data = ramp(40 * MIB)
     for _ in range(3):
         lend(owner, data)  # and the borrower never claims it
@@ -97,7 +109,9 @@ def test_a_handle_works_once(owner: ShmPool, receiver: PeerPool) -> None:
     assert np.array_equal(first, ramp(MIB))
 
 
-def test_a_late_handle_never_finds_memory_that_was_used_again(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_late_handle_never_finds_memory_that_was_used_again(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     again = lend(owner, np.zeros(MIB, np.uint8))
@@ -133,7 +147,10 @@ def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
     assert owner.copy_in(data) is None
     assert len(kept) == 16
     assert owner.nbytes <= owner.bytes_max
-    assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "no room in shared memory" in record.message])
+        == 1
+    )
     kept.clear()
     assert owner.copy_in(data) is not None
 
@@ -172,7 +189,9 @@ def test_a_published_block_is_private_to_each_receiver(owner: ShmPool, receiver:
     owner.take_back(handle)
 
 
-def test_a_published_block_is_used_again_after_its_last_reader(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_published_block_is_used_again_after_its_last_reader(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     block = owner.copy_in(ramp(MIB))
     assert block is not None
     handle = block.publish()
@@ -193,7 +212,7 @@ def test_a_published_block_is_used_again_after_its_last_reader(owner: ShmPool, r
     assert lend(owner, np.zeros(MIB, np.uint8))[:5] == place
 
 
-# -- handles that lie ----------------------------------------------------------------------------------------------------
+# -- handles that lie ------------------------------------------------------------------------------
 
 
 def changed(handle: shm_pool.Handle, **changes: int) -> Any:
@@ -233,7 +252,9 @@ def test_a_handle_that_lies_is_refused(owner: ShmPool, receiver: PeerPool) -> No
             raise AssertionError(f"{lie} was believed")
 
 
-def test_a_file_that_is_no_memfd_is_never_mapped(owner: ShmPool, receiver: PeerPool, tmp_path: Any) -> None:
+def test_a_file_that_is_no_memfd_is_never_mapped(
+    owner: ShmPool, receiver: PeerPool, tmp_path: Any
+) -> None:
     handle = lend(owner, ramp(MIB))
     with open(tmp_path / "file", "w+b") as file:
         file.truncate(40 * MIB)
@@ -244,7 +265,9 @@ def test_a_file_that_is_no_memfd_is_never_mapped(owner: ShmPool, receiver: PeerP
 
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
-def test_a_fifo_is_refused_and_not_waited_for(owner: ShmPool, receiver: PeerPool, tmp_path: Any, mode: int) -> None:
+def test_a_fifo_is_refused_and_not_waited_for(
+    owner: ShmPool, receiver: PeerPool, tmp_path: Any, mode: int
+) -> None:
     handle = lend(owner, ramp(MIB))
     os.mkfifo(tmp_path / "fifo")
     # it has no writer, so a process that opens it for reading waits for one
@@ -273,11 +296,13 @@ def test_an_offer_that_cannot_be_opened_is_ignored() -> None:
     assert open_peer((os.getpid(), 0, 1)) is None
 
 
-# -- frozen arrays -------------------------------------------------------------------------------------------------------
+# -- frozen arrays ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "dtype", ["f4", "i8", ">f8", "c16", "M8[ns]", "?", "U7", [("a", "i4"), ("b", "f8", (3,))]], ids=str
+    "dtype",
+    ["f4", "i8", ">f8", "c16", "M8[ns]", "?", "U7", [("a", "i4"), ("b", "f8", (3,))]],
+    ids=str,
 )
 @pytest.mark.parametrize("count", [3, 40_000])
 def test_freezing_keeps_values_shape_and_dtype(dtype: Any, count: int) -> None:
@@ -343,7 +368,9 @@ def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: ShmPool) -> Non
     assert owner.find_frozen(memoryview(np.ones(MIB))) is None
 
 
-def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     frozen = zd.freeze(np.arange(MIB, dtype=np.int64))
     block = owner.find_frozen(memoryview(frozen.view(np.uint8)))
     assert block is not None
@@ -361,7 +388,9 @@ def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: ShmPool) -> 
         smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
         del smaller
         frozen = zd.freeze(np.ones(34 * MIB, np.uint8))
-        assert all(owner.find_frozen(memoryview(frozen[start * MIB :])) is not None for start in range(34))
+        assert all(
+            owner.find_frozen(memoryview(frozen[start * MIB :])) is not None for start in range(34)
+        )
         del frozen
 
 
@@ -384,7 +413,7 @@ def test_empty_like_has_the_order_of_its_model() -> None:
     assert zd.freeze(model).flags.f_contiguous
 
 
-# -- other processes -----------------------------------------------------------------------------------------------------
+# -- other processes -------------------------------------------------------------------------------
 
 
 def keep(connection: Any) -> None:
@@ -493,7 +522,9 @@ def test_a_forked_child_and_its_parent_never_see_each_others_writes(
         os.close(fd)
 
 
-def test_memory_that_a_fork_has_shared_is_not_used_again(owner: ShmPool, receiver: PeerPool) -> None:
+def test_memory_that_a_fork_has_shared_is_not_used_again(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     pid = os.fork()
@@ -515,7 +546,12 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
     if pid == 0:
         try:
             other = this_pool()
-            os.write(write, b"y" if other is not None and other is not pool and other.nonce != pool.nonce else b"n")
+            os.write(
+                write,
+                b"y"
+                if other is not None and other is not pool and other.nonce != pool.nonce
+                else b"n",
+            )
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -528,7 +564,8 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
 def test_threads_that_return_and_claim_blocks_at_once_never_lose_their_blocks(
     owner: ShmPool, receiver: PeerPool
 ) -> None:
-    """A receiver writes its cell before it unlocks it; between the two the next lease of that cell must not begin."""
+    """A receiver writes its cell before it unlocks it; between the two the next lease of that cell
+    must not begin."""
     changed: list[int] = []
     interval = sys.getswitchinterval()
 
@@ -561,7 +598,9 @@ def test_threads_that_return_and_claim_blocks_at_once_never_lose_their_blocks(
     assert not changed
 
 
-def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(owner: ShmPool, receiver: PeerPool) -> None:
+def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     handle = lend(owner, ramp(MIB))
@@ -574,7 +613,9 @@ def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(owner: Shm
     unlocker.join()
 
 
-def test_all_blocks_that_are_mapped_of_a_segment_share_one_descriptor(owner: ShmPool, receiver: PeerPool) -> None:
+def test_all_blocks_that_are_mapped_of_a_segment_share_one_descriptor(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
     assert len({id(segment) for segment, _ in adopted}) == 1
     adopted.clear()
@@ -588,7 +629,9 @@ def test_small_arrays_have_no_segment_of_their_own() -> None:
 
 
 def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
-    lock = shm_pool._frozen_segments.lock  # reach: a fork while a thread freezes cannot be timed from outside
+    lock = (
+        shm_pool._frozen_segments.lock
+    )  # reach: a fork while a thread freezes cannot be timed from outside
     lock.acquire()
     try:
         pid = os.fork()
@@ -602,14 +645,16 @@ def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> No
         lock.release()
 
 
-@pytest.mark.parametrize("array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__
+)
 def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(array: Any) -> None:
     for make in (zd.freeze, zd.empty_like):
         with pytest.raises(TypeError, match="takes a plain array"):
             make(array)
 
 
-# -- without shared memory -------------------------------------------------------------------------------------------------
+# -- without shared memory -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -618,7 +663,9 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm_pool, "_tried", False)
 
 
-def test_shared_memory_can_be_switched_off(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_can_be_switched_off(
+    without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     assert this_pool() is None
     frozen = zd.freeze(zd.empty(MIB))
@@ -667,7 +714,10 @@ def test_an_invalid_bound_is_logged_once_and_the_default_is_used(
         assert pool is not None
         assert pool.bytes_max == usable_bytes() // 4
     (record,) = caplog.records
-    assert record.getMessage() == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
+    assert (
+        record.getMessage()
+        == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
+    )
 
 
 def test_a_lock_ends_with_its_open_file_description() -> None:

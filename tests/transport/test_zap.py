@@ -15,7 +15,9 @@ KEY = bytes(range(32))
 POLICY = Policy(token=TOKEN, roles={KEY: "worker"})
 
 
-def request(mechanism: bytes, *credentials: bytes, version: bytes = b"1.0", domain: bytes = DOMAIN) -> ZapRequest:
+def request(
+    mechanism: bytes, *credentials: bytes, version: bytes = b"1.0", domain: bytes = DOMAIN
+) -> ZapRequest:
     return parse([version, b"7", domain, b"127.0.0.1", b"", mechanism, *credentials])
 
 
@@ -60,7 +62,9 @@ def test_every_other_peer_is_refused(ask: ZapRequest, policy: Policy, status: in
 frames = st.lists(
     st.one_of(
         st.binary(max_size=64),
-        st.sampled_from([b"1.0", DOMAIN, b"PLAIN", b"CURVE", b"NULL", b"client", b"admin", TOKEN, KEY]),
+        st.sampled_from(
+            [b"1.0", DOMAIN, b"PLAIN", b"CURVE", b"NULL", b"client", b"admin", TOKEN, KEY]
+        ),
     ),
     max_size=10,
 )

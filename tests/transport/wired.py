@@ -26,10 +26,16 @@ def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
 
 
 class Served:
-    """A router on a loop of its own, which replies to each Call with the body and frames of the call."""
+    """A router on a loop of its own, which replies to each Call with the body and frames of the
+    call."""
 
     def __init__(
-        self, security: ServerSecurity, address: str = "127.0.0.1:0", *, start: bool = True, hello: Hello | None = None
+        self,
+        security: ServerSecurity,
+        address: str = "127.0.0.1:0",
+        *,
+        start: bool = True,
+        hello: Hello | None = None,
     ) -> None:
         self.loop = Loop("zmqdist-served")
         self.shown: list[Peer] = []
@@ -37,7 +43,10 @@ class Served:
         try:
             self.router = Router(self.loop, security, hello or our_hello("server", 1, "served"))
             self.router.on(Call, lambda peer, call, frames: self.answer(peer, call, frames))
-            self.router.on(Calls, lambda peer, calls, frames: [self.answer(peer, call, []) for call in calls.items])
+            self.router.on(
+                Calls,
+                lambda peer, calls, frames: [self.answer(peer, call, []) for call in calls.items],
+            )
             self.router.on_hello = self.shown.append
             self.router.on_gone.append(self.gone.append)
             self.address = self.router.bind(address)

@@ -1,4 +1,5 @@
-"""Fixtures of this folder: a ps in this process, its client, and variables there; secrets of their own."""
+"""Fixtures of this folder: a ps in this process, its client, and variables there; secrets of their
+own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Make = Callable[..., Ref]
 
 @pytest.fixture(autouse=True)
 def _own_secrets(own_secrets: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tests of this folder; what others of this process have used at a port that is given again here is not theirs."""
+    """All tests of this folder; what others of this process have used at a port that is given again
+    here is not theirs."""
     monkeypatch.setattr(c, "_credentials", {})
     monkeypatch.setattr(c, "_clients", {})
 

@@ -35,7 +35,9 @@ def one(client: PsClient, ref: Ref, change: c.Change, **how: Any) -> UpdateOutco
     return outcome
 
 
-def test_assign_add_and_sub_change_the_value_and_count_versions(client: PsClient, make: Make) -> None:
+def test_assign_add_and_sub_change_the_value_and_count_versions(
+    client: PsClient, make: Make
+) -> None:
     ref = make([1, 2])
     assert one(client, ref, c.add(ref, [10, 20])) == (2, True, None)
     assert one(client, ref, c.sub(ref, [1, 1])).version == 3
@@ -50,12 +52,19 @@ def test_a_variable_begins_with_an_array_with_zeros_or_with_what_a_function_make
     ps: Server, client: PsClient
 ) -> None:
     spec = TensorSpec((2, 2), np.int64)
-    refs = [Ref(f"v{number}", (2, 2), np.dtype(np.int64), ps.task, ps.address, SESSION, number) for number in range(3)]
+    refs = [
+        Ref(f"v{number}", (2, 2), np.dtype(np.int64), ps.task, ps.address, SESSION, number)
+        for number in range(3)
+    ]
 
     def corner(shape: tuple[int, ...], offset: tuple[int, ...]) -> Any:
         return np.full(shape, offset[0])
 
-    initials = [np.eye(2, dtype=np.int64), spec, c.initializer(corner, spec, shape=(2, 2), offset=(7, 0))]
+    initials = [
+        np.eye(2, dtype=np.int64),
+        spec,
+        c.initializer(corner, spec, shape=(2, 2), offset=(7, 0)),
+    ]
     for ref, initial in zip(refs, initials, strict=True):
         assert client.create(ref, initial).get_value() == spec
     read = [value.tolist() for _, value in client.read(refs).get_value()]
@@ -68,17 +77,23 @@ def test_a_second_create_of_a_number_finds_the_first(client: PsClient, make: Mak
     assert value_of(client, ref).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("fn", [lambda: np.zeros(3, "f4"), lambda: 1 / 0, lambda: np.zeros(2, "c16")])
+@pytest.mark.parametrize(
+    "fn", [lambda: np.zeros(3, "f4"), lambda: 1 / 0, lambda: np.zeros(2, "c16")]
+)
 def test_an_initializer_that_raises_or_makes_something_else_names_the_variable(
     fn: Any, ps: Server, client: PsClient
 ) -> None:
     ref = Ref("w", (2,), np.dtype("f4"), ps.task, ps.address, SESSION, 0)
-    with pytest.raises((UnknownError, InvalidArgumentError), match="initializer of variable 'w' on ps:0"):
+    with pytest.raises(
+        (UnknownError, InvalidArgumentError), match="initializer of variable 'w' on ps:0"
+    ):
         client.create(ref, c.initializer(fn, TensorSpec((2,), "f4"))).get_value()
 
 
 @pytest.mark.parametrize("shape", [(4, 4), LARGE])
-def test_a_value_that_was_read_never_changes(shape: tuple[int, ...], client: PsClient, make: Make) -> None:
+def test_a_value_that_was_read_never_changes(
+    shape: tuple[int, ...], client: PsClient, make: Make
+) -> None:
     ref = make(np.zeros(shape))
     changes = [
         c.add(ref, np.ones(shape, "f4")),
@@ -137,7 +152,9 @@ def test_sparse_updates_are_those_of_numpy_one_after_the_other(
     np.testing.assert_allclose(value_of(client, ref), expected, rtol=1e-6)
 
 
-def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(client: PsClient, make: Make) -> None:
+def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(
+    client: PsClient, make: Make
+) -> None:
     ref = make([1, 2])
     assert one(client, ref, c.swap(ref, [3, 4], version=2)) == (1, False, None)
     assert one(client, ref, c.swap(ref, [3, 4], version=1)) == (2, True, None)
@@ -163,8 +180,14 @@ def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(clien
             "index 2 is out of range: the variable has rows 0 to 1",
         ),
         (lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [-1])), "index -1 is out of range"),
-        (lambda ref: ("scatter", "add", np.zeros((1, 1), int), np.ones(1, "f4")), "in one dimension"),
-        (lambda ref: ("scatter", "add", np.array([0]), np.ones((1, 2), "f4")), "1 rows are float32"),
+        (
+            lambda ref: ("scatter", "add", np.zeros((1, 1), int), np.ones(1, "f4")),
+            "in one dimension",
+        ),
+        (
+            lambda ref: ("scatter", "add", np.array([0]), np.ones((1, 2), "f4")),
+            "1 rows are float32",
+        ),
         (lambda ref: ("apply", "Best", {}, np.ones(2, "f4")), "no optimizer 'Best'"),
         (lambda ref: c.apply(ref, SGD(1.0), IndexedSlices([1.0], [9])), "index 9 is out of range"),
     ],
@@ -175,7 +198,9 @@ def test_what_does_not_fit_names_the_variable_and_changes_nothing(
     ref, other = make([1, 2]), make([3, 4], name="other")
     with pytest.raises(InvalidArgumentError, match="variable 'w' on ps:0.*" + text):
         client.update([(other, c.add(other, [1, 1])), (ref, make_change(ref))]).get_value()
-    assert [(version, value.tolist()) for version, value in client.read([ref, other]).get_value()] == [
+    assert [
+        (version, value.tolist()) for version, value in client.read([ref, other]).get_value()
+    ] == [
         (1, [1, 2]),
         (1, [3, 4]),
     ]
@@ -198,7 +223,9 @@ def test_rows_out_of_range_name_the_variable(client: PsClient, make: Make) -> No
 
 def test_one_update_changes_several_variables_and_each_once(client: PsClient, make: Make) -> None:
     first, second = make([1, 2]), make([3, 4])
-    told = client.update([(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True).get_value()
+    told = client.update(
+        [(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True
+    ).get_value()
     assert [outcome.value.tolist() for outcome in told] == [[2, 3], [0, 0]]
     with pytest.raises(InvalidArgumentError, match="names a variable twice"):
         client.update([(first, c.add(first, [1, 1])), (first, c.add(first, [1, 1]))]).get_value()
@@ -224,10 +251,12 @@ def test_additions_from_many_threads_all_count(client: PsClient, make: Make) -> 
     assert (value_of(client, large) == 20).all()
 
 
-# -- functions of users -----------------------------------------------------------------------------------------------
+# -- functions of users ----------------------------------------------------------------------------
 
 
-def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(client: PsClient, make: Make) -> None:
+def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(
+    client: PsClient, make: Make
+) -> None:
     def heavy(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
         slots["sum"] = slots.get("sum", np.zeros_like(value)) + gradient
         value -= slots["sum"] * step
@@ -243,7 +272,9 @@ def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(
     assert value_of(client, ref).tolist() == [11, 31]
 
 
-def test_a_function_is_sent_once(client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_sent_once(
+    client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ref = make([1, 2])
 
     def double(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
@@ -263,7 +294,9 @@ def test_a_function_is_sent_once(client: PsClient, make: Make, monkeypatch: pyte
     assert value_of(client, ref).tolist() == [8, 16]
 
 
-def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(client: PsClient, make: Make) -> None:
+def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(
+    client: PsClient, make: Make
+) -> None:
     def broken(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
         value += 1
         slots["m"] = value
@@ -271,7 +304,8 @@ def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(c
 
     ref = make([1, 2])
     with pytest.raises(
-        UnknownError, match=r"variable 'w' on ps:0: update function .*broken raised KeyError: 'missing'"
+        UnknownError,
+        match=r"variable 'w' on ps:0: update function .*broken raised KeyError: 'missing'",
     ):
         one(client, ref, c.apply(ref, broken, [0, 0]))
     ((version, value, slots, _),) = client.saved([ref]).get_value()
@@ -284,15 +318,22 @@ def test_what_a_function_returns_must_fit(client: PsClient, make: Make) -> None:
         one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.ones(3), [0, 0]))
     ref = make([1, 2], "i1")
     with pytest.raises(
-        InvalidArgumentError, match=r"what update function .* returned is of int8, which cannot hold 300"
+        InvalidArgumentError,
+        match=r"what update function .* returned is of int8, which cannot hold 300",
     ):
-        one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.array([1, 300]), [0, 0]))
+        one(
+            client,
+            ref,
+            c.apply(ref, lambda value, gradient, slots, step: np.array([1, 300]), [0, 0]),
+        )
 
 
-# -- optimizers, saving -----------------------------------------------------------------------------------------------
+# -- optimizers, saving ----------------------------------------------------------------------------
 
 
-def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: PsClient, make: Make) -> None:
+def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(
+    client: PsClient, make: Make
+) -> None:
     ref, other = make([1, 2]), make([0, 0])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
@@ -305,7 +346,9 @@ def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: Ps
     assert outcomes[0].value.tolist() == outcomes[1].value.tolist()
 
 
-def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(client: PsClient, make: Make) -> None:
+def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(
+    client: PsClient, make: Make
+) -> None:
     ref = make([1, 2])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
@@ -314,12 +357,16 @@ def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(cl
     client.create(ref, value, (version, slots, b"")).get_value()
     ((found, again, beside, _),) = client.saved([ref]).get_value()
     assert (found, again.tolist()) == (version, value.tolist())
-    assert {name: slot.tolist() for name, slot in beside.items()} == {name: s.tolist() for name, s in slots.items()}
+    assert {name: slot.tolist() for name, slot in beside.items()} == {
+        name: s.tolist() for name, s in slots.items()
+    }
 
 
 def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
     ref = make([1, 2], "i4")
-    with pytest.raises(InvalidArgumentError, match="Adam needs a variable of floats, and this one is int32"):
+    with pytest.raises(
+        InvalidArgumentError, match="Adam needs a variable of floats, and this one is int32"
+    ):
         one(client, ref, c.apply(ref, Adam(), [1, 1]))
 
 
@@ -331,10 +378,12 @@ def test_text_can_be_assigned_and_not_added(client: PsClient, make: Make) -> Non
         one(client, ref, c.add(ref, np.array(["c", "d"], "U5")))
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
-def test_a_variable_that_was_dropped_or_whose_session_was_closed_is_lost(client: PsClient, make: Make) -> None:
+def test_a_variable_that_was_dropped_or_whose_session_was_closed_is_lost(
+    client: PsClient, make: Make
+) -> None:
     client.open(8, 2)
     ref, kept, other = make([1, 2]), make([3, 4], name="kept"), make([5, 6], session=2)
     client.drop([ref]).get_value()
@@ -360,7 +409,12 @@ def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: 
     assert (told["task"], told["sessions"]) == ("ps:0", 1)
     (figures,) = told["variables"]
     assert figures["name"] == "w"
-    assert (figures["bytes"], figures["bytes_in"], figures["bytes_out"], figures["updates"]) == (24, 8, 8, 1)
+    assert (figures["bytes"], figures["bytes_in"], figures["bytes_out"], figures["updates"]) == (
+        24,
+        8,
+        8,
+        1,
+    )
 
 
 def test_a_handle_goes_through_a_pickle(client: PsClient, make: Make) -> None:
@@ -368,13 +422,17 @@ def test_a_handle_goes_through_a_pickle(client: PsClient, make: Make) -> None:
     assert pickle.loads(pickle.dumps(ref)) == ref
 
 
-def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(client: PsClient, make: Make) -> None:
+def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(
+    client: PsClient, make: Make
+) -> None:
     large = (1 << 62) + 1
     ref = make([7, -7, 7, -7, 6, large], "i8")
     by = IndexedSlices(np.array([2, 2, -2, -2, -3, 1]), np.arange(6))
     assert one(client, ref, c.scatter(ref, "div", by)).applied
     assert value_of(client, ref).tolist() == [3, -3, -3, 3, -2, large]
-    with pytest.raises(InvalidArgumentError, match="'w' on ps:0: whole numbers cannot be divided by 0"):
+    with pytest.raises(
+        InvalidArgumentError, match="'w' on ps:0: whole numbers cannot be divided by 0"
+    ):
         one(client, ref, c.scatter(ref, "div", IndexedSlices(np.array([1, 0]), np.array([0, 1]))))
     assert value_of(client, ref).tolist() == [3, -3, -3, 3, -2, large]
 
@@ -403,7 +461,11 @@ def test_what_does_not_fit_is_refused_with_the_variables_name(
         lambda: c.add(ref, value),
         lambda: c.restore(ref, value, {}),
         lambda: c.apply(ref, SGD(1.0), value),
-        *([] if rows is None else [lambda: c.scatter(ref, "add", rows), lambda: c.apply(ref, SGD(1.0), rows)]),
+        *(
+            []
+            if rows is None
+            else [lambda: c.scatter(ref, "add", rows), lambda: c.apply(ref, SGD(1.0), rows)]
+        ),
     ):
         with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0.*{told}"):
             change()

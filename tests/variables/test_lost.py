@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-# -- connections ------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(4,), (1 << 19,)])
@@ -65,7 +65,9 @@ def test_an_update_whose_answer_was_lost_is_asked_again_and_applied_once(
     assert (value == 1).all()
 
 
-def test_a_step_of_a_worker_whose_connection_went_counts_once(client: PsClient, make: Make, wire: Wire) -> None:
+def test_a_step_of_a_worker_whose_connection_went_counts_once(
+    client: PsClient, make: Make, wire: Wire
+) -> None:
     ref = make([10])
     other = client_of(wire.address)
     assert version(other, ref) == 1
@@ -76,13 +78,17 @@ def test_a_step_of_a_worker_whose_connection_went_counts_once(client: PsClient, 
     before = wire.taken
     wire.cut()
     until(lambda: wire.taken > before)
-    told = client.update([(ref, c.apply(ref, SGD(1.0), [3]))], step=0, workers_per_step=2, want=True).get_value()
+    told = client.update(
+        [(ref, c.apply(ref, SGD(1.0), [3]))], step=0, workers_per_step=2, want=True
+    ).get_value()
     assert told[0].value.tolist() == [8]
     waiting.join()
     assert gone.get_value() == [(2, True, None)]
 
 
-def test_what_nobody_waits_for_any_more_is_settled(client: PsClient, make: Make, ps: Server) -> None:
+def test_what_nobody_waits_for_any_more_is_settled(
+    client: PsClient, make: Make, ps: Server
+) -> None:
     ref = make([0])
     for _ in range(5):
         client.update([(ref, c.add(ref, [1]))])
@@ -139,7 +145,7 @@ def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
     assert told == [f"no reply from {client.address} for 12.0 s"] * 2
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -175,25 +181,33 @@ def test_a_killed_ps_is_told_at_once_with_variable_and_task(mortal: zd.local_clu
     mortal.kill_ps(0)
     began = time.monotonic()
     for started in (pending, client.read([ref]), client.update([(ref, c.add(ref, [1, 1]))])):
-        with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .*no process listens at") as caught:
+        with pytest.raises(
+            PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .*no process listens at"
+        ) as caught:
             started.get_value()
         assert isinstance(caught.value.original_exception, UnavailableError)
     assert time.monotonic() - began < limits.PS_PATIENCE_S
 
 
 @pytest.mark.shares_cluster
-def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_ones(mortal: zd.local_cluster) -> None:
+def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_ones(
+    mortal: zd.local_cluster,
+) -> None:
     client, ref = variable(mortal)
     mortal.kill_ps(0)
     mortal.restart_ps(0)
-    with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .* is lost: .* was restarted"):
+    with pytest.raises(
+        PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .* is lost: .* was restarted"
+    ):
         client.read([ref]).get_value()
     _, ref = variable(mortal)
     assert client.update([(ref, c.add(ref, [1, 1]))]).get_value() == [(2, True, None)]
 
 
 @pytest.mark.shares_cluster
-def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(mortal: zd.local_cluster) -> None:
+def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(
+    mortal: zd.local_cluster,
+) -> None:
     client, ref = variable(mortal)
     patient = replace(ref, recovery_s=60.0)
     mortal.kill_ps(0)
@@ -245,6 +259,8 @@ def test_a_watch_ends_with_its_session_and_fails_with_its_ps(mortal: zd.local_cl
     variable(mortal)
     watched = client.watch("ps:0", SESSION, 0.0)
     mortal.kill_ps(0)
-    with pytest.raises(PSUnavailableError, match=rf"ps:0 \({mortal.ps[0]}\) .*no process listens at") as caught:
+    with pytest.raises(
+        PSUnavailableError, match=rf"ps:0 \({mortal.ps[0]}\) .*no process listens at"
+    ) as caught:
         watched.get_value()
     assert caught.value.address == mortal.ps[0]

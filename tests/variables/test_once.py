@@ -1,4 +1,5 @@
-"""Updates with a key, and what of them comes back with a variable that was lost: a new session stands for the server's next life."""
+"""Updates with a key, and what of them comes back with a variable that was lost: a new session
+stands for the server's next life."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_an_update_that_the_saved_value_has_is_passed_over_when_it_is_asked_for_
     assert client.update([(again, change)], key="b").get_value() == [(1001, True, None)]
 
 
-def test_of_an_update_of_two_variables_the_one_that_lacks_it_gets_it(client: PsClient, make: Make) -> None:
+def test_of_an_update_of_two_variables_the_one_that_lacks_it_gets_it(
+    client: PsClient, make: Make
+) -> None:
     refs = [make([0]), make([0])]
     before = saved(client, refs[1:])
     changes = [(ref, c.add(ref, [1])) for ref in refs]
@@ -60,23 +63,33 @@ def test_of_an_update_of_two_variables_the_one_that_lacks_it_gets_it(client: PsC
     assert values(client, again) == [[1], [1]]
 
 
-def test_what_is_remembered_of_updates_goes_along_with_a_second_loss(client: PsClient, make: Make) -> None:
+def test_what_is_remembered_of_updates_goes_along_with_a_second_loss(
+    client: PsClient, make: Make
+) -> None:
     ref = make([0])
     client.update([(ref, c.add(ref, [1]))], key="a").get_value()
     again = back(client, [ref], saved(client, [ref]))
     assert saved(client, again)[0][3] == saved(client, [ref])[0][3] != b""
 
 
-def test_a_swap_that_was_not_made_is_not_made_when_it_is_asked_for_again(client: PsClient, make: Make) -> None:
+def test_a_swap_that_was_not_made_is_not_made_when_it_is_asked_for_again(
+    client: PsClient, make: Make
+) -> None:
     ref = make([0])
     assert not client.update([(ref, c.swap(ref, [5], version=7))], key="a").get_value()[0].applied
     (again,) = back(client, [ref], saved(client, [ref]))
-    assert client.update([(again, c.swap(again, [5], version=1000))], key="a").get_value() == [(1, False, None)]
+    assert client.update([(again, c.swap(again, [5], version=1000))], key="a").get_value() == [
+        (1, False, None)
+    ]
 
 
-def test_a_gradient_of_a_step_that_the_saved_value_has_does_not_count_again(client: PsClient, make: Make) -> None:
+def test_a_gradient_of_a_step_that_the_saved_value_has_does_not_count_again(
+    client: PsClient, make: Make
+) -> None:
     def push(ref: Ref, gradient: int, step: int, key: str) -> Any:
-        return client.update([(ref, c.apply(ref, SGD(1.0), [gradient]))], step=step, workers_per_step=2, key=key)
+        return client.update(
+            [(ref, c.apply(ref, SGD(1.0), [gradient]))], step=step, workers_per_step=2, key=key
+        )
 
     ref = make([10])
     for started in [push(ref, 1, 0, "a"), push(ref, 3, 0, "b")]:

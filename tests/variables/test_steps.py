@@ -9,7 +9,12 @@ import pytest
 
 from tests.asking import asking_with
 from tests.variables.conftest import Make
-from zmqdist.errors import InvalidArgumentError, PSUnavailableError, ResourceExhaustedError, UnknownError
+from zmqdist.errors import (
+    InvalidArgumentError,
+    PSUnavailableError,
+    ResourceExhaustedError,
+    UnknownError,
+)
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import SGD
@@ -17,8 +22,13 @@ from zmqdist.variables import client as c
 from zmqdist.variables.client import PsCall, PsClient, Ref
 
 
-def push(client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any) -> PsCall:
-    told = [(ref, c.apply(ref, SGD(1.0), gradient)) for ref in (refs if isinstance(refs, list) else [refs])]
+def push(
+    client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any
+) -> PsCall:
+    told = [
+        (ref, c.apply(ref, SGD(1.0), gradient))
+        for ref in (refs if isinstance(refs, list) else [refs])
+    ]
     return client.update(told, step=step, workers_per_step=k, **how)
 
 
@@ -28,7 +38,9 @@ def value_of(client: PsClient, ref: Ref) -> list[Any]:
 
 
 @pytest.mark.parametrize("copies", [1, 1 << 18])
-def test_the_last_of_k_applies_the_mean_and_answers_all(copies: int, client: PsClient, make: Make) -> None:
+def test_the_last_of_k_applies_the_mean_and_answers_all(
+    copies: int, client: PsClient, make: Make
+) -> None:
     ref = make(np.full(copies, 10))
     first = push(client, ref, np.full(copies, 1), 0)
     assert client.read([ref]).get_value()[0][0] == 1
@@ -38,7 +50,9 @@ def test_the_last_of_k_applies_the_mean_and_answers_all(copies: int, client: PsC
     assert (second.get_value()[0].value == 8).all()
 
 
-def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(client: PsClient, make: Make) -> None:
+def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
+    client: PsClient, make: Make
+) -> None:
     ref = make([0], "i8")
     for gradient in (2, 5):
         started = client.update([(ref, c.add(ref, [gradient]))], step=0, workers_per_step=2)
@@ -64,7 +78,9 @@ def test_who_waits_in_a_step_that_was_overtaken_is_late(client: PsClient, make: 
     assert value_of(client, ref) == [9]
 
 
-def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(client: PsClient, make: Make) -> None:
+def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(
+    client: PsClient, make: Make
+) -> None:
     ref = make([[10, 10], [10, 10], [10, 10]])
     gradients = [
         IndexedSlices(np.array([[2, 2], [2, 2]]), np.array([0, 0])),
@@ -75,7 +91,9 @@ def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(c
     assert value_of(client, ref) == [[7, 7], [8, 8], [10, 10]]
 
 
-def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied(client: PsClient, make: Make) -> None:
+def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied(
+    client: PsClient, make: Make
+) -> None:
     first, second = make([10]), make([20])
     both = push(client, [first, second], [2], 0)
     push(client, first, [4], 0).get_value()
@@ -86,29 +104,42 @@ def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied
     assert (value_of(client, first), value_of(client, second)) == ([7], [16])
 
 
-def test_a_function_gets_the_mean_and_where_it_raises_all_are_told(client: PsClient, make: Make) -> None:
+def test_a_function_gets_the_mean_and_where_it_raises_all_are_told(
+    client: PsClient, make: Make
+) -> None:
     def take(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> Any:
         if gradient[0] == 0:
             raise ValueError("no slope")
         return value - gradient
 
     ref = make([10])
-    told = [client.update([(ref, c.apply(ref, take, [g]))], step=0, workers_per_step=2) for g in (1, 3)]
+    told = [
+        client.update([(ref, c.apply(ref, take, [g]))], step=0, workers_per_step=2) for g in (1, 3)
+    ]
     assert [each.get_value()[0].version for each in told] == [2, 2]
-    told = [client.update([(ref, c.apply(ref, take, [g]))], step=1, workers_per_step=2) for g in (-1, 1)]
+    told = [
+        client.update([(ref, c.apply(ref, take, [g]))], step=1, workers_per_step=2) for g in (-1, 1)
+    ]
     for each in told:
         with pytest.raises(UnknownError, match="no slope"):
             each.get_value()
     assert value_of(client, ref) == [8]
 
 
-def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(client: PsClient, make: Make) -> None:
+def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(
+    client: PsClient, make: Make
+) -> None:
     ref = make([[10]])
     waiting = push(client, ref, [[2]], 0)
     wrong: list[tuple[c.Change, int, int, str]] = [
         (c.assign(ref, [[1]]), 0, 2, "cannot be part of a synchronous step"),
         (c.apply(ref, SGD(1.0), [[1]]), 0, 3, "waits for 2 gradients, and this request says 3"),
-        (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [0])), 0, 2, "dense gradients and sparse gradients"),
+        (
+            c.apply(ref, SGD(1.0), IndexedSlices([[1]], [0])),
+            0,
+            2,
+            "dense gradients and sparse gradients",
+        ),
         (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [5])), 0, 2, "index 5 is out of range"),
     ]
     for change, step, k, text in wrong:

@@ -14,12 +14,21 @@ from hypothesis import given, settings
 
 from tests.wire.wire_values import LAYOUTS, arrays, dtypes, same
 from zmqdist.wire import arrays as wire
-from zmqdist.wire.arrays import BadArray, bytes_of, dtype_from_json, dtype_to_json, is_fortran, rebuild
+from zmqdist.wire.arrays import (
+    BadArray,
+    bytes_of,
+    dtype_from_json,
+    dtype_to_json,
+    is_fortran,
+    rebuild,
+)
 
 
 def travel(array: np.ndarray) -> np.ndarray:
     data = bytearray(bytes_of(array))
-    return rebuild(dtype_from_json(dtype_to_json(array.dtype)), list(array.shape), is_fortran(array), data)
+    return rebuild(
+        dtype_from_json(dtype_to_json(array.dtype)), list(array.shape), is_fortran(array), data
+    )
 
 
 few = settings(max_examples=50, deadline=None)
@@ -54,7 +63,9 @@ def test_a_contiguous_array_is_not_copied(layout: str) -> None:
     array = LAYOUTS[layout](np.arange(6).reshape(2, 3).copy())
     assert np.shares_memory(np.frombuffer(bytes_of(array), np.uint8), array)
     data = bytearray(bytes_of(array))
-    assert np.shares_memory(np.frombuffer(data, np.uint8), rebuild(array.dtype, [2, 3], is_fortran(array), data))
+    assert np.shares_memory(
+        np.frombuffer(data, np.uint8), rebuild(array.dtype, [2, 3], is_fortran(array), data)
+    )
 
 
 def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
@@ -77,7 +88,10 @@ def test_objects_are_refused(dtype: Any) -> None:
     ("dtype", "problem"),
     [
         (np.dtype("i4", metadata={"unit": "m"}), "has metadata, which would be lost"),
-        (np.dtype([("a", np.dtype("i4", metadata={"unit": "m"}))]), "has metadata, which would be lost"),
+        (
+            np.dtype([("a", np.dtype("i4", metadata={"unit": "m"}))]),
+            "has metadata, which would be lost",
+        ),
         (np.dtype((np.int32, {"low": ("i2", 0), "high": ("i2", 2)})), "not one that zmqdist knows"),
         (np.dtype((np.record, "V8")), "not one that zmqdist knows"),
     ],
@@ -102,7 +116,9 @@ def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
         fits = first >= 0 and second >= 0 and first * second == 8 and max(first, second) <= 2**40
         for shape in ([first, second], [second, 0, first]):
             try:
-                array = rebuild(np.dtype("u1"), shape, False, b"12345678" if 0 not in shape else b"")
+                array = rebuild(
+                    np.dtype("u1"), shape, False, b"12345678" if 0 not in shape else b""
+                )
             except BadArray:
                 assert not fits, shape
             else:
@@ -110,7 +126,9 @@ def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 65], ids=lambda shape: repr(shape)[:20]
+    "shape",
+    [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 65],
+    ids=lambda shape: repr(shape)[:20],
 )
 def test_an_invalid_shape_is_refused(shape: Any) -> None:
     with pytest.raises(BadArray, match="a shape"):
@@ -168,7 +186,9 @@ def test_dtypes_of_ml_dtypes_travel_where_it_is_installed(name: str) -> None:
     assert dtype_to_json(array.dtype) == name
 
 
-def test_the_error_for_a_dtype_of_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_dtype_of_ml_dtypes_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     wire._named_dtype.cache_clear()  # reach: the cache outlives tests that read such names
     with pytest.raises(BadArray, match="install ml_dtypes"):

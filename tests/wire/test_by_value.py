@@ -1,4 +1,5 @@
-"""Functions and classes of a script that another process gets by value: wrappers, odd classes, and the lines that tracebacks show."""
+"""Functions and classes of a script that another process gets by value: wrappers, odd classes, and
+the lines that tracebacks show."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from types import CodeType
 import pytest
 
 from zmqdist.wire import trusted
-from zmqdist.wire.trusted import FailedPreconditionError, pack_error, pack_function, unpack, unpack_error
+from zmqdist.wire.trusted import (
+    FailedPreconditionError,
+    pack_error,
+    pack_function,
+    unpack,
+    unpack_error,
+)
 
 THERE = """
 import subprocess, sys, struct
@@ -205,13 +212,17 @@ def run(tmp_path: Path, source: str) -> str:
     script = tmp_path / "script.py"
     script.write_text(THERE + source)
     environment = {**os.environ, "PYTHONPATH": str(Path(trusted.__file__).parents[2])}
-    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
 @pytest.mark.parametrize("source", [WRAPPERS, CLASSES], ids=["wrappers", "classes"])
-def test_what_a_script_defines_works_in_a_process_that_lacks_the_script(tmp_path: Path, source: str) -> None:
+def test_what_a_script_defines_works_in_a_process_that_lacks_the_script(
+    tmp_path: Path, source: str
+) -> None:
     run(tmp_path, source)
 
 
@@ -220,24 +231,27 @@ def test_a_class_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
     exec(DEMANDING, names)
     blob = pack_function(names["Demanded"])  # type: ignore[arg-type]
     code = f"from zmqdist.wire.trusted import unpack; unpack({blob!r})"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert "class Demanded of the program cannot be made again in process" in ended.stderr
     assert (
-        "missing 1 required keyword-only argument: 'flag'; define it in a module that workers can import"
-        in ended.stderr
+        "missing 1 required keyword-only argument: 'flag'; define it in a module that workers can "
+        "import" in ended.stderr
     )
 
 
 def test_an_object_of_the_script_that_insists_on_its_name_is_not_looked_for_in_the_path() -> None:
     blob = b"\x80\x05c__main__\nno_such_object\n."
     with pytest.raises(
-        FailedPreconditionError, match="an object of the program's script that is pickled by its name"
+        FailedPreconditionError,
+        match="an object of the program's script that is pickled by its name",
     ) as caught:
         unpack(blob)
     assert "PYTHONPATH" not in str(caught.value)
 
 
-# -- the lines of tracebacks ------------------------------------------------------------------------------------------
+# -- the lines of tracebacks -----------------------------------------------------------------------
 
 FAILS = textwrap.dedent("""
     def fails(x):
@@ -289,7 +303,9 @@ def test_a_remote_traceback_shows_file_line_and_text_of_what_the_receiver_lacks(
     else:
         arguments, file = ["-c", text], "/tmp/ipykernel_1/2.py"
     environment = {**os.environ, "PYTHONPATH": str(Path(trusted.__file__).parents[2])}
-    ended = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     first = 1 if way == "notebook" else (THERE + before).count("\n") + 1

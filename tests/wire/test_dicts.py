@@ -55,11 +55,15 @@ def a_map(keys: Iterable[Any]) -> bytes:
 
 SAME_HASH = {
     "big ints": lambda count: tagged((PRIME * number for number in range(8, 8 + count)), a_big_int),
-    "complex": lambda count: tagged((complex(-1000003.0 * number, number) for number in range(count)), a_complex),
+    "complex": lambda count: tagged(
+        (complex(-1000003.0 * number, number) for number in range(count)), a_complex
+    ),
     "floats": lambda count: tagged(
         2.0 ** (61 * number) * odd for number in range(-16, 16) for odd in range(1, count // 16, 2)
     ),
-    "numpy scalars": lambda count: tagged((2.0 ** (61 * (n % 32 - 16)) for n in range(count)), a_scalar),
+    "numpy scalars": lambda count: tagged(
+        (2.0 ** (61 * (n % 32 - 16)) for n in range(count)), a_scalar
+    ),
     "tuples": lambda count: tagged(minus(count), a_tuple),
     "nested tuples": lambda count: tagged(minus(count), lambda key: [0, a_tuple(key)]),
     "one key again and again": lambda count: tagged([5.5] * count),
@@ -74,7 +78,8 @@ SAME_HASH = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", SAME_HASH)
 def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
-    """The decoder takes about a second. A dict of 60,000 such keys takes minutes, because its time grows with their square."""
+    """The decoder takes about a second. A dict of 60,000 such keys takes minutes, because its time
+    grows with their square."""
     body = SAME_HASH[kind](60_000)
     if kind == "floats":  # few of these have the same hash
         assert len(safe.decode(body, [], "peer")) == 60_000
@@ -90,7 +95,8 @@ def test_many_keys_of_the_same_hash_are_refused(kind: str) -> None:
 
 
 def chained(bits: int, run: int) -> list[int]:
-    """Ints of different hashes: `run` of them lie one after the other on the way that CPython takes, and the others begin on it."""
+    """Ints of different hashes: `run` of them lie one after the other on the way that CPython
+    takes, and the others begin on it."""
     size = 2**bits
     way = np.empty(run, np.int64)
     place = 1
@@ -141,7 +147,10 @@ def looked(hashes: Iterable[int], bits: int) -> int:
 def test_the_probe_count_equals_that_of_inserting_one_key_after_the_other(seed: int) -> None:
     drawn = random.Random(seed)
     step = 1 << drawn.choice([0, 0, 3, 6, 10, 20])
-    hashes = [drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step for number in range(170)]
+    hashes = [
+        drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step
+        for number in range(170)
+    ]
     assert dicts.probe_count(np.array(hashes, np.int64), 8) == looked(hashes, 8)
     chain = chained(9, 300)
     drawn.shuffle(chain)
@@ -155,7 +164,9 @@ FAIR = {
     "negative ints": range(-20_000, 0),
     "random ints": [drawn.randrange(-(2**63), 2**63) for _ in range(20_000)],
     "random ints of 128 bits": [drawn.getrandbits(128) for _ in range(300)],
-    "times of a clock": [1_700_000_000_000_000_000 + 1_000_000 * number for number in range(20_000)],
+    "times of a clock": [
+        1_700_000_000_000_000_000 + 1_000_000 * number for number in range(20_000)
+    ],
     "addresses": [2**47 + 4096 * number for number in range(20_000)],
     "high bits": [number << 40 for number in range(20_000)],
     "floats": [number / 1000 for number in range(20_000)],
@@ -164,7 +175,14 @@ FAIR = {
     "complex numbers": [complex(row, column) for row in range(100) for column in range(100)],
     "numpy ints": [np.int64(7 * number) for number in range(300)],
     "strs": [f"key {number}" for number in range(20_000)],
-    "all kinds": [*range(5000), *map(str, range(5000)), *(number + 0.5 for number in range(5000)), None, b"", ()],
+    "all kinds": [
+        *range(5000),
+        *map(str, range(5000)),
+        *(number + 0.5 for number in range(5000)),
+        None,
+        b"",
+        (),
+    ],
 }
 
 
@@ -178,7 +196,9 @@ def test_ordinary_keys_travel(kind: str) -> None:
 
 
 @pytest.mark.parametrize("levels", range(9))
-@pytest.mark.parametrize("between", [lambda inner: inner, lambda inner: [inner], lambda inner: ((inner,), 1)])
+@pytest.mark.parametrize(
+    "between", [lambda inner: inner, lambda inner: [inner], lambda inner: ((inner,), 1)]
+)
 def test_values_with_large_maps_travel_at_any_depth(levels: int, between: Any) -> None:
     value: Any = {f"key {number}": [{"x": (number, 0.1)}] for number in range(300)}
     value["array"] = np.zeros((2, 3), [("a", "i4"), ("b", [("c", "f8", (2,))])])

@@ -31,25 +31,30 @@ STABLE = {
     "a nested tuple": "N = (1, ('a', b'b', None), frozenset({2.5, 1j}))\ndef f(x): return N",
     "a module": "import math\nimport os.path\ndef f(x): return math.floor(x), os.path.join",
     "numpy": "import numpy as np\nzero = np.float64(0)\ndef f(x): return np.sum(x) + zero",
-    "numpy's functions by themselves": "from numpy import sum, float64\ndef f(x): return sum(x) + float64(1)",
+    "numpy's functions by themselves": "from numpy import sum, float64\ndef f(x): return sum(x) + "
+    "float64(1)",
     "an importable class": "from fractions import Fraction\ndef f(x): return Fraction(x)",
     "another function": "N = 5\ndef g(x): return x + N\ndef f(x): return g(x)",
     "functions that call each other": "def g(x): return f(x - 1)\ndef f(x): return x and g(x)",
     "itself in a closure": "def make():\n  def f(x): return x and f(x - 1)\n  return f\nf = make()",
     "a default": "def f(x=1, *, y=(2,)): return x, y",
     "a cell": "def make(n):\n  return lambda x: x + n\nf = make(3)",
-    "a cell without a value": "def make():\n  def f(x): return x or late\n  return f\n  late = 1\nf = make()",
+    "a cell without a value": "def make():\n  def f(x): return x or late\n  return f\n  late = "
+    "1\nf = make()",
     "a builtin": "def f(x): return len(x)",
     "a name that is nowhere": "def f(x): return nowhere",
-    "a partial": "import functools\ndef g(a, b, *, c): return a, b, c\nf = functools.partial(g, 1, c=2)",
+    "a partial": "import functools\ndef g(a, b, *, c): return a, b, c\nf = functools.partial(g, "
+    "1, c=2)",
     "an inner function's global": "N = 5\ndef f(x):\n  def inner(): return N\n  return inner()",
     "a comprehension's global": "N = 5\ndef f(x): return [N for _ in x]",
     "an attribute": "def f(x): return x\nf.limit = 3",
     "a mutable global with an attribute's name": "data = [1]\ndef f(x): return x.data",
-    "specs": "from zmqdist.specs import *\n@function(input_signature=[{'a': TensorSpec(())}])\ndef f(x): return x",
+    "specs": "from zmqdist.specs import *\n@function(input_signature=[{'a': "
+    "TensorSpec(())}])\ndef f(x): return x",
     "a method of a str": "f = 'x'.join",
     "a cached function": "import functools\n@functools.cache\ndef f(x): return x and f(x - 1)",
-    "another cached function": "import functools\n@functools.lru_cache(3)\ndef g(x): return x\ndef f(x): return g(x)",
+    "another cached function": "import functools\n@functools.lru_cache(3)\ndef g(x): return "
+    "x\ndef f(x): return g(x)",
 }
 
 MUTABLE = {
@@ -62,15 +67,18 @@ MUTABLE = {
     "a list in a cell": "def make(n):\n  return lambda x: n\nf = make([3])",
     "a mutable default": "def f(x=[]): return x",
     "a mutable keyword default": "def f(*, x={}): return x",
-    "a list behind two functions": "N = [1]\ndef h(): return N\ndef g(): return h()\ndef f(x): return g()",
+    "a list behind two functions": "N = [1]\ndef h(): return N\ndef g(): return h()\ndef f(x): "
+    "return g()",
     "a bound self": "class C:\n  def run(self, x): return x\nf = C().run",
     "a bound list": "f = [1].append",
     "a callable object": "class C:\n  def __call__(self, x): return x\nf = C()",
     "a list in a partial": "import functools\ndef g(a, b): return a\nf = functools.partial(g, [1])",
     "a mutable attribute": "def f(x): return x\nf.seen = []",
     "a module made by hand": "import types\nm = types.ModuleType('m')\ndef f(x): return m",
-    "a list in a wrapped function": "import functools\nN = [1]\ndef g(x): return N\n@functools.wraps(g)\ndef f(x): return g(x)",
-    "a list in a cached function": "import functools\nN = [1]\n@functools.cache\ndef f(x): return N",
+    "a list in a wrapped function": "import functools\nN = [1]\ndef g(x): return "
+    "N\n@functools.wraps(g)\ndef f(x): return g(x)",
+    "a list in a cached function": "import functools\nN = [1]\n@functools.cache\ndef f(x): return "
+    "N",
     "a list behind specs": "from zmqdist.specs import *\nN = [1]\n@function\ndef f(x): return N",
 }
 
@@ -99,7 +107,10 @@ REBOUND = {
     "a global behind a function": ("N = 5\ndef g(): return N\ndef f(): return g()", "N = 6", 6),
     "a function": ("def g(): return 1\ndef f(): return g()", "def g(): return 2", 2),
     "a nonlocal counter": (
-        "def make():\n  n = 0\n  def f(): return n\n  def up():\n    nonlocal n\n    n += 1\n  return f, up\nf, up = make()",
+        (
+            "def make():\n  n = 0\n  def f(): return n\n  def up():\n    nonlocal n\n    n += 1\n  "
+            "return f, up\nf, up = make()"
+        ),
         "up()",
         1,
     ),
@@ -109,12 +120,18 @@ REBOUND = {
     "the code": ("def f(): return 1\ndef g(): return 2", "f.__code__ = g.__code__", 2),
     "a builtin that is now hidden": ("def f(): return len(())", "def len(x): return 7", 7),
     "a mutable one": ("N = 5\ndef f(): return N", "N = [6]", [6]),
-    "a partial's keywords": ("import functools\nf = functools.partial(lambda x: x, x=1)", "f.keywords['x'] = 2", 2),
+    "a partial's keywords": (
+        "import functools\nf = functools.partial(lambda x: x, x=1)",
+        "f.keywords['x'] = 2",
+        2,
+    ),
 }
 
 
 @pytest.mark.parametrize(("source", "change", "value"), REBOUND.values(), ids=list(REBOUND))
-def test_a_function_is_pickled_again_when_something_captured_was_rebound(source: str, change: str, value: Any) -> None:
+def test_a_function_is_pickled_again_when_something_captured_was_rebound(
+    source: str, change: str, value: Any
+) -> None:
     cache, names = FunctionCache(), in_main(source)
     before = lookup(cache, names["f"])[0]
     exec(change, names)
@@ -124,7 +141,9 @@ def test_a_function_is_pickled_again_when_something_captured_was_rebound(source:
     assert unpack(after)() == value
 
 
-def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counted_when_it_is_pickled() -> None:
+def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counted_when_it_is_pickled() -> (
+    None
+):
     array = np.zeros(2**14)
     cache, work = FunctionCache(), lambda: array
     assert cache.pack_constant(work) is None
@@ -160,7 +179,8 @@ def test_functions_that_capture_the_same_objects_in_other_variables_differ() -> 
         "import functools\ndef g(*a, **k): return a, k\n"
         "def make(a, b):\n  return lambda: (a(), b if b is None else b())\n"
         "f1 = make(functools.partial(g, None), None)\nf2 = make(functools.partial(g), None)\n"
-        "def h(*, x=1): return x\ndef h2(*, x): return h2.x\nh2.__code__ = h.__code__\nh2.__kwdefaults__ = None\nh2.x = 1\n"
+        "def h(*, x=1): return x\ndef h2(*, x): return h2.x\nh2.__code__ = "
+        "h.__code__\nh2.__kwdefaults__ = None\nh2.x = 1\n"
     )
     cache = FunctionCache()
     assert unpack(lookup(cache, names["f1"])[0])() == (((None,), {}), None)
@@ -169,7 +189,8 @@ def test_functions_that_capture_the_same_objects_in_other_variables_differ() -> 
 
 
 def test_importable_functions_travel_by_name_and_are_pickled_once() -> None:
-    decorated = function(time.monotonic, [TensorSpec(())])  # the name leads to another object: not by name
+    # the name leads to another object: not by name
+    decorated = function(time.monotonic, [TensorSpec(())])
     cache = FunctionCache()
     for fn in (np.linalg.norm, np.sum, len, time.sleep, functools.reduce, int):
         blob, stable = lookup(cache, fn)

@@ -18,7 +18,8 @@ from zmqdist.wire.hello import is_hello
 
 
 def fits(message: messages.Message) -> bool:
-    """Return whether all ints fit into 64 bits, as a header requires, and no time is negative or NaN."""
+    """Return whether all ints fit into 64 bits, as a header requires, and no time is negative or
+    NaN."""
     bounded = [
         getattr(message, name)
         for name, hint in get_type_hints(type(message), include_extras=True).items()
@@ -34,7 +35,8 @@ some_messages = st.one_of([st.from_type(message) for message in messages.ALL]).f
 
 
 def decoded(header: bytes) -> None:
-    """Check that these bytes give a message or a WireError, in memory that is bounded by the length of the header."""
+    """Check that these bytes give a message or a WireError, in memory that is bounded by the length
+    of the header."""
     tracemalloc.start()
     try:
         assert isinstance(headers.decode(header, "the peer"), messages.Message)
@@ -74,7 +76,23 @@ def test_a_damaged_message_gives_a_message_or_a_wire_error(
     decoded(header[:place] + put + header[place + cut :])
 
 
-SIDES = [0, 2**31, 2**63, 2**64 - 1, -1, -(2**63), 1.5, None, "", b"", [], {}, [[]], [[1]], [[1, 2, 3, 4, b""]]]
+SIDES = [
+    0,
+    2**31,
+    2**63,
+    2**64 - 1,
+    -1,
+    -(2**63),
+    1.5,
+    None,
+    "",
+    b"",
+    [],
+    {},
+    [[]],
+    [[1]],
+    [[1, 2, 3, 4, b""]],
+]
 
 
 @few

@@ -41,7 +41,9 @@ def test_a_hello_survives_a_round_trip() -> None:
 
 
 def test_a_hello_offers_memory_and_names_a_number() -> None:
-    hello = msgspec.structs.replace(our_hello("server", 5), memory=(2**22, 2**30, 2**63), nonce=2**62)
+    hello = msgspec.structs.replace(
+        our_hello("server", 5), memory=(2**22, 2**30, 2**63), nonce=2**62
+    )
     assert decode_hello(encode_hello(hello), "peer") == hello
 
 
@@ -49,18 +51,23 @@ def test_fields_of_a_newer_minor_version_are_ignored() -> None:
     header = (
         MAGIC
         + bytes([PROTOCOL[0], 99])
-        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], None, 5, "new", 8])
+        + msgspec.msgpack.encode(
+            ["client", 7, "n", "h", [3, 12], ["x"], [1, 99], None, 5, "new", 8]
+        )
     )
     hello = decode_hello(header, "peer")
     assert (hello.kind, hello.incarnation, hello.features) == ("client", 7, ("x",))
     assert hello.protocol == (PROTOCOL[0], 99)
 
 
-@pytest.mark.parametrize("rest", [b"", b"\xff", b"anything of another version", bytes(HELLO_BYTES_MAX)])
+@pytest.mark.parametrize(
+    "rest", [b"", b"\xff", b"anything of another version", bytes(HELLO_BYTES_MAX)]
+)
 def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) -> None:
     with pytest.raises(
         ProtocolMismatchError,
-        match=rf"peer speaks zmqdist protocol {PROTOCOL[0] + 1}\.7, this side {PROTOCOL[0]}\.{PROTOCOL[1]}",
+        match=rf"peer speaks zmqdist protocol {PROTOCOL[0] + 1}\.7, this side "
+        rf"{PROTOCOL[0]}\.{PROTOCOL[1]}",
     ):
         decode_hello(MAGIC + bytes([PROTOCOL[0] + 1, 7]) + rest, "peer")
 

@@ -18,7 +18,8 @@ Point = namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, 3, 2**80, 1.5, 2j, "text", b"bytes", [1, (2, {"k": 3})], {1: 2}, Point(1, 2)]
+    "value",
+    [None, True, 3, 2**80, 1.5, 2j, "text", b"bytes", [1, (2, {"k": 3})], {1: 2}, Point(1, 2)],
 )
 def test_a_value_of_the_closed_set_survives_a_round_trip(value: Any) -> None:
     assert results.unpack(results.pack(value), safe_only=True) == value
@@ -37,15 +38,18 @@ def test_another_type_is_named_with_its_place_and_the_remedy() -> None:
     with pytest.raises(errors.InvalidArgumentError) as raised:
         results.pack({"a": [1, {2}]})
     assert str(raised.value) == (
-        "the function returned a value that `results: safe` refuses: value['a'][1] is a builtins.set: only None, bool, int, float, "
-        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec are permitted; return one of these, or "
+        "the function returned a value that `results: safe` refuses: value['a'][1] is a "
+        "builtins.set: only None, bool, int, float, "
+        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec "
+        "are permitted; return one of these, or "
         "leave out `results: safe` if you trust the workers"
     )
 
 
 def test_an_array_of_objects_is_refused_in_a_sentence() -> None:
     with pytest.raises(
-        errors.InvalidArgumentError, match="value is an array that zmqdist does not send: dtype object holds Python"
+        errors.InvalidArgumentError,
+        match="value is an array that zmqdist does not send: dtype object holds Python",
     ):
         results.pack(np.array([object()]))
 
@@ -67,7 +71,8 @@ def _mark() -> int:
 def test_a_pickle_is_refused_without_being_read() -> None:
     for packed in (pickle.dumps(Evil(), 5), [pickle.dumps(Evil(), 5), bytearray(8)]):
         with pytest.raises(
-            errors.FailedPreconditionError, match="replied with a pickle, which `results: safe` refuses"
+            errors.FailedPreconditionError,
+            match="replied with a pickle, which `results: safe` refuses",
         ):
             results.unpack(packed, safe_only=True)
     error = results.unpack_error(trusted.pack_error(ValueError(1)), safe_only=True)
@@ -78,7 +83,9 @@ def test_a_pickle_is_refused_without_being_read() -> None:
 
 def test_without_the_rule_pickles_are_accepted_too() -> None:
     assert results.unpack(trusted.pack({1, 2}), safe_only=False) == {1, 2}
-    assert isinstance(results.unpack_error(trusted.pack_error(ValueError(1)), safe_only=False), ValueError)
+    assert isinstance(
+        results.unpack_error(trusted.pack_error(ValueError(1)), safe_only=False), ValueError
+    )
 
 
 class Own(Exception):

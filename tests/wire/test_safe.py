@@ -48,7 +48,7 @@ def nested(levels: int) -> Any:
     return value
 
 
-# -- round trip -----------------------------------------------------------------------------------------------------
+# -- round trip ------------------------------------------------------------------------------------
 
 
 @slow_ok
@@ -76,7 +76,10 @@ def test_a_value_at_the_edge_of_its_type_survives_a_round_trip(value: Any) -> No
 
 
 def test_large_values_travel_in_frames() -> None:
-    small, large = np.arange(INLINE_BYTES_MAX, dtype="u1"), np.arange(INLINE_BYTES_MAX + 1, dtype="u1")
+    small, large = (
+        np.arange(INLINE_BYTES_MAX, dtype="u1"),
+        np.arange(INLINE_BYTES_MAX + 1, dtype="u1"),
+    )
     value = {
         "a": [large, "x" * 2**20, small],
         "b": (b"y" * 2**20, large[::2], np.asfortranarray(large[:-1].reshape(256, 256))),
@@ -121,7 +124,9 @@ def test_received_arrays_are_private_and_writable(count: int, wrap: Any) -> None
 
 def test_bytes_like_objects_become_bytes_and_a_memmap_an_array(tmp_path: Any) -> None:
     assert travel([bytearray(b"a"), memoryview(b"abcd")[::2]]) == [b"a", b"ac"]
-    assert same(np.ones(3, "u1"), travel(np.memmap(tmp_path / "map", "u1", "w+", shape=3) + np.uint8(1)))
+    assert same(
+        np.ones(3, "u1"), travel(np.memmap(tmp_path / "map", "u1", "w+", shape=3) + np.uint8(1))
+    )
 
 
 def test_a_namedtuple_is_rebuilt_as_one_kind_that_can_be_pickled() -> None:
@@ -142,7 +147,7 @@ def test_long_lists_of_all_kinds_travel_in_the_body() -> None:
     assert travel(value) == value
 
 
-# -- what is refused at the sender ------------------------------------------------------------------------------------
+# -- what is refused at the sender -----------------------------------------------------------------
 
 
 class Colour(IntEnum):
@@ -160,7 +165,8 @@ Odd = type("Odd name", (tuple,), {"_fields": ("a",)})
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ([1, {"lock": (threading.Lock(),)}], r"value\[1\]\['lock'\]\[0\] is a _thread.lock: only None, bool"),
+        ([1, {"lock": (threading.Lock(),)}], (r"value\[1\]\['lock'\]\[0\] is a _thread.lock: only "
+                                             r"None, bool")),
         (Point(1, [object()]), r"value\.y\[0\] is a builtins\.object"),
         ({1: 2, 3: Decimal(1)}, r"value\[3\] is a decimal\.Decimal"),
         (Colour.RED, r"value is a .*Colour"),
@@ -221,13 +227,22 @@ def test_a_value_may_have_more_arrays_than_a_message_has_frames(count: int) -> N
     body, frames = safe.encode(value)
     assert len(frames) == min(count, FRAMES_MAX - 1)
     back = safe.decode(body, [bytearray(frame) for frame in frames], "peer")
-    assert all(np.array_equal(one, two) and two.flags.writeable for one, two in zip(value, back, strict=True))
+    assert all(
+        np.array_equal(one, two) and two.flags.writeable
+        for one, two in zip(value, back, strict=True)
+    )
 
 
 def test_parts_of_medium_size_do_not_count_against_the_bound_of_the_body() -> None:
     count = 2 * SAFE_BODY_BYTES_MAX // INLINE_BYTES_MAX
     value = {
-        f"{number}": (np.full(8192, number), np.ones(32, ">f8"), "x" * 60_000, b"y" * 60_000, number)
+        f"{number}": (
+            np.full(8192, number),
+            np.ones(32, ">f8"),
+            "x" * 60_000,
+            b"y" * 60_000,
+            number,
+        )
         for number in range(count)
     }
     body, frames = safe.encode(value)
@@ -246,16 +261,19 @@ def test_frozen_arrays_of_the_joined_frame_stay_frozen() -> None:
     assert same([np.arange(8192)] * 40, back)
 
 
-@pytest.mark.parametrize("value", [nested(DEPTH_MAX), {"a": nested(DEPTH_MAX - 1)}, {0: nested(DEPTH_MAX - 1)}])
+@pytest.mark.parametrize(
+    "value", [nested(DEPTH_MAX), {"a": nested(DEPTH_MAX - 1)}, {0: nested(DEPTH_MAX - 1)}]
+)
 def test_the_deepest_value_travels(value: Any) -> None:
     assert travel(value) == value
 
 
-# -- any bytes give a value or a WireError ----------------------------------------------------------------------------
+# -- any bytes give a value or a WireError ---------------------------------------------------------
 
 
 def decoded(body: bytes, frames: list[Any]) -> None:
-    """Check that these bytes give a value or a WireError, and that a small body makes a small value."""
+    """Check that these bytes give a value or a WireError, and that a small body makes a small
+    value."""
     tracemalloc.start()
     try:
         safe.decode(body, frames, "the peer")
@@ -264,7 +282,8 @@ def decoded(body: bytes, frames: list[Any]) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    # The constant is for classes of namedtuples and numpy's machinery; ten times it would be a length field that was believed.
+    # The constant is for classes of namedtuples and numpy's machinery; ten times it would be a
+    # length field that was believed.
     assert peak < 2**20 + 100 * len(body)
 
 
@@ -277,9 +296,38 @@ def test_any_bytes_give_a_value_or_a_wire_error(body: bytes, frames: list[Any]) 
     decoded(body, frames)
 
 
-SIDES = [0, 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63), True, 1.0, None]
+SIDES = [
+    0,
+    1,
+    2**31,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -1,
+    -(2**63),
+    True,
+    1.0,
+    None,
+]
 dtypes_json = st.sampled_from(
-    ["<f4", "|S0", "<U0", "|V0", "|V1", "<U999999999", "O", "bfloat16", "<f16/63", "<M8[s]", "g", 7, "<c16"]
+    [
+        "<f4",
+        "|S0",
+        "<U0",
+        "|V0",
+        "|V1",
+        "<U999999999",
+        "O",
+        "bfloat16",
+        "<f16/63",
+        "<M8[s]",
+        "g",
+        7,
+        "<c16",
+    ]
 )
 few_bytes = st.binary(max_size=16)
 shapes = st.lists(st.sampled_from(SIDES), max_size=4)
@@ -308,7 +356,13 @@ def parts(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 items = st.recursive(
-    st.none() | st.booleans() | st.sampled_from(SIDES) | dtypes_json | st.floats() | names | few_bytes,
+    st.none()
+    | st.booleans()
+    | st.sampled_from(SIDES)
+    | dtypes_json
+    | st.floats()
+    | names
+    | few_bytes,
     parts,
     max_leaves=12,
 )
@@ -316,7 +370,9 @@ items = st.recursive(
 
 @slow_ok
 @given(items, buffers)
-def test_any_tree_of_tags_and_boundary_values_gives_a_value_or_a_wire_error(item: Any, frames: list[Any]) -> None:
+def test_any_tree_of_tags_and_boundary_values_gives_a_value_or_a_wire_error(
+    item: Any, frames: list[Any]
+) -> None:
     decoded(msgspec.msgpack.encode(item), frames)
 
 
@@ -371,7 +427,11 @@ def _packed(item: Any) -> bytes:
         (_packed([4, "|O", [1], False, b"12345678"]), 0, "no such dtype"),
         (_packed([4, "<f4", [1], False, None]), 0, "a frame is missing"),
         (_packed([4, "<f4", [1], False, None]), 2, "frames are not used"),
-        (_packed([1, [4, "<f4", [1], False, None], [4, "<f4", [1], False, None]]), 1, "a frame is missing"),
+        (
+            _packed([1, [4, "<f4", [1], False, None], [4, "<f4", [1], False, None]]),
+            1,
+            "a frame is missing",
+        ),
         (_packed(1), 1, "frames are not used"),
         (_packed([6, 1, 2]), 0, "floats"),
         (_packed([8, b"\xff"]), 0, "utf-8"),
@@ -388,16 +448,26 @@ def _packed(item: Any) -> bytes:
         (_packed([9, True]), 1, "the place of bytes in the frames belongs"),
         (_packed([10, 3, "<f4", None]), 0, "TensorSpec"),
         (_packed([10, [-1], "<f4", None]), 0, "negative"),
-        (_packed([1, *([3, f"P{i}", ["x"], 1] for i in range(NAMEDTUPLE_KINDS_MAX + 1))]), 0, "kinds of namedtuple"),
+        (
+            _packed([1, *([3, f"P{i}", ["x"], 1] for i in range(NAMEDTUPLE_KINDS_MAX + 1))]),
+            0,
+            "kinds of namedtuple",
+        ),
     ],
     ids=lambda value: None,
 )
-def test_the_error_for_invalid_bytes_blames_the_peer(body: bytes, frames: int, problem: str) -> None:
-    with pytest.raises(WireError, match=f"peer the peer: not a value of the safe codec: .*{problem}"):
+def test_the_error_for_invalid_bytes_blames_the_peer(
+    body: bytes, frames: int, problem: str
+) -> None:
+    with pytest.raises(
+        WireError, match=f"peer the peer: not a value of the safe codec: .*{problem}"
+    ):
         safe.decode(body, [bytearray(b"1234")] * frames, "the peer")
 
 
-@pytest.mark.parametrize("filler", [b"\x80", b"\x90", b"\xc0", b"\xa1x", b"\x91\x01", b"\xce\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "filler", [b"\x80", b"\x90", b"\xc0", b"\xa1x", b"\x91\x01", b"\xce\xff\xff\xff\xff"]
+)
 def test_a_body_makes_at_most_a_hundred_times_its_bytes(filler: bytes) -> None:
     count = 20_000
     decoded(b"\xdd" + (count + 1).to_bytes(4, "big") + b"\x01" + filler * count, [])
@@ -420,15 +490,23 @@ def test_a_frozen_frame_becomes_a_read_only_array_and_any_other_read_only_one_is
 
 @pytest.mark.parametrize(
     "value",
-    [np.zeros((300, 400)), np.asfortranarray(np.zeros((300, 400), ">f4")), np.zeros(40_000, "<M8[s]")],
+    [
+        np.zeros((300, 400)),
+        np.asfortranarray(np.zeros((300, 400), ">f4")),
+        np.zeros(40_000, "<M8[s]"),
+    ],
     ids=["C", "Fortran", "times"],
 )
-def test_the_shape_and_dtype_of_one_array_are_known_without_its_bytes(value: np.ndarray[Any, Any]) -> None:
+def test_the_shape_and_dtype_of_one_array_are_known_without_its_bytes(
+    value: np.ndarray[Any, Any],
+) -> None:
     body, _ = safe.encode(value)
     assert safe.single_array_layout(body, "peer") == (value.dtype, value.shape, value.flags.fnc)
 
 
-@pytest.mark.parametrize("value", [None, 3, [np.zeros(100_000)], {"a": np.zeros(100_000)}, np.zeros(3), "x" * 100_000])
+@pytest.mark.parametrize(
+    "value", [None, 3, [np.zeros(100_000)], {"a": np.zeros(100_000)}, np.zeros(3), "x" * 100_000]
+)
 def test_other_values_are_not_taken_for_one_array(value: Any) -> None:
     assert safe.single_array_layout(safe.encode(value)[0], "peer") is None
 

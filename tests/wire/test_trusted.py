@@ -1,4 +1,5 @@
-"""The trusted codec. Tests that depend on `__main__` run in a child process, which has another `__main__`."""
+"""The trusted codec. Tests that depend on `__main__` run in a child process, which has another
+`__main__`."""
 
 from __future__ import annotations
 
@@ -63,13 +64,14 @@ def run_python(*arguments: str) -> None:
 
 
 def in_main(source: str) -> dict[str, Any]:
-    """Run a script as `__main__`, and return its names. No importable module has these names, as at a receiver."""
+    """Run a script as `__main__`, and return its names. No importable module has these names, as at
+    a receiver."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(source, names)
     return names
 
 
-# -- values ---------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @slow_ok
@@ -115,14 +117,18 @@ def test_a_small_packed_array_is_a_snapshot(size: int, layout: str) -> None:
         (FRAMES_MAX + 10, INLINE_BYTES_MAX + 1, FRAMES_MAX - 2),
     ],
 )
-def test_small_values_are_one_blob_and_large_arrays_are_separate_parts(count: int, bytes_each: int, parts: int) -> None:
+def test_small_values_are_one_blob_and_large_arrays_are_separate_parts(
+    count: int, bytes_each: int, parts: int
+) -> None:
     packed = pack([np.full(bytes_each, n % 251, "u1") for n in range(count)])
     assert isinstance(packed, bytes) == (count * bytes_each < INLINE_BYTES_MAX)
     if isinstance(packed, list):
         assert len(packed) == 1 + parts
     assert all(
         (array == n % 251).all()
-        for n, array in enumerate(travel([np.full(bytes_each, n % 251, "u1") for n in range(count)]))
+        for n, array in enumerate(
+            travel([np.full(bytes_each, n % 251, "u1") for n in range(count)])
+        )
     )
 
 
@@ -180,7 +186,8 @@ class Foreign:
 
 
 def test_packed_arrays_may_be_part_of_garbage_cycles() -> None:
-    """A memoryview that was exported to another object of the same cycle crashes the collector of Python 3.11."""
+    """A memoryview that was exported to another object of the same cycle crashes the collector of
+    Python 3.11."""
     for _ in range(5):
         packed = pack([np.zeros(2**16), np.zeros(2**16)])
         assert isinstance(packed, list)
@@ -209,7 +216,8 @@ def test_object_arrays_and_one_array_in_two_places_travel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((1, "a"), {}), (((1,), {}), {}), ((np.zeros(3),), {"x": 1}), ((), {"x": [1]})]
+    ("args", "kwargs"),
+    [((), {}), ((1, "a"), {}), (((1,), {}), {}), ((np.zeros(3),), {"x": 1}), ((), {"x": [1]})],
 )
 def test_a_call_comes_back_as_arguments_and_keywords(args: Any, kwargs: Any) -> None:
     packed = pack_call(args, kwargs)
@@ -225,7 +233,7 @@ def test_a_class_of_the_main_script_travels_by_value() -> None:
     run_python("-c", code)
 
 
-# -- what cannot be pickled -------------------------------------------------------------------------------------------
+# -- what cannot be pickled ------------------------------------------------------------------------
 
 
 class Holder:
@@ -269,7 +277,9 @@ def test_arguments_that_cannot_be_pickled_are_named_as_arguments() -> None:
 
 def test_a_function_that_captures_a_lock_is_named_with_it() -> None:
     names = in_main("import threading\nguard = threading.Lock()\ndef work():\n    with guard: pass")
-    with pytest.raises(InvalidArgumentError, match=r"^__main__\.work, which captures 'guard', a _thread\.lock"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"^__main__\.work, which captures 'guard', a _thread\.lock"
+    ):
         pack_function(names["work"])
 
 
@@ -280,7 +290,7 @@ def test_a_value_that_contains_itself_and_a_lock_is_refused_without_an_endless_s
         pack(cycle)
 
 
-# -- functions ------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------
 
 
 def importable(x: int) -> int:
@@ -294,9 +304,13 @@ def test_an_importable_function_travels_by_name() -> None:
 
 
 def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> None:
-    names = in_main("N = 5\ndef helper(x): return x + N\ndef work(x): return [helper(x), (lambda: x * N)()]")
+    names = in_main(
+        "N = 5\ndef helper(x): return x + N\ndef work(x): return [helper(x), (lambda: x * N)()]"
+    )
     blob = pack_function(names["work"])
-    run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == [7, 10]")
+    run_python(
+        "-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == [7, 10]"
+    )
 
 
 def test_large_arrays_that_a_function_captures_are_separate_parts_without_a_copy() -> None:
@@ -319,7 +333,9 @@ def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
     assert isinstance(blob, bytes)
     assert unpack(blob)().sum() == 3
     with pytest.raises(InvalidArgumentError, match="captures 'LOCK'"):
-        pack_function_parts(in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"])
+        pack_function_parts(
+            in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"]
+        )
 
 
 def test_a_captured_array_is_a_snapshot_and_writable_at_the_receiver() -> None:
@@ -330,7 +346,9 @@ def test_a_captured_array_is_a_snapshot_and_writable_at_the_receiver() -> None:
     assert back.flags.writeable
 
 
-def test_a_module_can_be_registered_to_travel_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_can_be_registered_to_travel_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "helpers_by_value.py").write_text("def double(x): return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
     import helpers_by_value
@@ -343,7 +361,9 @@ def test_a_module_can_be_registered_to_travel_by_value(tmp_path: Path, monkeypat
     run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == 4")
 
 
-def test_the_error_for_a_missing_module_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_module_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "only_here.py").write_text("def work(): pass\nclass Thing: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -359,10 +379,14 @@ def test_the_error_for_a_missing_module_explains_it(tmp_path: Path, monkeypatch:
             unpack(blob)
 
 
-def test_the_error_for_a_module_of_another_version_explains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_module_of_another_version_explains_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     blob = pack_function(importable)
     monkeypatch.delattr(sys.modules[__name__], "importable")
-    with pytest.raises(FailedPreconditionError, match=r"Can't get attribute 'importable'.*sender's version"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"Can't get attribute 'importable'.*sender's version"
+    ):
         unpack(blob)
 
 
@@ -380,7 +404,7 @@ def test_describe_names_all_kinds_of_callables() -> None:
     assert describe(len) == "builtins.len"
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 class Odd(Exception):
@@ -492,14 +516,17 @@ ODD_ERRORS: list[tuple[Any, str, dict[str, Any]]] = [
     (lambda: Locked(), "^locked$", {"lock": LEFT_OUT}),
     (lambda: _noted(Locked()), "^locked$", {"lock": LEFT_OUT, "__notes__": ["a note"]}),
     (lambda: _noted(_json_error(1)), r"line 1 column 1 \(char 0\)$", {"__notes__": ["a note"], "doc": "1,"}),
-    (lambda: _json_error(BIG), rf"line 1 column {2 * BIG - 1} \(char {2 * BIG - 2}\)$", {"pos": 2 * BIG - 2}),
+    (lambda: _json_error(BIG), (rf"line 1 column {2 * BIG - 1} \(char "
+                               rf"{2 * BIG - 2}\)$"), {"pos": 2 * BIG - 2}),
     (lambda: UnicodeDecodeError("utf-8", b"a" * BIG + b"\xff", BIG, BIG + 1, "bad"),
-     rf"^'utf-8' codec can't decode byte 0xff in position 16: bad \(position {BIG} of {BIG + 1}, of which only", {"start": 16}),
+     (rf"^'utf-8' codec can't decode byte 0xff in position 16: bad \(position {BIG} of {BIG + 1}, "
+     rf"of which only"), {"start": 16}),
     (lambda: UnicodeEncodeError("ascii", "\xff" * BIG, 0, BIG, "bad"), "characters in position 0-63: bad", {"end": 64}),
     (lambda: ValueError("x" * BIG), "the last of them", {}),
     (lambda: ValueError(b"x" * BIG, 3), r"a bytes of \d+ bytes was left out\)', 3\)", {}),
     (lambda: ValueError(*range(2**20)), r"1048574, 1048575\)$", {}),
-    (lambda: ValueError("v", threading.Lock()), r"^\('v', '\(a _thread.lock that cannot be pickled", {}),
+    (lambda: ValueError("v", threading.Lock()), (r"^\('v', '\(a _thread.lock that cannot be "
+                                                r"pickled"), {}),
     (lambda: RuntimeError("outer", Odd(7, "no")), r"^\('outer', Odd\('no \(7\)'\)\)$", {}),
     (lambda: Keyword(code=3), "^code 3$", {"code": 3}),
     (lambda: Slotted(4), "^$", {"code": 4}),
@@ -585,7 +612,9 @@ for _ in range(20):
     gc.collect()
 print("whole")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 

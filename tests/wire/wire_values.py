@@ -1,4 +1,5 @@
-"""Strategies for values that can travel, and an equality that compares types, NaNs and signs of zero."""
+"""Strategies for values that can travel, and an equality that compares types, NaNs and signs of
+zero."""
 
 from __future__ import annotations
 
@@ -22,9 +23,18 @@ def same(one: Any, two: Any) -> bool:
         named = type(one).__name__ == type(two).__name__ and one._fields == two._fields
         return named and all(map(same, one, two))
     if isinstance(one, np.ndarray):
-        return type(two) is np.ndarray and one.dtype == two.dtype and one.shape == two.shape and same_items(one, two)
+        return (
+            type(two) is np.ndarray
+            and one.dtype == two.dtype
+            and one.shape == two.shape
+            and same_items(one, two)
+        )
     if isinstance(one, np.generic):
-        return isinstance(two, np.generic) and one.dtype == two.dtype and same_items(np.asarray(one), np.asarray(two))
+        return (
+            isinstance(two, np.generic)
+            and one.dtype == two.dtype
+            and same_items(np.asarray(one), np.asarray(two))
+        )
     if type(one) is not type(two):
         return False
     if isinstance(one, (list, tuple)):
@@ -60,7 +70,9 @@ dtypes = st.one_of(
             np.dtype("g"),
             np.dtype(np.longcomplex if hasattr(np, "longcomplex") else np.clongdouble),
             np.dtype([("a", "i1"), ("b", [("c", ">f8", (2, 3)), ("d", "U2")])], align=True),
-            np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [8, 0], "itemsize": 20}),
+            np.dtype(
+                {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [8, 0], "itemsize": 20}
+            ),
             np.dtype([(("title", "a"), "i4")]),
             np.dtype((np.record, [("a", "i1"), ("b", ">f8")])),
             np.dtype([("a", (np.record, [("b", "i4")]))]),
@@ -91,7 +103,8 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     array = filled(draw, draw(dtypes), shape)
     array = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](array)
-    if shape == () and array.shape == (1,):  # np.ascontiguousarray adds a dimension to a scalar array
+    if shape == () and array.shape == (1,):
+        # np.ascontiguousarray adds a dimension to a scalar array
         array = array.reshape(())
     array.flags.writeable = array.flags.writeable and draw(st.booleans())
     return array
@@ -109,7 +122,9 @@ specs = st.builds(
     st.none() | st.text(max_size=5),
 )
 texts = st.text(st.characters(exclude_categories=()), max_size=8)
-integers = st.integers() | st.sampled_from([0, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1])
+integers = st.integers() | st.sampled_from(
+    [0, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1]
+)
 keys = st.recursive(
     st.none() | st.booleans() | integers | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
     | texts | st.binary(max_size=8) | st.sampled_from([np.int64(3), np.float32(0.5), np.str_("a"), np.datetime64("2024")]),

@@ -1,4 +1,5 @@
-"""Descriptions of a cluster: jobs, tasks, addresses, and the cluster file. No sockets, no processes."""
+"""Descriptions of a cluster: jobs, tasks, addresses, and the cluster file. No sockets, no
+processes."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ __dir__ = __all__.copy  # dir() and completion show no other names
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of cluster files on first use, because most programs never read a cluster file and YAML takes 20 ms to import."""
+    """Import the module of cluster files on first use, because most programs never read a cluster
+    file and YAML takes 20 ms to import."""
     if name in ("ClusterConfig", "schema"):
         from zmqdist.cluster import config
 

@@ -1,9 +1,11 @@
-"""Conversion of the plain dicts of a cluster file into sections, and the rules that the types of keys cannot express.
+"""Conversion of the plain dicts of a cluster file into sections, and the rules that the types of
+keys cannot express.
 
-The module that reads a file (config.py) knows the line of each key but not its meaning. This module knows the meaning of each key but not
-its line. It therefore names a mistake by the path of the key, from which config.py finds the line. This module raises the first mistake as
-a `Mistake`. It checks in the order in which a user would correct mistakes: unknown keys, missing keys, types and ranges. Then it checks
-addresses, ports, commands and the rules that involve several keys.
+The module that reads a file (config.py) knows the line of each key but not its meaning. This module
+knows the meaning of each key but not its line. It therefore names a mistake by the path of the key,
+from which config.py finds the line. This module raises the first mistake as a `Mistake`. It checks
+in the order in which a user would correct mistakes: unknown keys, missing keys, types and ranges.
+Then it checks addresses, ports, commands and the rules that involve several keys.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 import msgspec
 
 from zmqdist import limits
-from zmqdist.addresses import advertised_address, check_advertised, is_loopback, is_wildcard, split_address
+from zmqdist.addresses import (
+    advertised_address,
+    check_advertised,
+    is_loopback,
+    is_wildcard,
+    split_address,
+)
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster.file_sections import Job, Section, SingleJob
 from zmqdist.port_range import parse_ports
@@ -27,13 +35,15 @@ Path: TypeAlias = tuple[Any, ...]
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""The pattern of cluster names for Kubernetes. Names of Services begin with a letter. Names of pods, which may have 63 characters, begin
-with the name of the cluster, so 40 characters are left for the cluster's name.
+"""The pattern of cluster names for Kubernetes. Names of Services begin with a letter. Names of
+pods, which may have 63 characters, begin with the name of the cluster, so 40 characters are left
+for the cluster's name.
 """
 
 
 class Mistake(Exception):
-    """A mistake in the value at `path`. The caller, which knows the file, converts it into a ConfigError."""
+    """A mistake in the value at `path`. The caller, which knows the file, converts it into a
+    ConfigError."""
 
     def __init__(self, path: Path, problem: str, hint: str = "") -> None:
         super().__init__(path, problem, hint)
@@ -54,7 +64,8 @@ def dotted(path: Path) -> str:
 
 
 def displayed(value: object) -> str:
-    """Return a value as short text in one line, for an error text: its repr, or "nothing", "true", "false", "a list" or "a mapping"."""
+    """Return a value as short text in one line, for an error text: its repr, or "nothing", "true",
+    "false", "a list" or "a mapping"."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
     try:
@@ -65,7 +76,8 @@ def displayed(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """Return a phrase for the kind of a value, such as "a text", for error texts that must not repeat the value."""
+    """Return a phrase for the kind of a value, such as "a text", for error texts that must not
+    repeat the value."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -79,7 +91,8 @@ def _kind(value: object) -> str:
 
 
 def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
-    """Return the section of type `kind` that `raw` describes. This checks the names, types and ranges of keys; `problems` checks the rest.
+    """Return the section of type `kind` that `raw` describes. This checks the names, types and
+    ranges of keys; `problems` checks the rest.
 
     Args:
       path: the path of the section in the file, for a Mistake.
@@ -93,7 +106,11 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
     known = {each.name: each for each in msgspec.structs.fields(kind)}
     for key in raw:
         if key not in known:
-            raise Mistake((*path, key), "unknown job" if path == ("jobs",) else "unknown key", _nearest(key, known))
+            raise Mistake(
+                (*path, key),
+                "unknown job" if path == ("jobs",) else "unknown key",
+                _nearest(key, known),
+            )
     for name, each in known.items():
         if each.required and name not in raw:
             raise Mistake((*path, name), "required key is missing")
@@ -102,14 +119,18 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
         inner, value = _section_in(known[name].type), raw[name]
         if inner is None:
             values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
-        else:  # the value is None if all keys of the section are commented out, and the section then has its defaults
-            values[name] = build(inner, {} if value is None else value, (*path, name), text_keys=text_keys)
+        else:
+            # the value is None if all keys of the section are commented out, and the section then
+            # has its defaults
+            values[name] = build(
+                inner, {} if value is None else value, (*path, name), text_keys=text_keys
+            )
     return kind(**values)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that a key with this annotation holds a
-    plain value or a list of sections.
+    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means
+    that a key with this annotation holds a plain value or a list of sections.
     """
     if get_origin(hint) is list:
         return None
@@ -119,7 +140,8 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # never suggest `runtime`, which only a launcher writes
+    # never suggest `runtime`, which only a launcher writes
+    names = [name for name in known if name != "runtime"]
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
@@ -128,13 +150,16 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
     try:
         return msgspec.convert(value, hint, str_keys=text_keys)
     except msgspec.ValidationError:
-        extra = next(each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra)
+        extra = next(
+            each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra
+        )
     got, place = _offender(hint, value, path, text_keys, extra["secret"])
     raise Mistake(place, f"expected {extra['expected']}, got {got}")
 
 
 def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
-    """Return the wrong part of `value` as text, and its path. In a list or mapping this is the first wrong item or key, if there is one."""
+    """Return the wrong part of `value` as text, and its path. In a list or mapping this is the
+    first wrong item or key, if there is one."""
     say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
@@ -150,7 +175,8 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
 
 
 def _with_any_value(hint: Any) -> Any:
-    """Return the dict type in an annotation, but with values of any type. None means that the annotation has no dict type."""
+    """Return the dict type in an annotation, but with values of any type. None means that the
+    annotation has no dict type."""
     if get_origin(hint) is dict:
         return dict[get_args(hint)[0], Any]  # type: ignore[misc]
     return next(filter(None, map(_with_any_value, get_args(hint))), None)
@@ -189,11 +215,12 @@ class Config(Protocol):
     def runtime(self) -> Any: ...
 
 
-# -- rules between keys ----------------------------------------------------------------------------------------------
+# -- rules between keys ----------------------------------------------------------------------------
 
 
 def problems(config: Config) -> Iterator[Mistake]:
-    """Yield the mistakes that `build` does not find: wrong addresses, ports and commands, and keys that contradict each other."""
+    """Yield the mistakes that `build` does not find: wrong addresses, ports and commands, and keys
+    that contradict each other."""
     jobs = config.jobs
     if jobs.dispatcher is None and not jobs.task_jobs():
         yield Mistake(("jobs",), "no job is given", "a cluster has at least a worker")
@@ -201,7 +228,9 @@ def problems(config: Config) -> Iterator[Mistake]:
         yield from _count_and_tasks(("jobs", name), job)
         for variable in job.env:
             if not variable or "=" in variable:
-                yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
+                yield Mistake(
+                    ("jobs", name, "env", variable), "is no name for an environment variable"
+                )
     if jobs.worker is not None and jobs.worker.threads_per_slot is not None:
         for variable in VARIABLES:
             if variable in jobs.worker.env:
@@ -212,7 +241,10 @@ def problems(config: Config) -> Iterator[Mistake]:
                 )
     if jobs.worker is not None:
         yield from _bounds(config)
-    for name, single, hint in (("chief", jobs.chief, "others are workers"), ("evaluator", jobs.evaluator, "")):
+    for name, single, hint in (
+        ("chief", jobs.chief, "others are workers"),
+        ("evaluator", jobs.evaluator, ""),
+    ):
         if single is not None and len(single.indices()) > 1:
             key = "count" if single.tasks is None else "tasks"
             yield Mistake(("jobs", name, key), f"there is at most one {name}", hint)
@@ -235,28 +267,51 @@ def problems(config: Config) -> Iterator[Mistake]:
 
 
 def _bounds(config: Config) -> Iterator[Mistake]:
-    """Yield the mistakes in min, max and idle_s of the workers: keys that contradict each other, and bounds that a launcher ignores."""
+    """Yield the mistakes in min, max and idle_s of the workers: keys that contradict each other,
+    and bounds that a launcher ignores."""
     worker, path = config.jobs.worker, ("jobs", "worker")
     given = {"min": worker.min, "max": worker.max}
     absent = [name for name, value in given.items() if value is None]
     if len(absent) == 2:
         if worker.idle_s != limits.WORKER_IDLE_S:
-            yield Mistake((*path, "idle_s"), "is given without min and max", "write both, for example min: 1, max: 8")
+            yield Mistake(
+                (*path, "idle_s"),
+                "is given without min and max",
+                "write both, for example min: 1, max: 8",
+            )
         return
     if absent:
         given_one = "max" if absent == ["min"] else "min"
-        yield Mistake((*path, given_one), f"is given without {absent[0]}", "write both, for example min: 1, max: 8")
+        yield Mistake(
+            (*path, given_one),
+            f"is given without {absent[0]}",
+            "write both, for example min: 1, max: 8",
+        )
         return
     if worker.tasks is not None:
-        yield Mistake((*path, "tasks"), "lists the workers, and with min and max their number changes", "write count")
+        yield Mistake(
+            (*path, "tasks"),
+            "lists the workers, and with min and max their number changes",
+            "write count",
+        )
     elif worker.min > worker.max:
         yield Mistake((*path, "min"), f"is {worker.min}, and max is {worker.max}")
     elif worker.count is not None and not worker.min <= worker.count <= worker.max:
-        yield Mistake((*path, "count"), f"is {worker.count}, and min is {worker.min} and max {worker.max}")
+        yield Mistake(
+            (*path, "count"), f"is {worker.count}, and min is {worker.min} and max {worker.max}"
+        )
     if config.launcher == "kubernetes":
-        yield Mistake((*path, "max"), "has no effect in Kubernetes, which holds the workers", "use an autoscaler there")
+        yield Mistake(
+            (*path, "max"),
+            "has no effect in Kubernetes, which holds the workers",
+            "use an autoscaler there",
+        )
     if config.launcher == "ray":
-        yield Mistake((*path, "max"), "has no effect with Ray, where each worker is placed at the start", "write count")
+        yield Mistake(
+            (*path, "max"),
+            "has no effect with Ray, where each worker is placed at the start",
+            "write count",
+        )
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -265,7 +320,10 @@ def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
         yield Mistake(path, "has neither count nor tasks", "write for example count: 1")
     if len(job.tasks or ()) > limits.WORKERS_MAX:
-        yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
+        yield Mistake(
+            (*path, "tasks"),
+            f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed",
+        )
 
 
 def _addresses(config: Config) -> Iterator[Mistake]:
@@ -280,13 +338,20 @@ def _addresses(config: Config) -> Iterator[Mistake]:
         if not host or (is_task and is_wildcard(host)):
             yield Mistake(path, f"bad address {displayed(address)}: it names no host")
         elif is_task and not port:
-            yield Mistake(path, f"bad address {displayed(address)}: the other tasks must know the port", "or use count")
+            yield Mistake(
+                path,
+                f"bad address {displayed(address)}: the other tasks must know the port",
+                "or use count",
+            )
         elif (host, port) in first:
-            yield Mistake(path, f"address {address} is listed twice", f"first at {dotted(first[host, port])}")
+            yield Mistake(
+                path, f"address {address} is listed twice", f"first at {dotted(first[host, port])}"
+            )
         elif config.security.curve is False and not is_loopback(host):
             yield Mistake(
                 path,
-                f"address {address} is not on loopback and security.curve is false: any peer could connect",
+                f"address {address} is not on loopback and security.curve is false: any peer "
+                f"could connect",
                 "write curve: auto, or use 127.0.0.1",
             )
         first.setdefault((host, port), path)
@@ -301,10 +366,12 @@ def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
 
 
 def _on_hosts(config: Config) -> Iterator[Mistake]:
-    """Yield a mistake for each setting that does not fit a launcher that places roles on other hosts."""
+    """Yield a mistake for each setting that does not fit a launcher that places roles on other
+    hosts."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        # If the config has the section `runtime`, a launcher has written the config and has filled in the tasks itself.
+        # If the config has the section `runtime`, a launcher has written the config and has filled
+        # in the tasks itself.
         if job is not None and job.tasks is not None and config.runtime is None:
             yield Mistake(
                 ("jobs", name, "tasks"),
@@ -313,7 +380,9 @@ def _on_hosts(config: Config) -> Iterator[Mistake]:
             )
     if config.security.curve is False:
         yield Mistake(
-            ("security", "curve"), f"launcher: {config.launcher} connects hosts, which needs keys", "write curve: auto"
+            ("security", "curve"),
+            f"launcher: {config.launcher} connects hosts, which needs keys",
+            "write curve: auto",
         )
 
 
@@ -321,7 +390,11 @@ def _ssh(config: Config) -> Iterator[Mistake]:
     path = ("ssh", "hosts")
     hosts = config.ssh.hosts
     if not hosts:
-        yield Mistake(path, "launcher: ssh needs at least one host", "write for example ssh: {hosts: [node-a, node-b]}")
+        yield Mistake(
+            path,
+            "launcher: ssh needs at least one host",
+            "write for example ssh: {hosts: [node-a, node-b]}",
+        )
         return
     names = [each if isinstance(each, str) else each.host for each in hosts]
     for index, name in enumerate(names):
@@ -329,7 +402,9 @@ def _ssh(config: Config) -> Iterator[Mistake]:
             yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
     slots = [None if isinstance(each, str) else each.slots for each in hosts]
     jobs = config.jobs
-    roles = (0 if jobs.worker is None else jobs.worker.most()) + (0 if jobs.ps is None else len(jobs.ps.indices()))
+    roles = (0 if jobs.worker is None else jobs.worker.most()) + (
+        0 if jobs.ps is None else len(jobs.ps.indices())
+    )
     bounded = [each for each in slots if each is not None]
     if len(bounded) == len(slots) and sum(bounded) < roles:
         yield Mistake(
@@ -350,15 +425,26 @@ def _advertised(config: Config) -> Iterator[Mistake]:
         except ValueError as error:
             yield Mistake(path, f"bad address {displayed(job.advertise)}: {error}")
             continue
-        if name != "dispatcher" and len(job.indices()) > 1 and job.advertise == advertised_address(job.advertise, 1):
-            yield Mistake(path, f"names one port for {len(job.indices())} tasks", "write the host alone")
+        if (
+            name != "dispatcher"
+            and len(job.indices()) > 1
+            and job.advertise == advertised_address(job.advertise, 1)
+        ):
+            yield Mistake(
+                path, f"names one port for {len(job.indices())} tasks", "write the host alone"
+            )
 
 
 def _kubernetes(config: Config) -> Iterator[Mistake]:
-    """Yield a mistake for each missing setting that the manifests need, and for each setting that has no meaning in a pod."""
+    """Yield a mistake for each missing setting that the manifests need, and for each setting that
+    has no meaning in a pod."""
     section, jobs = config.kubernetes, config.jobs
     if not section.image:
-        yield Mistake(("kubernetes", "image"), "required key is missing", "an image with zmqdist and the program in it")
+        yield Mistake(
+            ("kubernetes", "image"),
+            "required key is missing",
+            "an image with zmqdist and the program in it",
+        )
     if not _KUBERNETES_NAME.fullmatch(config.name):
         yield Mistake(
             ("name",),
@@ -369,8 +455,16 @@ def _kubernetes(config: Config) -> Iterator[Mistake]:
         host, _ = split_address(jobs.dispatcher.address)
         if not is_loopback(host) and not is_wildcard(host):
             path = ("jobs", "dispatcher", "address")
-            yield Mistake(path, f"names the host {displayed(host)}, which Kubernetes chooses", "leave the address out")
-    if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
+            yield Mistake(
+                path,
+                f"names the host {displayed(host)}, which Kubernetes chooses",
+                "leave the address out",
+            )
+    if (
+        jobs.worker is not None
+        and jobs.worker.slots == "auto"
+        and section.resources.worker.cpu is None
+    ):
         yield Mistake(
             ("jobs", "worker", "slots"),
             "is auto, but the file does not say how many cores a worker's pod has",
@@ -383,7 +477,8 @@ def _ray(config: Config) -> Iterator[Mistake]:
     if "://" in config.ray.address:
         yield Mistake(
             ("ray", "address"),
-            "names a server of Ray's client, but the dispatcher must run where the workers can reach it",
+            "names a server of Ray's client, but the dispatcher must run where the workers can "
+            "reach it",
             "run launch on a node of the Ray cluster, with auto",
         )
     if worker is not None and worker.slots == "auto" and config.runtime is None:
@@ -402,7 +497,9 @@ def _command(config: Config) -> Iterator[Mistake]:
         try:
             words = split_command(program)
         except ValueError as error:
-            yield Mistake(path, f"cannot be split into words: {error}", "a list of words needs no quotes")
+            yield Mistake(
+                path, f"cannot be split into words: {error}", "a list of words needs no quotes"
+            )
             continue
         if not words or not words[0]:
             yield Mistake(path, "is empty", "write the command line, for example python train.py")

@@ -1,13 +1,17 @@
-"""Reads a cluster file, which is YAML, and returns one frozen `ClusterConfig`, or raises a ConfigError that names file, line and key.
+"""Reads a cluster file, which is YAML, and returns one frozen `ClusterConfig`, or raises a
+ConfigError that names file, line and key.
 
 Rules
-    This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to dicts, lists, text, numbers,
-    booleans and None, so a file cannot create other objects. The size of a file, its number of values and its depth are bounded. Each use
-    of an alias counts as the values that the alias stands for.
-    A program reads its config once, when it starts. The modules that get the config do not read the environment.
+    This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their
+    lines, to dicts, lists, text, numbers, booleans and None, so a file cannot create other objects.
+    The size of a file, its number of values and its depth are bounded. Each use of an alias counts
+    as the values that the alias stands for.
+    A program reads its config once, when it starts. The modules that get the config do not read the
+    environment.
 
-A launcher writes a file with its config for its child processes. The config in this file has all addresses and the section `runtime`. The
-path of the file is in the environment variable `CONFIG_ENV`. A user may set this variable to JSON in the form of TF_CONFIG instead, which
+A launcher writes a file with its config for its child processes. The config in this file has all
+addresses and the section `runtime`. The path of the file is in the environment variable
+`CONFIG_ENV`. A user may set this variable to JSON in the form of TF_CONFIG instead, which
 `zmqdist.resolvers` reads.
 """
 
@@ -28,13 +32,27 @@ from zmqdist import limits
 from zmqdist.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
-from zmqdist.cluster.file_sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
-from zmqdist.cluster.launcher_sections import KubernetesConfig, LauncherName, RayConfig, SlurmConfig, SshConfig
+from zmqdist.cluster.file_sections import (
+    Job,
+    JobsConfig,
+    RuntimeConfig,
+    Section,
+    SecurityConfig,
+    documented,
+)
+from zmqdist.cluster.launcher_sections import (
+    KubernetesConfig,
+    LauncherName,
+    RayConfig,
+    SlurmConfig,
+    SshConfig,
+)
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml builds the same nodes ten times as fast as Python
+# libyaml builds the same nodes ten times as fast as Python
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 
@@ -47,50 +65,69 @@ class ClusterConfig(Section, frozen=True):
     >>> config.jobs.worker.count
     2
 
-    `load`, `from_dict` and `from_environment` create and check a ClusterConfig. `msgspec.structs.replace` makes a changed copy without
-    checking the copy.
+    `load`, `from_dict` and `from_environment` create and check a ClusterConfig.
+    `msgspec.structs.replace` makes a changed copy without checking the copy.
     """
 
     name: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)],
         documented(
-            "Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"
+            "Name of the cluster, for logs and folders.",
+            "a name of at most 64 letters, digits, '.', '_' or '-'",
         ),
     ]
     jobs: Annotated[JobsConfig, documented("The jobs of the cluster.", "a mapping")]
     program: Annotated[
         str | list[str],
-        documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
+        documented(
+            "The program that runs on the cluster, as its chief.",
+            "a command line, or a list of words",
+        ),
     ]
-    security: Annotated[SecurityConfig, documented("Which peers may connect.", "a mapping")] = SecurityConfig()
+    security: Annotated[SecurityConfig, documented("Which peers may connect.", "a mapping")] = (
+        SecurityConfig()
+    )
     ports: Annotated[
         str | None,
         documented(
-            "The range from which processes of the cluster take free ports, for a firewall; null: any port.",
+            "The range from which processes of the cluster take free ports, for a firewall; null: "
+            "any port.",
             "a range such as 5000-5100, or null",
         ),
     ] = None
     code: Annotated[
         list[str] | None,
         documented(
-            "Paths of the code to send to hosts that do not share this file system; []: no code; null: the folder of the program's script, "
+            "Paths of the code to send to hosts that do not share this file system; []: no code; "
+            "null: the folder of the program's script, "
             "or no code with slurm or without a script.",
             "a list of paths, or null",
         ),
     ] = None
     launcher: Annotated[
         LauncherName,
-        documented("The launcher, which starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
+        documented(
+            "The launcher, which starts the jobs; --on overrides it.",
+            "local, ssh, slurm, kubernetes or ray",
+        ),
     ] = "local"
     ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
     slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()
-    kubernetes: Annotated[KubernetesConfig, documented("Settings of the manifests.", "a mapping")] = KubernetesConfig()
-    ray: Annotated[RayConfig, documented("A Ray cluster that runs already.", "a mapping")] = RayConfig()
+    kubernetes: Annotated[
+        KubernetesConfig, documented("Settings of the manifests.", "a mapping")
+    ] = KubernetesConfig()
+    ray: Annotated[RayConfig, documented("A Ray cluster that runs already.", "a mapping")] = (
+        RayConfig()
+    )
     runtime: RuntimeConfig | None = None
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], launcher: str | None = None, *, runtime_allowed: bool = False
+        cls,
+        path: str | os.PathLike[str],
+        launcher: str | None = None,
+        *,
+        runtime_allowed: bool = False,
     ) -> ClusterConfig:
         """Read and check a cluster file.
 
@@ -102,18 +139,20 @@ class ClusterConfig(Section, frozen=True):
 
         Args:
           launcher: a value that replaces the `launcher` of the file.
-          runtime_allowed: whether the file may have the section `runtime`, which a launcher writes for its roles.
+          runtime_allowed: whether the file may have the section `runtime`, which a launcher writes
+            for its roles.
 
         Raises:
-          ConfigError: the file cannot be read, is not YAML, or has a mistake. The text describes the first mistake. A host that does not
-            exist, a port in use or a missing program is not noticed here, but when the cluster starts.
+          ConfigError: the file cannot be read, is not YAML, or has a mistake. The text describes
+            the first mistake. A host that does not exist, a port in use or a missing program is not
+            noticed here, but when the cluster starts.
         """
         return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
-        """Return the config in the file that CONFIG_ENV names. `zmqdist launch` sets this variable for its processes. None means that the
-        variable is not set or is JSON.
+        """Return the config in the file that CONFIG_ENV names. `zmqdist launch` sets this variable
+        for its processes. None means that the variable is not set or is JSON.
 
         >>> zd.ClusterConfig.from_environment() is None
         True
@@ -133,7 +172,8 @@ class ClusterConfig(Section, frozen=True):
         'it'
 
         Raises:
-          ConfigError: `data` has a mistake. The text names `(dict)` in place of the file, and line 1.
+          ConfigError: `data` has a mistake. The text names `(dict)` in place of the file, and line
+            1.
         """
         try:
             return _checked(dict(data), text_keys=True)
@@ -141,8 +181,8 @@ class ClusterConfig(Section, frozen=True):
             raise _located(mistake, "(dict)", {}) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as a new dict that JSON can represent. Keys with their default values are left out. The values of `env`, which
-        may be secret, are included.
+        """Return the config as a new dict that JSON can represent. Keys with their default values
+        are left out. The values of `env`, which may be secret, are included.
 
         >>> rows = {"name": "it", "jobs": {"worker": {"count": 2}}, "program": "python it.py"}
         >>> config = zd.ClusterConfig.from_dict(rows)
@@ -153,8 +193,8 @@ class ClusterConfig(Section, frozen=True):
         return built
 
     def to_yaml(self) -> str:
-        """Return the text of a cluster file with this config. `load` returns an equal config from such a file. If the config has
-        `runtime`, call `load` with `runtime_allowed=True`.
+        """Return the text of a cluster file with this config. `load` returns an equal config from
+        such a file. If the config has `runtime`, call `load` with `runtime_allowed=True`.
 
         >>> rows = {"name": "it", "jobs": {"worker": {"count": 2}}, "program": "python it.py"}
         >>> config = zd.ClusterConfig.from_dict(rows)
@@ -171,7 +211,8 @@ class ClusterConfig(Section, frozen=True):
 
     @property
     def spec(self) -> ClusterSpec:
-        """The ClusterSpec of the jobs that have addresses. Jobs with only a count are left out, and so is a dispatcher with port 0."""
+        """The ClusterSpec of the jobs that have addresses. Jobs with only a count are left out, and
+        so is a dispatcher with port 0."""
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
@@ -180,11 +221,16 @@ class ClusterConfig(Section, frozen=True):
 
     @property
     def task_spec(self) -> ClusterSpec:
-        """The cluster of TF_CONFIG. This is `spec` without the dispatcher, because TensorFlow's strategies do not know a dispatcher."""
+        """The cluster of TF_CONFIG. This is `spec` without the dispatcher, because TensorFlow's
+        strategies do not know a dispatcher."""
         return ClusterSpec(self._addressed())
 
     def _addressed(self) -> dict[str, dict[int, str]]:
-        return {name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None}
+        return {
+            name: job.addresses()
+            for name, job in self.jobs.task_jobs().items()
+            if job.tasks is not None
+        }
 
     def tf_config(self, task_type: str, task_index: int) -> str:
         """Return the text of TF_CONFIG for one task.
@@ -208,7 +254,8 @@ class ClusterConfig(Section, frozen=True):
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-    """A YAML dumper for readable documents. It writes a text of several lines as a block, and writes no aliases."""
+    """A YAML dumper for readable documents. It writes a text of several lines as a block, and
+    writes no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -216,30 +263,38 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
 
 _Dumper.add_representer(
     str,
-    lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None),
+    lambda dumper, text: dumper.represent_scalar(
+        _TAG + "str", text, style="|" if "\n" in text else None
+    ),
 )
 
 
 def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return YAML text with one document for each mapping. The keys have the order of the mapping, and equal mappings give equal texts."""
-    text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1_000_000)
+    """Return YAML text with one document for each mapping. The keys have the order of the mapping,
+    and equal mappings give equal texts."""
+    text: str = yaml.dump_all(
+        documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1_000_000
+    )
     return text
 
 
 def schema() -> dict[str, Any]:
-    """Return a JSON Schema of the cluster file, for editors. The schema accepts the keys, types and ranges that `load` accepts.
+    """Return a JSON Schema of the cluster file, for editors. The schema accepts the keys, types and
+    ranges that `load` accepts.
 
     >>> zd.cluster.schema()["$schema"]
     'https://json-schema.org/draft/2020-12/schema'
 
-    Only `load` checks addresses, and the rules that involve several keys, such as the rule that no address is listed twice.
+    Only `load` checks addresses, and the rules that involve several keys, such as the rule that no
+    address is listed twice.
     """
     made = msgspec.json.schema(ClusterConfig)
     defs = made["$defs"]
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
     for each in (key for section in defs.values() for key in section["properties"].values()):
-        if "$ref" in each:  # the value of the key is a section, and null means the defaults of the section
+        if "$ref" in each:
+            # the value of the key is a section, and null means the defaults of the section
             each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
@@ -255,7 +310,8 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-# `required` accepts a key whose value is null. `type` refuses null here, because a cluster file with `count: null` has no count.
+# `required` accepts a key whose value is null. `type` refuses null here, because a cluster file
+# with `count: null` has no count.
 _COUNT_OR_TASKS = [
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
@@ -264,7 +320,7 @@ _COUNT_OR_TASKS = [
 _NEITHER = {"properties": {"count": {"type": "null"}, "tasks": {"type": "null"}}}
 
 
-# -- from a file to sections ------------------------------------------------------------------------------------------
+# -- from a file to sections -----------------------------------------------------------------------
 
 
 def _load(path: str, *, runtime_allowed: bool, launcher: str | None = None) -> ClusterConfig:
@@ -292,13 +348,15 @@ def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:
 
 
 def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError:
-    """Return the ConfigError for a mistake. A missing key has no line, so the error names the line of the nearest key above it in the
-    path.
+    """Return the ConfigError for a mistake. A missing key has no line, so the error names the line
+    of the nearest key above it in the path.
     """
     place = mistake.path
     while place and place not in lines:
         place = place[:-1]
-    return ConfigError(path, lines.get(place, 1), dotted(mistake.path), mistake.problem, mistake.hint)
+    return ConfigError(
+        path, lines.get(place, 1), dotted(mistake.path), mistake.problem, mistake.hint
+    )
 
 
 def _read(path: str) -> str:
@@ -307,22 +365,29 @@ def _read(path: str) -> str:
     except OSError as error:
         raise ConfigError(path, 1, "(file)", f"cannot be read: {error.strerror}") from None
     if len(data) > limits.CONFIG_BYTES_MAX:
-        raise ConfigError(path, 1, "(file)", f"is larger than {limits.CONFIG_BYTES_MAX} bytes: not a cluster file")
+        raise ConfigError(
+            path, 1, "(file)", f"is larger than {limits.CONFIG_BYTES_MAX} bytes: not a cluster file"
+        )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigError(path, line, "(file)", f"is not UTF-8: byte 0x{data[error.start]:02x}") from None
+        raise ConfigError(
+            path, line, "(file)", f"is not UTF-8: byte 0x{data[error.start]:02x}"
+        ) from None
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """Return the node tree of a YAML text. This first checks the depth on the flat sequence of YAML's events, because composing the tree is
-    recursive, also in libyaml, so a deep text could overflow the stack.
+    """Return the node tree of a YAML text. This first checks the depth on the flat sequence of
+    YAML's events, because composing the tree is recursive, also in libyaml, so a deep text could
+    overflow the stack.
     """
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if depth > limits.DEPTH_MAX:
                 line = event.start_mark.line + 1 if event.start_mark is not None else 1
                 raise ConfigError(path, line, "(file)", _TOO_DEEP)
@@ -333,13 +398,19 @@ def _compose(text: str, path: str) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, text, path) from None
     if root is None:
-        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema prints the keys of a cluster file")
+        raise ConfigError(
+            path,
+            1,
+            "(file)",
+            "is empty",
+            "zmqdist validate --schema prints the keys of a cluster file",
+        )
     return root
 
 
 def _position(error: yaml.reader.ReaderError, text: str) -> int:
-    """Return the index of the bad character in `text`. libyaml and PyYAML report positions in different units, but both report the
-    character, so this function searches for it.
+    """Return the index of the bad character in `text`. libyaml and PyYAML report positions in
+    different units, but both report the character, so this function searches for it.
     """
     found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
     return found if found >= 0 else int(error.position)
@@ -351,8 +422,11 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     rows = text.splitlines()
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
-        return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    # libyaml reads ahead, so it may reach its own limit of nesting before `_compose` has counted DEPTH_MAX levels.
+        return ConfigError(
+            path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces"
+        )
+    # libyaml reads ahead, so it may reach its own limit of nesting before `_compose` has counted
+    # DEPTH_MAX levels.
     if "nesting depth" in str(error.problem):
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
@@ -366,16 +440,20 @@ class _Nodes:
         self._count = 0
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """Return the value of a node as a dict, list, str, int, float, bool or None. Raises Mistake if a rule of the module's docstring is
-        broken.
+        """Return the value of a node as a dict, list, str, int, float, bool or None. Raises Mistake
+        if a rule of the module's docstring is broken.
         """
         self.lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
         if len(path) > limits.DEPTH_MAX:
-            raise Mistake(path[:1], f"has an alias that makes it more than {limits.DEPTH_MAX} levels deep")
+            raise Mistake(
+                path[:1], f"has an alias that makes it more than {limits.DEPTH_MAX} levels deep"
+            )
         if self._count > limits.CONFIG_NODES_MAX:
             raise Mistake(
-                path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values when its aliases are expanded"
+                path[:1],
+                f"makes the file larger than {limits.CONFIG_NODES_MAX} values when its aliases "
+                f"are expanded",
             )
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node, path)
@@ -409,7 +487,8 @@ _PLAIN = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
 }
-# YAML tags 2026-01-01 as a timestamp. It stays text here, because no key of a cluster file is a date.
+# YAML tags 2026-01-01 as a timestamp. It stays text here, because no key of a cluster file is a
+# date.
 _TEXTS = ("str", "timestamp", "value", "merge")
 
 

@@ -1,7 +1,9 @@
-"""ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: TensorFlow's protocol buffers of these names, as plain dataclasses.
+"""ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: TensorFlow's protocol buffers of these
+names, as plain dataclasses.
 
-The objects are mutable, as in TensorFlow, and `==` compares their contents. They serialize to JSON with sorted keys, so that equal contents
-give equal bytes, and any tool can read the bytes. These classes check only types. `ClusterSpec` checks names and indices.
+The objects are mutable, as in TensorFlow, and `==` compares their contents. They serialize to JSON
+with sorted keys, so that equal contents give equal bytes, and any tool can read the bytes. These
+classes check only types. `ClusterSpec` checks names and indices.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _D = TypeVar("_D", bound="_Def")
 
 
 class _Def:
-    """The base class of the dataclasses below, with methods that copy an object and convert it to and from dicts and bytes."""
+    """The base class of the dataclasses below, with methods that copy an object and convert it to
+    and from dicts and bytes."""
 
     def __post_init__(self) -> None:
         """Raises ArgumentTypeError if a field has a wrong type."""
@@ -37,7 +40,8 @@ class _Def:
         return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON and YAML can represent. The indices of tasks are text in this dict.
+        """Return a new dict that JSON and YAML can represent. The indices of tasks are text in this
+        dict.
 
         >>> zd.tf.JobDef(name="worker").to_dict()["name"]
         'worker'
@@ -47,8 +51,8 @@ class _Def:
 
     @classmethod
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
-        """Return the object that a dict describes, in the form of `to_dict`. Absent keys get their defaults. The object shares no list or
-        dict with `data`.
+        """Return the object that a dict describes, in the form of `to_dict`. Absent keys get their
+        defaults. The object shares no list or dict with `data`.
 
         >>> zd.tf.JobDef.from_dict({"name": "worker"}).name
         'worker'
@@ -75,7 +79,8 @@ class _Def:
         return msgspec.json.encode(self.to_dict(), order="deterministic")
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Replace the contents of this object by those in `serialized`, which `SerializeToString` has returned.
+        """Replace the contents of this object by those in `serialized`, which `SerializeToString`
+        has returned.
 
         >>> job = zd.tf.JobDef()
         >>> _ = job.ParseFromString(zd.tf.JobDef(name="ps").SerializeToString())
@@ -86,7 +91,8 @@ class _Def:
           The number of bytes of `serialized`, as the method of protocol buffers does.
 
         Raises:
-          ValueError: `serialized` does not describe an object of this class. This object is then unchanged.
+          ValueError: `serialized` does not describe an object of this class. This object is then
+            unchanged.
         """
         try:
             parsed = type(self).from_dict(msgspec.json.decode(serialized))
@@ -98,7 +104,8 @@ class _Def:
 
 
 def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for a key of `data` that `kept` lacks, because it is probably a typing mistake. msgspec ignores such keys."""
+    """Raise ValueError for a key of `data` that `kept` lacks, because it is probably a typing
+    mistake. msgspec ignores such keys."""
     if isinstance(data, Mapping) and isinstance(kept, dict):
         for key, value in data.items():
             if str(key) not in kept:
@@ -111,7 +118,8 @@ def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
 
 @dataclass
 class JobDef(_Def):
-    """The name of a job, and the addresses of its tasks by index. A sparse job has no address at some indices.
+    """The name of a job, and the addresses of its tasks by index. A sparse job has no address at
+    some indices.
 
     >>> zd.tf.JobDef(name="worker", tasks={0: "host1:5000"}).tasks[0]
     'host1:5000'
@@ -142,13 +150,15 @@ class ClusterDeviceFilters(_Def):
     >>> filters.is_visible("worker", 0, "/job:worker/task:1")
     False
 
-    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and each task that matches at least
-    one filter. A task without filters sees all tasks.
+    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees
+    itself and each task that matches at least one filter. A task without filters sees all tasks.
     """
 
     jobs: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
-    def set_device_filters(self, job_name: str, task_index: int, device_filters: Iterable[str]) -> None:
+    def set_device_filters(
+        self, job_name: str, task_index: int, device_filters: Iterable[str]
+    ) -> None:
         """Replace the filters of one task.
 
         >>> filters = zd.tf.ClusterDeviceFilters()
@@ -213,7 +223,8 @@ class ServerDef(_Def):
     replica: int = 0
 
     def own_address(self) -> str:
-        """Return the address of this task in the cluster, without checking the address. If `port` is not 0, it replaces the port.
+        """Return the address of this task in the cluster, without checking the address. If `port`
+        is not 0, it replaces the port.
 
         >>> cluster_def = zd.ClusterSpec({"worker": ["host1:5000"]}).as_cluster_def()
         >>> zd.tf.ServerDef(cluster=cluster_def, job_name="worker").own_address()
@@ -225,7 +236,9 @@ class ServerDef(_Def):
         for job in self.cluster.job:
             if job.name == self.job_name and self.task_index in job.tasks:
                 return _with_port(job.tasks[self.task_index], self.port)
-        raise InvalidArgumentError(f"task {self.task_index} of job {self.job_name!r} was not defined in cluster")
+        raise InvalidArgumentError(
+            f"task {self.task_index} of job {self.job_name!r} was not defined in cluster"
+        )
 
 
 def _with_port(address: str, port: int) -> str:

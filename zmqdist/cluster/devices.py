@@ -1,7 +1,8 @@
-"""Names of devices as TensorFlow writes them: `/job:worker/replica:0/task:1/device:CPU:0`, complete or partial.
+"""Names of devices as TensorFlow writes them: `/job:worker/replica:0/task:1/device:CPU:0`, complete
+or partial.
 
-A task has only one device, its CPU, so the name of a device also names a task. Convert names to their canonical form before you compare
-them.
+A task has only one device, its CPU, so the name of a device also names a task. Convert names to
+their canonical form before you compare them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Device:
 
     @classmethod
     def parse(cls, name: str) -> Device:
-        """Return the Device of a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`. The type of the device is converted to capitals.
+        """Return the Device of a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`. The type
+        of the device is converted to capitals.
 
         Raises:
           ValueError: the text is not the name of a device, or a part occurs twice in it.
@@ -36,14 +38,21 @@ class Device:
         position = 0
         while position < len(name):
             part = _PART.match(name, position)
-            fields = {} if part is None else {key: text for key, text in part.groupdict().items() if text is not None}
+            fields = (
+                {}
+                if part is None
+                else {key: text for key, text in part.groupdict().items() if text is not None}
+            )
             if part is None or not found.keys().isdisjoint(fields):
                 break
-            found.update({key: int(text) if text.isdecimal() else text for key, text in fields.items()})
+            found.update(
+                {key: int(text) if text.isdecimal() else text for key, text in fields.items()}
+            )
             position = part.end()
         if position < len(name) or not found:
             raise ValueError(
-                f"{name!r} is not the name of a device: wanted /job:NAME/replica:0/task:N/device:CPU:0, or parts of it"
+                f"{name!r} is not the name of a device: wanted "
+                f"/job:NAME/replica:0/task:N/device:CPU:0, or parts of it"
             )
         made = cls(**found)  # type: ignore[arg-type]
         return made if made.type is None else replace(made, type=made.type.upper())
@@ -64,7 +73,8 @@ class Device:
 
 
 def canonical_device(name: str) -> str:
-    """Return the canonical form of a device's name, which is equal for all names of a device. Raises ValueError as `Device.parse` does."""
+    """Return the canonical form of a device's name, which is equal for all names of a device.
+    Raises ValueError as `Device.parse` does."""
     return str(Device.parse(name).canonical())
 
 

@@ -1,8 +1,10 @@
 """The sections of a cluster file, as frozen structs.
 
-The type annotation of a key has three parts: the type with the allowed range, the description, which editors show with the help of the JSON
-Schema, and a phrase for the allowed values, which error texts contain. Rules that involve several keys are in `check.py`. Paths of folders
-and files are relative to the working directory of the command. Null in place of a folder means that there is no folder.
+The type annotation of a key has three parts: the type with the allowed range, the description,
+which editors show with the help of the JSON Schema, and a phrase for the allowed values, which
+error texts contain. Rules that involve several keys are in `check.py`. Paths of folders and files
+are relative to the working directory of the command. Null in place of a folder means that there is
+no folder.
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ from zmqdist.addresses import advertised_address
 _SECONDS_MAX = 1e9  # thirty years: a larger number is surely a mistake
 
 
-def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """Return the metadata of a key: its description, and the phrase for the allowed values (`expected`) for error texts. An error text does
-    not repeat the value of a key that is `secret`.
+def documented(
+    description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None
+) -> Meta:
+    """Return the metadata of a key: its description, and the phrase for the allowed values
+    (`expected`) for error texts. An error text does not repeat the value of a key that is `secret`.
     """
-    return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
+    return Meta(
+        description=description,
+        extra={"expected": expected, "secret": secret},
+        extra_json_schema=schema,
+    )
 
 
 Seconds = Annotated[float, Meta(gt=0, le=_SECONDS_MAX)]
@@ -35,14 +43,17 @@ HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Address = Annotated[str, Meta(extra_json_schema={"pattern": ":[0-9]+$"})]
 SparseTasks = Annotated[
-    dict[Index, Address], Meta(min_length=1, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
+    dict[Index, Address],
+    Meta(min_length=1, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
 ]
 DenseTasks = Annotated[list[Address], Meta(min_length=1)]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The base class of all sections. A section is immutable, takes only keyword arguments, refuses unknown keys, and is written without
-    keys that have their default values.
+class Section(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """The base class of all sections. A section is immutable, takes only keyword arguments, refuses
+    unknown keys, and is written without keys that have their default values.
     """
 
 
@@ -66,36 +77,46 @@ class DispatcherJob(Section, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "The address at which other processes reach the dispatcher, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach the dispatcher, for example behind NAT; "
+            "null: the address that it binds.",
             "host or host:port, or null",
         ),
     ] = None
     work_dir: Annotated[
         str | None,
         documented(
-            "Folder of the keyring, the datasets and the journal; null: in memory.", "the path of a folder, or null"
+            "Folder of the keyring, the datasets and the journal; null: in memory.",
+            "the path of a folder, or null",
         ),
     ] = None
     fault_tolerant_mode: Annotated[
         bool,
         documented(
-            "Keep a journal in work_dir, so that jobs of the data service go on after a restart.", "true or false"
+            "Keep a journal in work_dir, so that jobs of the data service go on after a restart.",
+            "true or false",
         ),
     ] = False
     job_gc_timeout_ms: Annotated[
         int | None,
         documented(
-            "Milliseconds after which a job of the data service without readers is dropped, unless its sharding is DYNAMIC; -1: never.",
+            "Milliseconds after which a job of the data service without readers is dropped, "
+            "unless its sharding is DYNAMIC; -1: never.",
             "a whole number",
         ),
     ] = None
     worker_timeout_ms: Annotated[
         int | None,
-        documented("Milliseconds after which the data service gives up a worker that is away.", "a whole number"),
+        documented(
+            "Milliseconds after which the data service gives up a worker that is away.",
+            "a whole number",
+        ),
     ] = None
     client_timeout_ms: Annotated[
         int | None,
-        documented("Milliseconds after which the data service drops a reader that is silent.", "a whole number"),
+        documented(
+            "Milliseconds after which the data service drops a reader that is silent.",
+            "a whole number",
+        ),
     ] = None
     worker_addresses: Annotated[
         list[str] | None,
@@ -107,27 +128,36 @@ class DispatcherJob(Section, frozen=True):
     lease_s: Annotated[
         Seconds,
         documented(
-            "Length of a lease; a worker without contact ends its functions after at most half of it.",
+            "Length of a lease; a worker without contact ends its functions after at most half of "
+            "it.",
             "a number of seconds above 0",
         ),
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,
         documented(
-            "Seconds that a worker has to reconnect after its connection has ended.", "a number of seconds above 0"
+            "Seconds that a worker has to reconnect after its connection has ended.",
+            "a number of seconds above 0",
         ),
     ] = limits.RECONNECT_GRACE_S
     attempts_max: Annotated[
         Amount,
-        documented("Attempts of a work item that may end with the crash of their process.", "a whole number above 0"),
+        documented(
+            "Attempts of a work item that may end with the crash of their process.",
+            "a whole number above 0",
+        ),
     ] = limits.ATTEMPTS_MAX
     queue_max: Annotated[
-        Amount, documented("Work items of one coordinator that may wait for a worker.", "a whole number above 0")
+        Amount,
+        documented(
+            "Work items of one coordinator that may wait for a worker.", "a whole number above 0"
+        ),
     ] = limits.QUEUE_MAX
     queue_bytes_max: Annotated[
         Bytes | None,
         documented(
-            "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its host's memory.",
+            "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter "
+            "of its host's memory.",
             "a whole number of bytes above 0, or null",
         ),
     ] = None
@@ -139,7 +169,9 @@ class DispatcherJob(Section, frozen=True):
         'journal'
         """
         elsewhere = ("address", "queue_max", "queue_bytes_max")
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
+        return {
+            name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere
+        }
 
 
 class Job(Section, frozen=True):
@@ -154,19 +186,25 @@ class Job(Section, frozen=True):
     count: Annotated[
         TaskCount | None,
         documented(
-            "Number of tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"
+            "Number of tasks; the launcher finds their addresses.",
+            f"a whole number, 1 to {limits.WORKERS_MAX}",
         ),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
         documented(
-            "The address of each task: a list, or a mapping of index to address if indices have gaps.",
+            "The address of each task: a list, or a mapping of index to address if indices have "
+            "gaps.",
             "a list of host:port, or a mapping of index to host:port",
         ),
     ] = None
     env: Annotated[
         dict[str, str],
-        documented("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
+        documented(
+            "Environment variables for each task.",
+            "a mapping of names to texts in quotes",
+            secret=True,
+        ),
     ] = {}
 
     def addresses(self) -> dict[int, str]:
@@ -205,7 +243,8 @@ class SingleJob(Job, frozen=True):
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to them.
+    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to
+    them.
 
     >>> zd.cluster.EvaluatorJob(program="python evaluate.py").indices()
     [0]
@@ -214,7 +253,8 @@ class EvaluatorJob(SingleJob, frozen=True):
     program: Annotated[
         str | list[str] | None,
         documented(
-            "The evaluator's program; null: the program of the cluster.", "a command line, or a list of words, or null"
+            "The evaluator's program; null: the program of the cluster.",
+            "a command line, or a list of words, or null",
         ),
     ] = None
 
@@ -230,7 +270,8 @@ class ServingJob(Job, frozen=True):
         int,
         Meta(ge=0, le=2**31 - 1),
         documented(
-            "How often a task that crashed is restarted; 0: never; the count begins again when the task has run for ten minutes.",
+            "How often a task that crashed is restarted; 0: never; the count begins again when "
+            "the task has run for ten minutes.",
             "a whole number, 0 or more",
         ),
     ] = limits.RESTARTS
@@ -238,7 +279,8 @@ class ServingJob(Job, frozen=True):
     host: Annotated[
         HostName | None,
         documented(
-            "The address or the interface (eth1) that each task binds; null: the host in `tasks`, or else the interface that leads to the "
+            "The address or the interface (eth1) that each task binds; null: the host in `tasks`, "
+            "or else the interface that leads to the "
             "dispatcher.",
             "an address, the name of a host or of an interface, or null",
         ),
@@ -246,14 +288,16 @@ class ServingJob(Job, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "The address at which other processes reach a task that has none in `tasks`, for example behind NAT; null: the address that it "
+            "The address at which other processes reach a task that has none in `tasks`, for "
+            "example behind NAT; null: the address that it "
             "binds.",
             "host or host:port, or null",
         ),
     ] = None
 
     def advertised_at(self, index: int) -> str | None:
-        """Return the address at which other processes reach a task. None means the address that the task binds.
+        """Return the address at which other processes reach a task. None means the address that the
+        task binds.
 
         >>> zd.cluster.ServingJob(count=1).advertised_at(0) is None
         True
@@ -276,7 +320,8 @@ class WorkerJob(ServingJob, frozen=True):
     min: Annotated[
         TaskCount | None,
         documented(
-            "The fewest workers, given together with max: idle workers leave; null: the number changes only by request.",
+            "The fewest workers, given together with max: idle workers leave; null: the number "
+            "changes only by request.",
             f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
         ),
     ] = None
@@ -290,38 +335,46 @@ class WorkerJob(ServingJob, frozen=True):
     idle_s: Annotated[
         Seconds,
         documented(
-            "Seconds after which a worker without work, kept values, data tasks and snapshot streams leaves; only with min and max.",
+            "Seconds after which a worker without work, kept values, data tasks and snapshot "
+            "streams leaves; only with min and max.",
             "a number of seconds above 0",
         ),
     ] = limits.WORKER_IDLE_S
     slots: Annotated[
         SlotCount | Literal["auto"],
         documented(
-            "Functions that run at the same time in each worker; auto: one for each core of the worker's host.",
+            "Functions that run at the same time in each worker; auto: one for each core of the "
+            "worker's host.",
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
     threads_per_slot: Annotated[
         Amount | None,
         documented(
-            "Threads of BLAS and OpenMP in each slot; null: as OMP_NUM_THREADS or a similar variable says, or else the cores of the host, "
+            "Threads of BLAS and OpenMP in each slot; null: as OMP_NUM_THREADS or a similar "
+            "variable says, or else the cores of the host, "
             "divided among the slots of that host.",
             "a whole number above 0, or null",
         ),
     ] = None
     orphan_limit_s: Annotated[
         Seconds,
-        documented("Seconds without a dispatcher after which a worker stops.", "a number of seconds above 0"),
+        documented(
+            "Seconds without a dispatcher after which a worker stops.",
+            "a number of seconds above 0",
+        ),
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
         documented(
-            "Seconds that a cancelled function has to end before it is killed.", "a number of seconds, 0 or more"
+            "Seconds that a cancelled function has to end before it is killed.",
+            "a number of seconds, 0 or more",
         ),
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return the most workers that the launcher starts unless a user scales the cluster: `max`, or else the number in the file.
+        """Return the most workers that the launcher starts unless a user scales the cluster: `max`,
+        or else the number in the file.
 
         >>> zd.cluster.WorkerJob(count=2, max=8).most()
         8
@@ -329,7 +382,8 @@ class WorkerJob(ServingJob, frozen=True):
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
-        """Return the number of slots of a worker on this host. `auto` means the number of cores that this process may use.
+        """Return the number of slots of a worker on this host. `auto` means the number of cores
+        that this process may use.
 
         >>> zd.cluster.WorkerJob(count=2, slots=4).slots_here()
         4
@@ -340,7 +394,8 @@ class WorkerJob(ServingJob, frozen=True):
 
 
 class JobsConfig(Section, frozen=True):
-    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator whose value is null has its default settings.
+    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator whose value is null
+    has its default settings.
 
     >>> zd.cluster.JobsConfig(worker=zd.cluster.WorkerJob(count=2)).worker.count
     2
@@ -349,26 +404,37 @@ class JobsConfig(Section, frozen=True):
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[
         WorkerJob | None,
-        documented("Processes that run functions; without this job launch starts one worker.", "a mapping"),
+        documented(
+            "Processes that run functions; without this job launch starts one worker.", "a mapping"
+        ),
     ] = None
     ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
-    chief: Annotated[SingleJob | None, documented("The task of the program; at most one.", "a mapping")] = None
-    evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
-        None
-    )
+    chief: Annotated[
+        SingleJob | None, documented("The task of the program; at most one.", "a mapping")
+    ] = None
+    evaluator: Annotated[
+        EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")
+    ] = None
 
     def task_jobs(self) -> dict[str, Job]:
-        """Return the jobs of this file that have tasks, by name. These are all jobs except the dispatcher.
+        """Return the jobs of this file that have tasks, by name. These are all jobs except the
+        dispatcher.
 
         >>> list(zd.cluster.JobsConfig(worker=zd.cluster.WorkerJob(count=2)).task_jobs())
         ['worker']
         """
-        every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
+        every = {
+            "worker": self.worker,
+            "ps": self.ps,
+            "chief": self.chief,
+            "evaluator": self.evaluator,
+        }
         return {name: job for name, job in every.items() if job is not None}
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect (peers with a token, on loopback only, or peers with CURVE keys), and which results are accepted.
+    """Which peers may connect (peers with a token, on loopback only, or peers with CURVE keys), and
+    which results are accepted.
 
     >>> zd.cluster.SecurityConfig(keys="keys").keys
     'keys'
@@ -377,7 +443,8 @@ class SecurityConfig(Section, frozen=True):
     curve: Annotated[
         bool | Literal["auto"],
         documented(
-            "CURVE keys: auto uses them if the dispatcher is not on loopback or the launcher uses other hosts; with `keys` they are always "
+            "CURVE keys: auto uses them if the dispatcher is not on loopback or the launcher uses "
+            "other hosts; with `keys` they are always "
             "used.",
             "auto, true or false",
         ),
@@ -385,21 +452,24 @@ class SecurityConfig(Section, frozen=True):
     keys: Annotated[
         str | None,
         documented(
-            "Folder made by zmqdist keygen; null: launch makes keys of its own if `curve` wants keys, except for kubernetes.",
+            "Folder made by zmqdist keygen; null: launch makes keys of its own if `curve` wants "
+            "keys, except for kubernetes.",
             "the path of a folder, or null",
         ),
     ] = None
     results: Annotated[
         Literal["any", "safe"],
         documented(
-            "Which types functions may return. any: every type, because results are unpickled; safe: a closed set of types.",
+            "Which types functions may return. any: every type, because results are unpickled; "
+            "safe: a closed set of types.",
             "any or safe",
         ),
     ] = "any"
 
 
 class RuntimeConfig(Section, frozen=True):
-    """Values that are known only when the cluster runs. The launcher writes them for its child processes.
+    """Values that are known only when the cluster runs. The launcher writes them for its child
+    processes.
 
     Attributes:
       dispatcher: the target of the dispatcher, `zmq://host:port`.
@@ -407,9 +477,9 @@ class RuntimeConfig(Section, frozen=True):
     """
 
     dispatcher: Annotated[str, documented("Target of the running dispatcher.", "zmq://host:port")]
-    token_file: Annotated[str | None, documented("File with the cluster's token.", "the path of a file, or null")] = (
-        None
-    )
-    keys_dir: Annotated[str | None, documented("Folder with the cluster's keys.", "the path of a folder, or null")] = (
-        None
-    )
+    token_file: Annotated[
+        str | None, documented("File with the cluster's token.", "the path of a file, or null")
+    ] = None
+    keys_dir: Annotated[
+        str | None, documented("Folder with the cluster's keys.", "the path of a folder, or null")
+    ] = None

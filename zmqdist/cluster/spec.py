@@ -1,9 +1,10 @@
 """ClusterSpec: the jobs of a cluster, and the addresses of their tasks.
 
 Rules
-    A job is dense (a list of addresses) or sparse (a dict of index to address). A ClusterSpec stores dense and sparse jobs as dicts.
-    The constructor copies its argument, and a ClusterSpec never changes. Only `validate` checks addresses, because a spec may be built
-    before its ports are known.
+    A job is dense (a list of addresses) or sparse (a dict of index to address). A ClusterSpec
+    stores dense and sparse jobs as dicts. The constructor copies its argument, and a ClusterSpec
+    never changes. Only `validate` checks addresses, because a spec may be built before its ports
+    are known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from zmqdist.field_types import checked
 _INT32 = 2**31
 
 Tasks: TypeAlias = "list[str] | dict[int, str]"
-"""The tasks of one job as `as_dict` returns them: the list of a dense job, or the dict of a sparse job."""
+"""The tasks of one job as `as_dict` returns them: the list of a dense job, or the dict of a sparse
+job."""
 
 
 @checked
@@ -30,13 +32,15 @@ class ClusterSpec:
     ['worker', 'ps']
 
     Args:
-      cluster: a ClusterDef, another ClusterSpec, or a dict. The keys of the dict are names of jobs, and each value is a list or tuple of
-        addresses or a dict {index: address}. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
+      cluster: a ClusterDef, another ClusterSpec, or a dict. The keys of the dict are names of jobs,
+        and each value is a list or tuple of addresses or a dict {index: address}. Names and
+        addresses may be bytes (UTF-8). Indices are converted by `int()`.
 
     Raises:
-      TypeError: `cluster`, or a name, address or list of tasks in it, has a wrong type. The text names the job.
-      ValueError: a job is listed twice, or an index is not a number, negative, above int32 or listed twice. Addresses are not checked: call
-        `validate`.
+      TypeError: `cluster`, or a name, address or list of tasks in it, has a wrong type. The text
+        names the job.
+      ValueError: a job is listed twice, or an index is not a number, negative, above int32 or
+        listed twice. Addresses are not checked: call `validate`.
     """
 
     __hash__ = None  # type: ignore[assignment]  # a ClusterSpec may equal a dict, which is unhashable, so it must be unhashable, too
@@ -48,11 +52,14 @@ class ClusterSpec:
             if job in self._jobs:
                 raise ValueError(f"job {job!r} is listed twice")
             self._jobs[job] = _tasks(job, tasks)
-        self._def = ClusterDef([JobDef(job, dict(sorted(self._jobs[job].items()))) for job in sorted(self._jobs)])
+        self._def = ClusterDef(
+            [JobDef(job, dict(sorted(self._jobs[job].items()))) for job in sorted(self._jobs)]
+        )
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs, in the order of the dict. They are sorted if the spec was built from a ClusterDef or ClusterSpec."""
+        """The names of the jobs, in the order of the dict. They are sorted if the spec was built
+        from a ClusterDef or ClusterSpec."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
@@ -72,7 +79,8 @@ class ClusterSpec:
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: Any) -> str:
-        """Return the address of one task. Raises ValueError if the job or the index is unknown. The index must be an int.
+        """Return the address of one task. Raises ValueError if the job or the index is unknown. The
+        index must be an int.
 
         >>> zd.ClusterSpec({"worker": ["host1:5000", "host2:5000"]}).task_address("worker", 1)
         'host2:5000'
@@ -83,12 +91,14 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Return a list with the address of each task at its index. At an index without a task the list has None. An empty job gives [].
+        """Return a list with the address of each task at its index. At an index without a task the
+        list has None. An empty job gives [].
 
         >>> zd.ClusterSpec({"worker": {1: "host2:5000"}}).job_tasks("worker")
         [None, 'host2:5000']
 
-        The list is as long as the highest index requires, so do not call this if indices may be in the millions.
+        The list is as long as the highest index requires, so do not call this if indices may be in
+        the millions.
 
         Raises:
           ValueError: the spec has no such job.
@@ -97,7 +107,8 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """Return the jobs as a new dict. A dense job is a list, a sparse job is a dict, and an empty job is {}.
+        """Return the jobs as a new dict. A dense job is a list, a sparse job is a dict, and an
+        empty job is {}.
 
         >>> zd.ClusterSpec({"worker": ["host1:5000"]}).as_dict()
         {'worker': ['host1:5000']}
@@ -105,7 +116,8 @@ class ClusterSpec:
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object: copy it, do not change it.
+        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same
+        object: copy it, do not change it.
 
         >>> zd.ClusterSpec({"worker": ["host1:5000"]}).as_cluster_def().job[0].name
         'worker'
@@ -113,13 +125,15 @@ class ClusterSpec:
         return self._def
 
     def validate(self) -> list[str]:
-        """Return one sentence for each problem with the addresses. An empty list means that there is no problem.
+        """Return one sentence for each problem with the addresses. An empty list means that there
+        is no problem.
 
         >>> zd.ClusterSpec({"worker": ["host1:5000"]}).validate()
         []
 
-        A problem is an address that is not `host:port`, such as one without a port or with an IPv6 host without brackets. An address that
-        two tasks have is also a problem, except with port 0, for which the system chooses a port.
+        A problem is an address that is not `host:port`, such as one without a port or with an IPv6
+        host without brackets. An address that two tasks have is also a problem, except with port 0,
+        for which the system chooses a port.
         """
         problems: list[str] = []
         first: dict[tuple[str, int], str] = {}
@@ -132,7 +146,9 @@ class ClusterSpec:
                     continue
                 owner = first.setdefault(host_port, f"{job}:{index}")
                 if host_port[1] and owner != f"{job}:{index}":
-                    problems.append(f"{job}:{index} has the address {address!r}, which {owner} has already")
+                    problems.append(
+                        f"{job}:{index} has the address {address!r}, which {owner} has already"
+                    )
         return problems
 
     def __bool__(self) -> bool:
@@ -150,7 +166,9 @@ class ClusterSpec:
         try:
             return self._jobs[job_name]
         except KeyError:
-            raise ValueError(f"no job {job_name!r} in this cluster; it has {sorted(self._jobs)}") from None
+            raise ValueError(
+                f"no job {job_name!r} in this cluster; it has {sorted(self._jobs)}"
+            ) from None
 
 
 def _jobs_of(cluster: object) -> Iterator[tuple[Any, Any]]:
@@ -161,7 +179,9 @@ def _jobs_of(cluster: object) -> Iterator[tuple[Any, Any]]:
     elif isinstance(cluster, Mapping):
         yield from cluster.items()
     else:
-        raise TypeError(f"a cluster is a dict of jobs, a ClusterDef or a ClusterSpec, not {cluster!r}")
+        raise TypeError(
+            f"a cluster is a dict of jobs, a ClusterDef or a ClusterSpec, not {cluster!r}"
+        )
 
 
 def _tasks(job: str, tasks: object) -> dict[int, str]:

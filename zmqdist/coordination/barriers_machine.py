@@ -1,29 +1,36 @@
 """Barriers: points at which tasks wait until all tasks of a set have arrived. No I/O.
 
 Theory of operation
-    A barrier has a name and can be used any number of times. Each use is a round with a number. In its call a task names the number of its
-    round: the round after the last round whose end the task has seen. By this number the machine detects a restarted task, which counts
-    rounds from 0 again. The current round then fails for all tasks, or the next round if no round is current. After that all tasks are in
-    step again, in whatever order they called.
-    The first caller begins a round, and decides which tasks belong to the round and when it times out. A round ends once, in the same way
-    for all of its tasks: it passes, or fails with an error. A task that calls a round after its end gets the outcome at once, and
-    continues with the next round.
+    A barrier has a name and can be used any number of times. Each use is a round with a number. In
+    its call a task names the number of its round: the round after the last round whose end the task
+    has seen. By this number the machine detects a restarted task, which counts rounds from 0 again.
+    The current round then fails for all tasks, or the next round if no round is current. After that
+    all tasks are in step again, in whatever order they called.
+    The first caller begins a round, and decides which tasks belong to the round and when it times
+    out. A round ends once, in the same way for all of its tasks: it passes, or fails with an error.
+    A task that calls a round after its end gets the outcome at once, and continues with the next
+    round.
 
-    A task that does not know the round of the other tasks names no round (None), and joins the current round. In this way a group of
-    collectives continues after an error, and takes in a restarted member (tasks/agreement_machine.py).
+    A task that does not know the round of the other tasks names no round (None), and joins the
+    current round. In this way a group of collectives continues after an error, and takes in a
+    restarted member (tasks/agreement_machine.py).
 
-    A barrier never blocks: each call has a ticket, which gets a RoundOutcome when the round ends. A caller that disconnects before the
-    round ends (`dropped`) no longer counts as arrived. If all callers of a round have disconnected, the round counts as not begun.
+    A barrier never blocks: each call has a ticket, which gets a RoundOutcome when the round ends. A
+    caller that disconnects before the round ends (`dropped`) no longer counts as arrived. If all
+    callers of a round have disconnected, the round counts as not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at the same time
-    P2  all callers of a round get the same outcome, but if a task calls a round twice, its first call gets CANCELLED
+    P2  all callers of a round get the same outcome, but if a task calls a round twice, its first
+        call gets CANCELLED
     P3  each ticket gets one outcome or is dropped, and no state of the ticket is kept after that
-    P4  a round ends at the latest at its deadline. This is the deadline of the first caller that names one, even if a later caller names an
-        earlier deadline; with `earliest_deadline` it is the earliest deadline of all callers
-    P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
-    P6  the table has at most `names_max` names; to make room it forgets the least recently used name at which no caller waits, and the
-        rounds of a forgotten name may begin with any number
+    P4  a round ends at the latest at its deadline. This is the deadline of the first caller that
+        names one, even if a later caller names an earlier deadline; with `earliest_deadline` it is
+        the earliest deadline of all callers
+    P5  a restarted task never passes a round in the place of its earlier incarnation, unless it
+        names no round
+    P6  the table has at most `names_max` names; to make room it forgets the least recently used
+        name at which no caller waits, and the rounds of a forgotten name may begin with any number
 
 Not here: whether a task is alive (machine.py calls `task_failed`), and clocks.
 """
@@ -34,7 +41,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Task, Ticket, task_name, task_names
+from zmqdist.coordination.replies import (
+    Effect,
+    Fail,
+    ReplyValue,
+    Task,
+    Ticket,
+    task_name,
+    task_names,
+)
 from zmqdist.errors import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -48,7 +63,8 @@ from zmqdist.limits import BARRIERS_MAX
 
 
 class RoundOutcome(NamedTuple):
-    """The outcome of a round. `counter` is the number of the last round that has ended. The caller's next round has the next number."""
+    """The outcome of a round. `counter` is the number of the last round that has ended. The
+    caller's next round has the next number."""
 
     code: int
     message: str
@@ -58,7 +74,8 @@ class RoundOutcome(NamedTuple):
 @dataclass(slots=True)
 class _Round:
     counter: int | None
-    """The number of the round. In the first round of a barrier it is None until a caller names a number."""
+    """The number of the round. In the first round of a barrier it is None until a caller names a
+    number."""
     tasks: frozenset[Task]
     first: Task  # the first caller, which error texts name
     due: float
@@ -74,7 +91,8 @@ class _Barrier:
       title: the description of the barrier in error texts.
       tasks, code, message: the tasks of the last round that has ended, and its outcome.
       round: the round in which callers wait; None while no caller waits.
-      late: for each task that had not called a round when the round failed: the outcome of the round, until the task has got it.
+      late: for each task that had not called a round when the round failed: the outcome of the
+        round, until the task has got it.
     """
 
     name: str
@@ -86,7 +104,8 @@ class _Barrier:
     round: _Round | None = None
     late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
-    """The tasks of the last round that were restarted after its end, so that their present incarnations have not passed the round."""
+    """The tasks of the last round that were restarted after its end, so that their present
+    incarnations have not passed the round."""
 
 
 class Barriers:
@@ -99,13 +118,18 @@ class Barriers:
     """
 
     def __init__(
-        self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False, out_of_step: int = INTERNAL
+        self,
+        names_max: int = BARRIERS_MAX,
+        earliest_deadline: bool = False,
+        out_of_step: int = INTERNAL,
     ) -> None:
         """Create a table without barriers.
 
         Args:
-          earliest_deadline: whether a later caller with an earlier deadline shortens the round. If False, the first deadline holds.
-          out_of_step: the code with which a round ends if its tasks called the barrier with different numbers.
+          earliest_deadline: whether a later caller with an earlier deadline shortens the round. If
+            False, the first deadline holds.
+          out_of_step: the code with which a round ends if its tasks called the barrier with
+            different numbers.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -115,7 +139,8 @@ class Barriers:
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
 
     def next_counter(self, name: str) -> int:
-        """Return the number of the barrier's current round, or of its next round if no round is current."""
+        """Return the number of the barrier's current round, or of its next round if no round is
+        current."""
         barrier = self._barriers.get(name)
         if barrier is None:
             return 0
@@ -124,12 +149,14 @@ class Barriers:
         return 0 if barrier.counter is None else barrier.counter + 1
 
     def missed_failure(self, name: str, task: Task) -> bool:
-        """Return whether a round of this task has failed before the task called it, and the task has not got the round's error yet."""
+        """Return whether a round of this task has failed before the task called it, and the task
+        has not got the round's error yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Return whether this round is over: it has ended, or a later round has begun. If so, `task` counts as notified of the end."""
+        """Return whether this round is over: it has ended, or a later round has begun. If so,
+        `task` counts as notified of the end."""
         barrier = self._barriers.get(name)
         if barrier is None or not self._is_past(barrier, counter):
             return False
@@ -156,11 +183,14 @@ class Barriers:
         """Record that a task calls a barrier.
 
         Args:
-          counter: the number of the caller's round. None means the current round, or the next round if no round is current.
+          counter: the number of the caller's round. None means the current round, or the next round
+            if no round is current.
           tasks: the tasks that must call, including the caller.
           due: when the caller stops waiting.
-          problem: (code, text) if the round cannot pass, so that it fails for all tasks; None if it can.
-          title: a description of the barrier in error texts, in place of its name. Only the title of a round's first call is used.
+          problem: (code, text) if the round cannot pass, so that it fails for all tasks; None if it
+            can.
+          title: a description of the barrier in error texts, in place of its name. Only the title
+            of a round's first call is used.
         """
         barrier = self._barriers.get(name)
         if barrier is None:
@@ -172,18 +202,25 @@ class Barriers:
         late = barrier.late.get(task)
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
-            if counter is not None:  # the task gets the outcome of its round, which has failed without this task (P2)
+            if counter is not None:
+                # the task gets the outcome of its round, which has failed without this task (P2)
                 return [ReplyValue(ticket, late)]
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    # Forget the outcome that is kept for the task, because the reply below also shows that the last round has ended.
+                    # Forget the outcome that is kept for the task, because the reply below also
+                    # shows that the last round has ended.
                     barrier.late.pop(task, None)
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
-                # The task is behind, so the next round fails for all tasks (P5). After that all tasks are at the same round again.
-                problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
-            del self._barriers[name]  # the next line inserts the name again, as the most recently used name (P6)
+                # The task is behind, so the next round fails for all tasks (P5). After that all
+                # tasks are at the same round again.
+                problem = problem or (
+                    self._code_out_of_step,
+                    self._out_of_step(barrier, counter, task),
+                )
+            # the next line inserts the name again, as the most recently used name (P6)
+            del self._barriers[name]
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
             counter = counter if last is None else last + 1
@@ -194,7 +231,8 @@ class Barriers:
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
-        if len(current.arrived) == len(current.tasks):  # all tasks of the round wait at the same time (P1)
+        if len(current.arrived) == len(current.tasks):
+            # all tasks of the round wait at the same time (P1)
             return effects + self._end(barrier, OK, "")
         return effects
 
@@ -209,7 +247,11 @@ class Barriers:
                 else "is not the current one"
             )
             return [
-                Fail(ticket, FAILED_PRECONDITION, f"round {counter} of barrier {name!r} {state}: nothing to cancel")
+                Fail(
+                    ticket,
+                    FAILED_PRECONDITION,
+                    f"round {counter} of barrier {name!r} {state}: nothing to cancel",
+                )
             ]
         return [
             *self._end(barrier, CANCELLED, f"{barrier.title} was cancelled by {task_name(task)}"),
@@ -222,7 +264,8 @@ class Barriers:
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """Record that a task can call no barrier any more, and end the current rounds to which the task belongs."""
+        """Record that a task can call no barrier any more, and end the current rounds to which the
+        task belongs."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
@@ -234,7 +277,8 @@ class Barriers:
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
-        """Record that a task has a new incarnation, which knows nothing of the rounds that the earlier incarnation has passed."""
+        """Record that a task has a new incarnation, which knows nothing of the rounds that the
+        earlier incarnation has passed."""
         for barrier in self._barriers.values():
             barrier.late.pop(task, None)
             if task in barrier.tasks:
@@ -246,7 +290,8 @@ class Barriers:
         if barrier is None or barrier.round is None or task is None:
             return
         del barrier.round.arrived[task]
-        if not barrier.round.arrived:  # no caller waits in the round any more, so it counts as not begun
+        if not barrier.round.arrived:
+            # no caller waits in the round any more, so it counts as not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
@@ -258,18 +303,26 @@ class Barriers:
             return effects
         for barrier in self._waited_at():
             if barrier.round is not None and barrier.round.due <= now:
-                effects += self._end(barrier, DEADLINE_EXCEEDED, self._overdue(barrier, barrier.round))
-        self.deadline = min((b.round.due for b in self._waited_at() if b.round is not None), default=inf)
+                effects += self._end(
+                    barrier, DEADLINE_EXCEEDED, self._overdue(barrier, barrier.round)
+                )
+        self.deadline = min(
+            (b.round.due for b in self._waited_at() if b.round is not None), default=inf
+        )
         return effects
 
     def stopped(self, why: str) -> list[Effect]:
         """End all rounds with CANCELLED, because the keeper of these barriers stops."""
-        return [effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)]
+        return [
+            effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)
+        ]
 
     def tickets(self, name: str) -> list[Ticket]:
         """Return the tickets of the callers that wait at this barrier."""
         barrier = self._barriers.get(name)
-        return [] if barrier is None or barrier.round is None else list(barrier.round.arrived.values())
+        return (
+            [] if barrier is None or barrier.round is None else list(barrier.round.arrived.values())
+        )
 
     def missing(self, name: str) -> list[Task]:
         """Return the tasks that have not called the current round of a barrier yet."""
@@ -288,15 +341,19 @@ class Barriers:
         """The number of callers that wait at barriers."""
         return len(self._by_ticket)
 
-    # -- one round --------------------------------------------------------------------------------------------------------
+    # -- one round ---------------------------------------------------------------------------------
 
-    def _join(self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float) -> list[Effect]:
+    def _join(
+        self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float
+    ) -> list[Effect]:
         effects: list[Effect] = []
         earlier = current.arrived.get(task)
         if earlier is not None:  # the second call of a task replaces its first call (P2)
             del self._by_ticket[earlier]
             text = f"{task_name(task)} called {barrier.title} again while this call waited"
-            effects.append(ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
+            effects.append(
+                ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1))
+            )
         current.arrived[task] = ticket
         self._by_ticket[ticket] = barrier, task
         if self._earliest_deadline or current.due == inf:  # otherwise the first deadline holds (P4)
@@ -305,12 +362,19 @@ class Barriers:
         return effects
 
     def _misfit(
-        self, barrier: _Barrier, current: _Round, counter: int | None, task: Task, tasks: frozenset[Task]
+        self,
+        barrier: _Barrier,
+        current: _Round,
+        counter: int | None,
+        task: Task,
+        tasks: frozenset[Task],
     ) -> tuple[int, str] | None:
-        """Return None if this call fits the current round, otherwise the (code, text) with which the round must fail for all tasks."""
+        """Return None if this call fits the current round, otherwise the (code, text) with which
+        the round must fail for all tasks."""
         if counter is not None and counter != current.counter:
             text = (
-                f"{task_name(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
+                f"{task_name(task)} came to round {counter} of {barrier.title}, the others to "
+                f"round {current.counter}: "
                 "was the task restarted?"
             )
             return self._code_out_of_step, text
@@ -319,7 +383,8 @@ class Barriers:
             return INVALID_ARGUMENT, text
         if tasks != current.tasks:
             text = (
-                f"{task_name(current.first)} called {barrier.title} for {task_names(sorted(current.tasks))}, "
+                f"{task_name(current.first)} called {barrier.title} for "
+                f"{task_names(sorted(current.tasks))}, "
                 f"{task_name(task)} for {task_names(sorted(tasks))}"
             )
             return INVALID_ARGUMENT, text
@@ -329,23 +394,27 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            # The current round has a later number, so `counter` is past, even if this object has seen no round of the barrier end.
+            # The current round has a later number, so `counter` is past, even if this object has
+            # seen no round of the barrier end.
             return True
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether the caller has missed rounds: it names a round before the last round, or it names the last round but was restarted
-        after that round.
+        """Return whether the caller has missed rounds: it names a round before the last round, or
+        it names the last round but was restarted after that round.
         """
         assert barrier.counter is not None
-        return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
+        return counter <= barrier.counter and (
+            counter < barrier.counter or task in barrier.restarted
+        )
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
         last = barrier.counter
         return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
-        """Return the outcome of the last round if the call names that round. If it names a later round than the next, return an error."""
+        """Return the outcome of the last round if the call names that round. If it names a later
+        round than the next, return an error."""
         assert barrier.counter is not None
         if counter != barrier.counter:
             text = self._out_of_step(barrier, counter, task)
@@ -356,7 +425,8 @@ class Barriers:
         return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-        """End the current round, reply to its callers, and keep the outcome for the tasks of the round that have not called."""
+        """End the current round, reply to its callers, and keep the outcome for the tasks of the
+        round that have not called."""
         current = barrier.round
         assert current is not None
         barrier.round = None
@@ -380,7 +450,7 @@ class Barriers:
             f"the first was {task_name(current.first)}; missing: {missing}"
         )
 
-    # -- the table --------------------------------------------------------------------------------------------------------
+    # -- the table ---------------------------------------------------------------------------------
 
     def _waited_at(self) -> list[_Barrier]:
         return list({id(barrier): barrier for barrier, _ in self._by_ticket.values()}.values())
@@ -389,7 +459,9 @@ class Barriers:
         if len(self._barriers) < self._names_max:
             return True
         # The dict is in the order of use, so this is the least recently used name (P6).
-        unused = next((name for name, barrier in self._barriers.items() if barrier.round is None), None)
+        unused = next(
+            (name for name, barrier in self._barriers.items() if barrier.round is None), None
+        )
         if unused is None:
             return False
         del self._barriers[unused]

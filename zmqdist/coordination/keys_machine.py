@@ -1,15 +1,19 @@
-"""A store of values by key, which tasks share. A request for a key that has no value may wait for a value. No I/O.
+"""A store of values by key, which tasks share. A request for a key that has no value may wait for a
+value. No I/O.
 
 Rules
-    A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row count as one slash. Deleting a key also
-    deletes all keys below the key.
-    The store owns its values, because the runtime passes copies. `nbytes` is the size of a value, which counts towards `bytes_max`.
+    A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row
+    count as one slash. Deleting a key also deletes all keys below the key.
+    The store owns its values, because the runtime passes copies. `nbytes` is the size of a value,
+    which counts towards `bytes_max`.
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first value stays
-    P2  each ticket gets one reply: the value at the time of the request, the next value, or an error at its deadline or the keeper's stop
+    P2  each ticket gets one reply: the value at the time of the request, the next value, or an
+        error at its deadline or the keeper's stop
     P3  no state of a ticket is kept after its reply, or after it was dropped
-    P4  the store has at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
+    P4  the store has at most `keys_max` keys and `bytes_max` bytes; a value that does not fit
+        changes nothing
 
 Not here: the content of values.
 """
@@ -63,15 +67,28 @@ class Keys:
     def __len__(self) -> int:
         return len(self._values)
 
-    def put(self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False) -> list[Effect]:
-        """Set the value of a key. If the key has a value and `overwrite` is False, fail with ALREADY_EXISTS."""
+    def put(
+        self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False
+    ) -> list[Effect]:
+        """Set the value of a key. If the key has a value and `overwrite` is False, fail with
+        ALREADY_EXISTS."""
         path = normal(key)
         if not path:
             return [
-                Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key: wanted a name, or several with slashes between")
+                Fail(
+                    ticket,
+                    INVALID_ARGUMENT,
+                    f"{key!r} is no key: wanted a name, or several with slashes between",
+                )
             ]
         if path in self._values and not overwrite:  # the first value stays (P1)
-            return [Fail(ticket, ALREADY_EXISTS, f"key {path!r} has a value already; overwrite=True gives it another")]
+            return [
+                Fail(
+                    ticket,
+                    ALREADY_EXISTS,
+                    f"key {path!r} has a value already; overwrite=True gives it another",
+                )
+            ]
         problem = self._full(path, nbytes)
         if problem:  # the value does not fit, and changes nothing (P4)
             return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
@@ -97,8 +114,13 @@ class Keys:
         return [ReplyValue(ticket, self._values[path][0])]
 
     def below(self, ticket: Ticket, prefix: str) -> list[Effect]:
-        """Reply with all values below a directory, by their complete keys. The prefix "" means the root."""
-        return [ReplyValue(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
+        """Reply with all values below a directory, by their complete keys. The prefix "" means the
+        root."""
+        return [
+            ReplyValue(
+                ticket, {path: self._values[path][0] for path in self._below(normal(prefix))}
+            )
+        ]
 
     def delete(self, ticket: Ticket, key: str) -> list[Effect]:
         """Remove a key and all keys below it. Reply with the number of removed keys."""
@@ -117,7 +139,8 @@ class Keys:
         return [ReplyValue(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
-        """Add `by` to the whole number that is the value of a key, and reply with the sum. A key without a value counts as 0."""
+        """Add `by` to the whole number that is the value of a key, and reply with the sum. A key
+        without a value counts as 0."""
         path = normal(key)
         before = self._values.get(path, (0, 0))[0]
         if type(before) is not int:
@@ -125,7 +148,10 @@ class Keys:
             return [Fail(ticket, FAILED_PRECONDITION, text)]
         total = before + by
         effects = self.put(ticket, key, total, nbytes, overwrite=True)
-        return [ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect for effect in effects]
+        return [
+            ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect
+            for effect in effects
+        ]
 
     def dropped(self, ticket: Ticket) -> None:
         """Record that the caller with this ticket does not wait any more."""
@@ -140,12 +166,20 @@ class Keys:
         if now < self.deadline:
             return []
         late = [
-            (ticket, path) for path, waiting in self._waiting.items() for ticket in waiting if waiting[ticket] <= now
+            (ticket, path)
+            for path, waiting in self._waiting.items()
+            for ticket in waiting
+            if waiting[ticket] <= now
         ]
         for ticket, _ in late:
             self.dropped(ticket)
-        self.deadline = min((due for waiting in self._waiting.values() for due in waiting.values()), default=inf)
-        return [Fail(ticket, DEADLINE_EXCEEDED, f"no task set key {path!r} in time") for ticket, path in late]
+        self.deadline = min(
+            (due for waiting in self._waiting.values() for due in waiting.values()), default=inf
+        )
+        return [
+            Fail(ticket, DEADLINE_EXCEEDED, f"no task set key {path!r} in time")
+            for ticket, path in late
+        ]
 
     def stopped(self, why: str) -> list[Effect]:
         """Fail all waiting requests with CANCELLED, because the keeper of these keys stops."""

@@ -1,16 +1,20 @@
-"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered.
+"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the
+task registered.
 
 Rules
-    One connection stands for the task's incarnation. Over this connection the link's thread polls for errors of tasks all the time, and
-    each poll is a sign of life. Requests use a second connection, so that the requesting thread reads its reply itself. If the link's
-    thread read the reply and passed it on, the latency would double.
+    One connection stands for the task's incarnation. Over this connection the link's thread polls
+    for errors of tasks all the time, and each poll is a sign of life. Requests use a second
+    connection, so that the requesting thread reads its reply itself. If the link's thread read the
+    reply and passed it on, the latency would double.
 
-    Until the keeper appears for the first time, every request waits for the keeper, up to the time-out of the request. When the keeper
-    goes, waiting requests end with UNAVAILABLE, and so do new requests until the keeper is back, because its barriers and keys are lost.
-    If the keeper refuses the task (not allowed, unknown, restarted without a reset), all later requests raise the error of the refusal,
-    until the task is reset.
-    When the task itself ends, its waiting requests end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
-    Callbacks run in a thread of their own, because a slow callback must not delay the signs of life.
+    Until the keeper appears for the first time, every request waits for the keeper, up to the
+    time-out of the request. When the keeper goes, waiting requests end with UNAVAILABLE, and so do
+    new requests until the keeper is back, because its barriers and keys are lost. If the keeper
+    refuses the task (not allowed, unknown, restarted without a reset), all later requests raise the
+    error of the refusal, until the task is reset.
+    When the task itself ends, its waiting requests end with CANCELLED first, and the keeper is
+    notified only after that (`end_waits`). Callbacks run in a thread of their own, because a slow
+    callback must not delay the signs of life.
 
 Not here: the requests (client.py).
 """
@@ -51,17 +55,27 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 log = logging.getLogger("zmqdist.coordination")
 
 REGISTER_AGAIN_S: Final = 0.1
-"""Seconds between two attempts to register. A keeper that is about to end refuses each attempt at once, so the link needs this pause."""
+"""Seconds between two attempts to register. A keeper that is about to end refuses each attempt at
+once, so the link needs this pause."""
 
 LEAVE_S: Final = 1.0
-"""Seconds for which a task waits for the keeper's reply when it leaves without waiting for other tasks."""
+"""Seconds for which a task waits for the keeper's reply when it leaves without waiting for other
+tasks."""
 
-LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
-"""The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to register anew; closed."""
+LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = (
+    "looking",
+    "up",
+    "lost",
+    "refused",
+    "resetting",
+    "ended",
+)
+"""The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to
+register anew; closed."""
 
 _CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""The codes of errors with which a request may fail because this task has ended: the task has closed the connection, or the keeper refuses
-the request of a task that has left.
+"""The codes of errors with which a request may fail because this task has ended: the task has
+closed the connection, or the keeper refuses the request of a task that has left.
 """
 
 _THREAD_RUNS: Final = (LOOKING, UP, LOST)
@@ -75,7 +89,8 @@ class LoggedWait:
 
     Attributes:
       description: the text after "worker:0 has waited 10 s" in the log line.
-      missing: the name of the barrier for which the keeper reports missing tasks; "" for a request that is not for a barrier.
+      missing: the name of the barrier for which the keeper reports missing tasks; "" for a request
+        that is not for a barrier.
     """
 
     def __init__(self, description: str, missing: str = "") -> None:
@@ -85,14 +100,18 @@ class LoggedWait:
 
 
 class KeeperLink:
-    """The link of one task to its keeper. One client and the link's thread share it, and the client must `close` it."""
+    """The link of one task to its keeper. One client and the link's thread share it, and the client
+    must `close` it."""
 
-    def __init__(self, connect: Callable[[], ZmqClient], identity: tuple[str, int, int] | None, keeper: str) -> None:
+    def __init__(
+        self, connect: Callable[[], ZmqClient], identity: tuple[str, int, int] | None, keeper: str
+    ) -> None:
         """Connect, and start the thread. Does not block.
 
         Args:
           connect: makes a connection to the keeper, without waiting.
-          identity: (job, index, incarnation). None means that the client is not a task, so that it neither registers nor has a thread.
+          identity: (job, index, incarnation). None means that the client is not a task, so that it
+            neither registers nor has a thread.
           keeper: the name of the keeper in error texts; "" if only the address is known.
         """
         self.identity = identity
@@ -113,7 +132,8 @@ class KeeperLink:
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """The requests that wait for a reply. Requests that `_cancel_unsent` has ended are not among them."""
+        """The requests that wait for a reply. Requests that `_cancel_unsent` has ended are not
+        among them."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
@@ -127,15 +147,18 @@ class KeeperLink:
         )
         self._thread.start()
 
-    # -- requests -------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
-    def request(self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None) -> Any:
+    def request(
+        self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None
+    ) -> Any:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting, by `time.monotonic`. For a task, `due` ends only the wait until the keeper appears. Once the request is
-            sent, the keeper alone watches its time-out.
-          wait: the description with which the log reports the wait at intervals; None means that it is not logged.
+          due: when to stop waiting, by `time.monotonic`. For a task, `due` ends only the wait until
+            the keeper appears. Once the request is sent, the keeper alone watches its time-out.
+          wait: the description with which the log reports the wait at intervals; None means that it
+            is not logged.
 
         Raises:
           DeadlineExceededError: the keeper did not appear until `due`.
@@ -150,14 +173,16 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper has gone since `ready`, and the link's thread may have missed this request
+        if self._state == LOST:
+            # the keeper has gone since `ready`, and the link's thread may have missed this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()
         if wait is not None:
             self._waits.add(wait)
         try:
-            # A client without a registration has no thread that logs the wait, so this thread logs it.
+            # A client without a registration has no thread that logs the wait, so this thread logs
+            # it.
             if wait is not None and self.identity is None:
                 self._wait_and_log(result, wait)
             return result.get_value()
@@ -170,12 +195,14 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # `_cancel_unsent` ended this request before it had reached the keeper. A request that has reached the keeper, such as the poll
-            # of the link's thread, ends with the keeper's own error, so raise this error here, too.
+            # `_cancel_unsent` ended this request before it had reached the keeper. A request that
+            # has reached the keeper, such as the poll of the link's thread, ends with the keeper's
+            # own error, so raise this error here, too.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
-        except BaseException:  # for example Ctrl-C, after which the keeper must not count this task as waiting
+        except BaseException:
+            # for example Ctrl-C, after which the keeper must not count this task as waiting
             result.cancel()
             raise
         finally:
@@ -188,7 +215,12 @@ class KeeperLink:
         ended = threading.Event()
         result.add_done_callback(lambda _: ended.set())
         while not ended.wait(WAIT_LOG_S):
-            log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.description)
+            log.warning(
+                "%s has waited %.0f s %s",
+                self.name,
+                time.monotonic() - wait.began,
+                wait.description,
+            )
 
     def ready(self, due: float) -> None:
         """Wait until the task is registered. Raises the errors of `request`."""
@@ -204,10 +236,15 @@ class KeeperLink:
                     raise from_code(self._refused.error_code, self._refused.message)
                 now = time.monotonic()
                 if now >= due:
-                    raise DeadlineExceededError(f"{self.keeper} did not appear within {now - began:.1f} s")
+                    raise DeadlineExceededError(
+                        f"{self.keeper} did not appear within {now - began:.1f} s"
+                    )
                 if not self._changed.wait(min(due - now, WAIT_LOG_S)):
                     log.warning(
-                        "%s has waited %.0f s for %s to appear", self.name, time.monotonic() - began, self.keeper
+                        "%s has waited %.0f s for %s to appear",
+                        self.name,
+                        time.monotonic() - began,
+                        self.keeper,
                     )
 
     def counter(self, name: str) -> int:
@@ -215,7 +252,8 @@ class KeeperLink:
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Record that a round of a barrier has ended. If there are too many names, drop the least recently used one, as the keeper does."""
+        """Record that a round of a barrier has ended. If there are too many names, drop the least
+        recently used one, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -231,17 +269,19 @@ class KeeperLink:
         """Whether `close` has been called."""
         return self._closed
 
-    # -- the end ------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Tell the keeper that this task leaves. If the cluster has a `shutdown_timeout_s`, wait for the other tasks. Then close the link.
+        """Tell the keeper that this task leaves. If the cluster has a `shutdown_timeout_s`, wait
+        for the other tasks. Then close the link.
 
         Raises:
           OpError: the error in the keeper's reply. The link is closed even then.
         """
         try:
             if self._state == UP:
-                # Call `close` only after this request, because the thread has to send signs of life while this task waits.
+                # Call `close` only after this request, because the thread has to send signs of life
+                # while this task waits.
                 self.request("leave", self.identity, True)
         finally:
             self.close(notify=False)
@@ -250,7 +290,8 @@ class KeeperLink:
         """Leave, end the thread, and close the connections. Idempotent.
 
         Args:
-          notify: whether to tell a connected keeper that the task leaves. If False, the keeper only notices the end of the connection.
+          notify: whether to tell a connected keeper that the task leaves. If False, the keeper only
+            notices the end of the connection.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -270,7 +311,8 @@ class KeeperLink:
             self._request_client.close()
 
     def end_waits(self, why: str) -> None:
-        """End the waiting requests of this task and refuse new requests, without notifying the keeper. `close` begins with this."""
+        """End the waiting requests of this task and refuse new requests, without notifying the
+        keeper. `close` begins with this."""
         with self._changed:
             if self._state == ENDED:
                 return
@@ -281,25 +323,35 @@ class KeeperLink:
             request.cancel()
 
     def unless_ended(self, code: int = CANCELLED) -> None:
-        """Raise CancelledError if this link has ended and its end may have caused an error with this code."""
+        """Raise CancelledError if this link has ended and its end may have caused an error with
+        this code."""
         if self._state == ENDED and code in _CODES_OF_AN_END:
             raise CancelledError(f"{self._end_reason} while this request waited")
 
     def reset(self) -> None:
-        """Have the keeper forget the error of this task, and register again. Waits at most LEADER_WAIT_S for the keeper."""
+        """Have the keeper forget the error of this task, and register again. Waits at most
+        LEADER_WAIT_S for the keeper."""
         assert self.identity is not None
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the keeper is gone, and with it the error that a reset would clear
+            if self._state == LOST:
+                # the keeper is gone, and with it the error that a reset would clear
                 raise self._keeper_gone()
             if self._state == RESETTING:
-                raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
+                raise FailedPreconditionError(
+                    f"{self.name} is being reset already, by another thread"
+                )
             self._state = RESETTING
             self._changed.notify_all()
         self._join()
         try:
-            self._call_keeper("reset", *self.identity[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
+            self._call_keeper(
+                "reset",
+                *self.identity[:2],
+                due=time.monotonic() + LEADER_WAIT_S,
+                states=(RESETTING,),
+            )
         except DeadlineExceededError:
             raise DeadlineExceededError(f"{self.keeper} did not reply to a reset") from None
         except (UnavailableError, CancelledError, FailedPreconditionError) as error:
@@ -318,7 +370,9 @@ class KeeperLink:
         return UnavailableError(text)
 
     def _ended_error(self) -> FailedPreconditionError:
-        return FailedPreconditionError(f"{self.name} can make no more requests to the keeper: {self._end_reason}")
+        return FailedPreconditionError(
+            f"{self.name} can make no more requests to the keeper: {self._end_reason}"
+        )
 
     def _join(self) -> None:
         with self._changed:
@@ -328,21 +382,27 @@ class KeeperLink:
         if self._thread is not None:
             self._thread.join()
 
-    # -- the thread -----------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _stay_registered(self) -> None:
-        """Register and poll for errors, until this link ends or the keeper refuses this task for good."""
+        """Register and poll for errors, until this link ends or the keeper refuses this task for
+        good."""
         keeper = after = 0
         while self._state in _THREAD_RUNS:
             try:
-                errors_count, incarnation = self._call_keeper("register", self.identity, os.getpid())
-                if incarnation != keeper:  # a restarted keeper counts rounds and errors from 0 again
+                errors_count, incarnation = self._call_keeper(
+                    "register", self.identity, os.getpid()
+                )
+                if incarnation != keeper:
+                    # a restarted keeper counts rounds and errors from 0 again
                     keeper, after = incarnation, errors_count
                     with self._changed:
                         self._counters.clear()
                 self._set_state(UP)
                 while self._state == UP:
-                    for number, task, code, message in self._call_keeper("poll", self.identity, after):
+                    for number, task, code, message in self._call_keeper(
+                        "poll", self.identity, after
+                    ):
                         after = number
                         self._record_error(task_name(task), from_code(code, message))
                     self._log_waits()
@@ -351,14 +411,19 @@ class KeeperLink:
                 self._set_state(LOST if keeper else LOOKING)
                 self._cancel_unsent()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S)
+                    self._changed.wait_for(
+                        lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S
+                    )
             except OpError as error:
                 self._set_state(REFUSED, error)
-            except BaseException as error:  # for example a MemoryError, after which the waiting requests must end
+            except BaseException as error:
+                # for example a MemoryError, after which the waiting requests must end
                 log.exception("%s cannot go on", self.name)
                 self._set_state(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
-    def _call_keeper(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _THREAD_RUNS) -> Any:
+    def _call_keeper(
+        self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _THREAD_RUNS
+    ) -> Any:
         pending = internal_client.start(self._registration_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._pending = pending
@@ -370,7 +435,8 @@ class KeeperLink:
     def _cancel_unsent(self) -> None:
         """Cancel the requests that were not sent before the keeper had gone.
 
-        Otherwise these requests would wait for the next incarnation of the keeper, which does not know their barriers and keys.
+        Otherwise these requests would wait for the next incarnation of the keeper, which does not
+        know their barriers and keys.
         """
         with self._changed:
             for request in list(self._requests):
@@ -390,11 +456,14 @@ class KeeperLink:
             self._error_queue.put((task, error))
             if self._callback_thread is None:
                 name = f"zmqdist-on-error-{self.name}"
-                self._callback_thread = threading.Thread(target=self._run_callbacks, name=name, daemon=True)
+                self._callback_thread = threading.Thread(
+                    target=self._run_callbacks, name=name, daemon=True
+                )
                 self._callback_thread.start()
 
     def _run_callbacks(self) -> None:
-        """Call the callbacks with each error, in a thread that ends with the link. No other thread waits for the end of this thread."""
+        """Call the callbacks with each error, in a thread that ends with the link. No other thread
+        waits for the end of this thread."""
         while (report := self._error_queue.get()) is not None:
             task, error = report
             for fn in list(self.callbacks):
@@ -409,4 +478,6 @@ class KeeperLink:
             wait.logged_at = now
             tasks = self._call_keeper("missing", wait.missing) if wait.missing else []
             missing = f", for {', '.join(map(task_name, tasks))}" if tasks else ""
-            log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.description, missing)
+            log.warning(
+                "%s has waited %.0f s %s%s", self.name, now - wait.began, wait.description, missing
+            )

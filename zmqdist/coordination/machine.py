@@ -1,25 +1,35 @@
-"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for together. No I/O.
+"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for
+together. No I/O.
 
 Theory of operation
-    A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
-    all the time, and each poll is a sign of life. A task goes into error when it reports an error itself, is silent for
-    `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation. It
-    also goes into error when the runtime sees its process end. The error ends the barriers that wait for the task. It is reported to all
-    tasks, or only to the failed task if its job may recover. The task stays in error until it is `reset`. A lost task may register again
+    A task registers under its name and its incarnation, a number that its process has drawn, and is
+    up from then on. It polls for errors all the time, and each poll is a sign of life. A task goes
+    into error when it reports an error itself, is silent for `heartbeat_timeout_s`, does not
+    reconnect as the same incarnation within `reconnect_grace_s`, or registers as another
+    incarnation. It also goes into error when the runtime sees its process end. The error ends the
+    barriers that wait for the task. It is reported to all tasks, or only to the failed task if its
+    job may recover. The task stays in error until it is `reset`. A lost task may register again
     without a reset if its job may recover, or if `new_incarnation_may_return` is set.
-    A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine accepts requests of
-    the task for another `heartbeat_timeout_s`, and refuses them from then on.
+    A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so
+    the machine accepts requests of the task for another `heartbeat_timeout_s`, and refuses them
+    from then on.
 
 Promises, checked by tests/machines/test_coordination.py
-    P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED, unless it is a registration that is allowed
+    P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED, unless
+        it is a registration that is allowed
     P2  each ticket gets one reply or is dropped, and no state of the ticket is kept after that
-    P3  a lost task ends every barrier that needs the task; a new barrier that needs it fails at once, with an error that names the task
-    P4  every error of a task whose job may not recover reaches every task that polls, once each, in order
-    P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
+    P3  a lost task ends every barrier that needs the task; a new barrier that needs it fails at
+        once, with an error that names the task
+    P4  every error of a task whose job may not recover reaches every task that polls, once each, in
+        order
+    P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the
+        set that are alive have asked
 
-A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and the callers of a barrier list its tasks.
+A dispatcher's cluster has no list of tasks: each task that registers becomes a member, and the
+callers of a barrier list its tasks.
 
-Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
+Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and
+processes (service.py).
 """
 
 from __future__ import annotations
@@ -31,7 +41,15 @@ from typing import Final, NamedTuple
 
 from zmqdist import limits
 from zmqdist.coordination.barriers_machine import Barriers, RoundOutcome
-from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Task, Ticket, task_name, task_names
+from zmqdist.coordination.replies import (
+    Effect,
+    Fail,
+    ReplyValue,
+    Task,
+    Ticket,
+    task_name,
+    task_names,
+)
 from zmqdist.errors import (
     ABORTED,
     CANCELLED,
@@ -46,17 +64,20 @@ from zmqdist.errors import (
 from zmqdist.field_types import check_fields
 
 MISSING: Final = "missing"  # the task has not registered yet
-JOINING: Final = "joining"  # the task has registered, and waits until the other tasks have registered
+# the task has registered, and waits until the other tasks have registered
+JOINING: Final = "joining"
 UP: Final = "up"
 ERROR: Final = "error"
 LEFT: Final = "left"
 
 ALL_TASKS: Final = "zmqdist.all"
 SHUTDOWN: Final = "zmqdist.shutdown"
-"""The barrier at which tasks wait to shut down together. ALL_TASKS is the barrier of `waited_for_all`."""
+"""The barrier at which tasks wait to shut down together. ALL_TASKS is the barrier of
+`waited_for_all`."""
 
 RETIRED_KEPT: Final = 8
-"""How many earlier incarnations of a task are remembered, so that their late requests do not put the current incarnation into error."""
+"""How many earlier incarnations of a task are remembered, so that their late requests do not put
+the current incarnation into error."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +85,17 @@ class CoordinationConfig:
     """The rules by which tasks count as lost, join and leave. Durations are in seconds.
 
     Attributes:
-      heartbeat_timeout_s: the silence after which a task is in error. Tasks send four signs of life in this time.
+      heartbeat_timeout_s: the silence after which a task is in error. Tasks send four signs of life
+        in this time.
       reconnect_grace_s: the time in which a task whose connection has ended may reconnect.
-      shutdown_timeout_s: how long a task that shuts down waits until all other tasks shut down as well; 0 means that tasks do not wait.
-      recoverable_jobs: the jobs whose tasks may fail and return. An error of such a task is reported to no other task.
-      new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
-      register_together: whether a registration waits until all tasks of the cluster have registered.
+      shutdown_timeout_s: how long a task that shuts down waits until all other tasks shut down as
+        well; 0 means that tasks do not wait.
+      recoverable_jobs: the jobs whose tasks may fail and return. An error of such a task is
+        reported to no other task.
+      new_incarnation_may_return: whether a lost task of any job may register with a new incarnation
+        without a reset.
+      register_together: whether a registration waits until all tasks of the cluster have
+        registered.
       register_timeout_s: the time after which a registration that waits in this way fails.
     """
 
@@ -86,7 +112,8 @@ class CoordinationConfig:
 
 
 class TaskError(NamedTuple):
-    """An error of a task, in the form in which it is reported to other tasks. `number` counts the errors of all tasks from 1."""
+    """An error of a task, in the form in which it is reported to other tasks. `number` counts the
+    errors of all tasks from 1."""
 
     number: int
     task: Task
@@ -101,7 +128,8 @@ class TaskWelcome(NamedTuple):
 
 
 class TaskStatus(NamedTuple):
-    """The state of a task: "missing", "joining", "up", "error" or "left". `code` and `message` describe the task's error."""
+    """The state of a task: "missing", "joining", "up", "error" or "left". `code` and `message`
+    describe the task's error."""
 
     task: Task
     state: str
@@ -112,24 +140,28 @@ class TaskStatus(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """The keeper's knowledge of one task. `code` and `message` describe the task's error, in state ERROR only."""
+    """The keeper's knowledge of one task. `code` and `message` describe the task's error, in state
+    ERROR only."""
 
     task: Task
     state: str = MISSING
     incarnation: int = 0
     heard_at: float = 0.0
     away_until: float = inf  # the end of the task's grace; inf while it is connected
-    heard_until: float = -inf  # for a task that has left: the time until which its requests are accepted
+    # for a task that has left: the time until which its requests are accepted
+    heard_until: float = -inf
     code: int = OK
     message: str = ""
     retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None  # the request to register that waits for its reply, in state JOINING only
+    # the request to register that waits for its reply, in state JOINING only
+    joining: Ticket = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A ticket of the barrier SHUTDOWN. It stands for the request of a task that waits to shut down together with the other tasks."""
+    """A ticket of the barrier SHUTDOWN. It stands for the request of a task that waits to shut down
+    together with the other tasks."""
 
     ticket: Ticket
     task: Task
@@ -137,7 +169,8 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A ticket of the barrier ALL_TASKS. It stands for the request of a task that has called `wait_for_all`."""
+    """A ticket of the barrier ALL_TASKS. It stands for the request of a task that has called
+    `wait_for_all`."""
 
     ticket: Ticket
 
@@ -150,14 +183,16 @@ class _Poll:
 
 
 class Coordination:
-    """The states of the tasks of one cluster, and their waiting requests. A method for an event returns the replies that are to be sent.
+    """The states of the tasks of one cluster, and their waiting requests. A method for an event
+    returns the replies that are to be sent.
 
     Attributes:
       deadline: the latest time for the next call of `ticked`; `inf` means never.
     """
 
     def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
-        """Make a table of all `tasks` of the cluster, in the cluster's order. With None, each task that registers becomes a member."""
+        """Make a table of all `tasks` of the cluster, in the cluster's order. With None, each task
+        that registers becomes a member."""
         self._config = config
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}
@@ -170,10 +205,11 @@ class Coordination:
         self._register_by = inf
         self._complete = not config.register_together
 
-    # -- registration ----------------------------------------------------------------------------------------------------
+    # -- registration ------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Record that a task registers. The reply is a TaskWelcome. With `register_together` the reply waits for the other tasks."""
+        """Record that a task registers. The reply is a TaskWelcome. With `register_together` the
+        reply waits for the other tasks."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -183,33 +219,59 @@ class Coordination:
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         if incarnation in record.retired:  # P1: a later incarnation has registered
-            return [Fail(ticket, ABORTED, f"{task_name(task)} was restarted since: this incarnation of it is over")]
+            return [
+                Fail(
+                    ticket,
+                    ABORTED,
+                    f"{task_name(task)} was restarted since: this incarnation of it is over",
+                )
+            ]
         same = incarnation == record.incarnation
         if record.state == UP and same:  # the task registers again, because it has reconnected
             self._refresh(record, now)
             return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
-            effects = self._fail(record, UNAVAILABLE, f"{task_name(task)} is lost: it was restarted", now)
+            effects = self._fail(
+                record, UNAVAILABLE, f"{task_name(task)} is lost: it was restarted", now
+            )
         elif record.state == UP:
             text = f"{task_name(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
-        if record.state == ERROR and not self._may_return(record):  # P1: the task may register only after a reset
-            return [Fail(ticket, ABORTED, f"{task_name(task)} is in error, and must be reset first: {record.message}")]
+        if record.state == ERROR and not self._may_return(record):
+            # P1: the task may register only after a reset
+            return [
+                Fail(
+                    ticket,
+                    ABORTED,
+                    f"{task_name(task)} is in error, and must be reset first: {record.message}",
+                )
+            ]
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
         """Record a sign of life. If the task is in error, the reply is the task's error."""
         record = self._records.get(task)
-        if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
-            text = f"{task_name(task)} is not registered" if record is not None else self._not_in_cluster(task)
+        if (
+            record is None
+            or record.state == MISSING
+            or (record.state == LEFT and now > record.heard_until)
+        ):
+            text = (
+                f"{task_name(task)} is not registered"
+                if record is not None
+                else self._not_in_cluster(task)
+            )
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         if record.state == ERROR:
             return [Fail(ticket, record.code, record.message)]
         if incarnation != record.incarnation:
             text = f"{task_name(task)} sent a sign of life as another incarnation than the registered one"
             known = incarnation in record.retired or record.state != UP
-            return [*([] if known else self._fail(record, ABORTED, text, now)), Fail(ticket, ABORTED, text)]
+            return [
+                *([] if known else self._fail(record, ABORTED, text, now)),
+                Fail(ticket, ABORTED, text),
+            ]
         self._refresh(record, now)
         return [ReplyValue(ticket)]
 
@@ -218,7 +280,8 @@ class Coordination:
     ) -> list[Effect]:
         """Record that a task polls for errors, which is also a sign of life.
 
-        The reply is a list of the TaskErrors with numbers above `after`, as soon as there are any. At `until` it is an empty list.
+        The reply is a list of the TaskErrors with numbers above `after`, as soon as there are any.
+        At `until` it is an empty list.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None:
@@ -229,7 +292,9 @@ class Coordination:
         effects: list[Effect] = []
         earlier = self._polls.pop(task, None)
         if earlier is not None:
-            effects.append(Fail(earlier.ticket, CANCELLED, f"{task_name(task)} repeated this request"))
+            effects.append(
+                Fail(earlier.ticket, CANCELLED, f"{task_name(task)} repeated this request")
+            )
         errors = [error for error in self._errors if error.number > after]
         if errors:
             return [*effects, ReplyValue(ticket, errors)]
@@ -238,7 +303,8 @@ class Coordination:
         return effects
 
     def away(self, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Record that the connection of a task has ended. The same incarnation may reconnect within its grace."""
+        """Record that the connection of a task has ended. The same incarnation may reconnect within
+        its grace."""
         record = self._records.get(task)
         if record is not None and record.state == UP and record.incarnation == incarnation:
             record.away_until = now + self._config.reconnect_grace_s
@@ -248,12 +314,18 @@ class Coordination:
     def is_away(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation is disconnected but still within its grace."""
         record = self._records.get(task)
-        return self.is_registered(task, incarnation) and record is not None and record.away_until < inf
+        return (
+            self.is_registered(task, incarnation) and record is not None and record.away_until < inf
+        )
 
     def is_registered(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation of the task is registered, and not in error."""
         record = self._records.get(task)
-        return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
+        return (
+            record is not None
+            and record.incarnation == incarnation
+            and record.state in (UP, JOINING)
+        )
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
         """Record that the process of this incarnation has ended, so that the task is lost."""
@@ -275,13 +347,17 @@ class Coordination:
         return [*self._fail(self._records[task], code, text, now), ReplyValue(ticket)]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
-        """Forget the error of a task. The task may then register again, with the same incarnation or a new one."""
+        """Forget the error of a task. The task may then register again, with the same incarnation
+        or a new one."""
         if task not in self._records:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
 
-    def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
-        """Record that a task shuts down. If `together` and the cluster has a `shutdown_timeout_s`, the reply waits for the other tasks."""
+    def left(
+        self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float
+    ) -> list[Effect]:
+        """Record that a task shuts down. If `together` and the cluster has a `shutdown_timeout_s`,
+        the reply waits for the other tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None and problem[0] != FAILED_PRECONDITION:
             return [Fail(ticket, *problem)]
@@ -294,9 +370,11 @@ class Coordination:
         counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
         place = _Leaving(ticket, task)
-        return self._to_callers(self._barriers.arrived(place, SHUTDOWN, counter, task, wanted, due), now)
+        return self._to_callers(
+            self._barriers.arrived(place, SHUTDOWN, counter, task, wanted, due), now
+        )
 
-    # -- barriers, and requests about other tasks ---------------------------------------------------------------------------
+    # -- barriers, and requests about other tasks --------------------------------------------------
 
     def barrier(
         self,
@@ -309,13 +387,16 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """Record that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not make requests.
+        """Record that a task calls a barrier. The reply is a RoundOutcome, or an error if the task
+        may not make requests.
 
         Args:
           tasks: the tasks of the barrier. None means all tasks of the cluster.
         """
         problem = self._problem(task, incarnation, now)
-        if problem is not None and not (task in self._records and self._records[task].state == ERROR):
+        if problem is not None and not (
+            task in self._records and self._records[task].state == ERROR
+        ):
             return [Fail(ticket, *problem)]
         if tasks is None and self._open:
             text = f"barrier {name!r}: name its tasks, because this cluster has no list of them"
@@ -326,7 +407,9 @@ class Coordination:
         )
         return self._to_callers(effects, now)
 
-    def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
+    def barrier_cancelled(
+        self, ticket: Ticket, name: str, counter: int, task: Task, now: float
+    ) -> list[Effect]:
         """Record that a task requests to cancel a round of a barrier for all tasks."""
         return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
@@ -335,9 +418,16 @@ class Coordination:
         return self._barriers.missing(name)
 
     def waited_for_all(
-        self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
+        self,
+        ticket: Ticket,
+        task: Task,
+        incarnation: int,
+        devices: list[str],
+        due: float,
+        now: float,
     ) -> list[Effect]:
-        """Record that a task has called `wait_for_all`. When all tasks have called, the reply has the devices of all tasks, in order."""
+        """Record that a task has called `wait_for_all`. When all tasks have called, the reply has
+        the devices of all tasks, in order."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -346,12 +436,15 @@ class Coordination:
         problem = self._problem_of_barrier(ALL_TASKS, task, all_tasks)
         counter = self._barriers.next_counter(ALL_TASKS)
         place = _Waiting(ticket)
-        return self._to_callers(self._barriers.arrived(place, ALL_TASKS, counter, task, all_tasks, due, problem), now)
+        return self._to_callers(
+            self._barriers.arrived(place, ALL_TASKS, counter, task, all_tasks, due, problem), now
+        )
 
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """Record that a task asks which of `tasks` are alive. The reply waits until each of `tasks` that is alive has asked, too (P5)."""
+        """Record that a task asks which of `tasks` are alive. The reply waits until each of `tasks`
+        that is alive has asked, too (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -365,12 +458,15 @@ class Coordination:
         waiting = self._alive.setdefault(wanted, {})
         effects: list[Effect] = []
         if task in waiting:
-            effects.append(Fail(waiting[task], CANCELLED, f"{task_name(task)} repeated this request"))
+            effects.append(
+                Fail(waiting[task], CANCELLED, f"{task_name(task)} repeated this request")
+            )
         waiting[task] = ticket
         return effects + self._reply_alive()
 
     def states(self, jobs: Iterable[str] | None = None) -> list[TaskStatus]:
-        """Return the states of all tasks, or of the tasks of some jobs, in the order of the cluster."""
+        """Return the states of all tasks, or of the tasks of some jobs, in the order of the
+        cluster."""
         wanted = None if jobs is None else set(jobs)
         return [
             TaskStatus(r.task, r.state, r.incarnation, r.code, r.message)
@@ -378,7 +474,7 @@ class Coordination:
             if wanted is None or r.task[0] in wanted
         ]
 
-    # -- time, and the end of callers ----------------------------------------------------------------------------------------
+    # -- time, and the end of callers --------------------------------------------------------------
 
     @property
     def deadline(self) -> float:
@@ -388,11 +484,17 @@ class Coordination:
     def waiting(self) -> int:
         """The number of requests that wait for a reply."""
         joining = sum(record.state == JOINING for record in self._records.values())
-        return self._barriers.waiting + len(self._polls) + sum(map(len, self._alive.values())) + joining
+        return (
+            self._barriers.waiting
+            + len(self._polls)
+            + sum(map(len, self._alive.values()))
+            + joining
+        )
 
     @property
     def open_barriers(self) -> dict[str, list[Task]]:
-        """The barriers at which tasks wait, each with the tasks that have not called the barrier yet."""
+        """The barriers at which tasks wait, each with the tasks that have not called the barrier
+        yet."""
         return {name: self._barriers.missing(name) for name in self._barriers.open}
 
     def heard_at(self, task: Task) -> float:
@@ -400,7 +502,9 @@ class Coordination:
         return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
-        """End the waits whose deadline has come, and fail the tasks whose sign of life is overdue."""
+        """End the waits whose deadline has come, and fail the tasks whose sign of life is
+        overdue.
+        """
         effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
@@ -430,7 +534,11 @@ class Coordination:
         """Fail all waiting requests with CANCELLED, because the keeper stops."""
         effects = self._to_callers(self._barriers.stopped(why), now)
         effects += [Fail(poll.ticket, CANCELLED, why) for poll in self._polls.values()]
-        effects += [Fail(ticket, CANCELLED, why) for waiting in self._alive.values() for ticket in waiting.values()]
+        effects += [
+            Fail(ticket, CANCELLED, why)
+            for waiting in self._alive.values()
+            for ticket in waiting.values()
+        ]
         for record in self._records.values():
             if record.state == JOINING:
                 effects.append(Fail(record.joining, CANCELLED, why))
@@ -446,14 +554,19 @@ class Coordination:
         if record.state in (MISSING, JOINING):
             return FAILED_PRECONDITION, f"{task_name(task)} has not been registered"
         if incarnation != record.incarnation:
-            return ABORTED, f"{task_name(task)} calls as another incarnation than the registered one"
+            return (
+                ABORTED,
+                f"{task_name(task)} calls as another incarnation than the registered one",
+            )
         if record.state == LEFT and now > record.heard_until:
             return FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
         if record.state == ERROR:
             return FAILED_PRECONDITION, record.message
         return None
 
-    def _problem_of_barrier(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
+    def _problem_of_barrier(
+        self, name: str, task: Task, wanted: frozenset[Task]
+    ) -> tuple[int, str] | None:
         """Return (code, text) if a barrier of these tasks cannot pass, or None if it can."""
         unknown = wanted - self._records.keys()
         if unknown:
@@ -468,7 +581,11 @@ class Coordination:
     def _join(self, record: _Record, ticket: Ticket, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if record.state == JOINING:
-            effects.append(Fail(record.joining, ABORTED, f"{task_name(record.task)} registered again meanwhile"))
+            effects.append(
+                Fail(
+                    record.joining, ABORTED, f"{task_name(record.task)} registered again meanwhile"
+                )
+            )
         if record.incarnation and record.incarnation != incarnation:
             record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
             self._barriers.restarted(record.task)
@@ -490,16 +607,23 @@ class Coordination:
     def _give_up_joining(self) -> list[Effect]:
         self._register_by = inf
         joining = [record for record in self._records.values() if record.state == JOINING]
-        missing = task_names(record.task for record in self._records.values() if record.state != JOINING)
+        missing = task_names(
+            record.task for record in self._records.values() if record.state != JOINING
+        )
         text = f"{len(joining)}/{len(self._records)} tasks registered in time; missing: {missing}"
-        effects: list[Effect] = [Fail(record.joining, DEADLINE_EXCEEDED, text) for record in joining]
+        effects: list[Effect] = [
+            Fail(record.joining, DEADLINE_EXCEEDED, text) for record in joining
+        ]
         for record in joining:
             record.state, record.joining = MISSING, None
         return effects
 
     def _may_return(self, record: _Record) -> bool:
         """Return whether a task in error may register again without a reset."""
-        recovers = record.task[0] in self._config.recoverable_jobs or self._config.new_incarnation_may_return
+        recovers = (
+            record.task[0] in self._config.recoverable_jobs
+            or self._config.new_incarnation_may_return
+        )
         return record.code == UNAVAILABLE and recovers
 
     def _refresh(self, record: _Record, now: float) -> None:
@@ -507,7 +631,8 @@ class Coordination:
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
     def _check(self, now: float) -> list[Effect]:
-        """Fail the tasks whose sign of life or reconnection is overdue, and end the polls whose time has come."""
+        """Fail the tasks whose sign of life or reconnection is overdue, and end the polls whose
+        time has come."""
         effects: list[Effect] = []
         timeout_s = self._config.heartbeat_timeout_s
         for record in list(self._records.values()):
@@ -515,20 +640,29 @@ class Coordination:
                 continue
             if record.away_until <= now:
                 why = "its connection ended and it did not come back"
-                effects += self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
+                effects += self._fail(
+                    record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now
+                )
             elif record.heard_at + timeout_s <= now:
                 why = f"nothing was heard of it for {timeout_s:g} s"
-                effects += self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
+                effects += self._fail(
+                    record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now
+                )
         for task, poll in list(self._polls.items()):
             if poll.until <= now:
                 del self._polls[task]
                 effects.append(ReplyValue(poll.ticket, []))
-        times = [min(r.heard_at + timeout_s, r.away_until) for r in self._records.values() if r.state == UP]
+        times = [
+            min(r.heard_at + timeout_s, r.away_until)
+            for r in self._records.values()
+            if r.state == UP
+        ]
         self._check_at = min([*times, *(poll.until for poll in self._polls.values())], default=inf)
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """Put a task into error, and end its barriers. All polls get the error, or only the poll of this task if its job may recover."""
+        """Put a task into error, and end its barriers. All polls get the error, or only the poll of
+        this task if its job may recover."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
         effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
         effects += self._reply_alive()
@@ -552,15 +686,20 @@ class Coordination:
             record.joining = None
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
         record.away_until = inf
-        effects += self._to_callers(self._barriers.task_failed(record.task, f"{task_name(record.task)} {how}"), now)
+        effects += self._to_callers(
+            self._barriers.task_failed(record.task, f"{task_name(record.task)} {how}"), now
+        )
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Return `effects`, but replace the outcomes of the barriers SHUTDOWN and ALL_TASKS by the replies that the callers expect."""
+        """Return `effects`, but replace the outcomes of the barriers SHUTDOWN and ALL_TASKS by the
+        replies that the callers expect."""
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
-            if not isinstance(effect, ReplyValue) or not isinstance(effect.ticket, _Leaving | _Waiting):
+            if not isinstance(effect, ReplyValue) or not isinstance(
+                effect.ticket, _Leaving | _Waiting
+            ):
                 outgoing.append(effect)
                 continue
             outcome: RoundOutcome = effect.value
@@ -568,24 +707,38 @@ class Coordination:
                 leaving.append((effect.ticket, outcome))
             elif outcome.code == OK:
                 outgoing.append(
-                    ReplyValue(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices])
+                    ReplyValue(
+                        effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]
+                    )
                 )
             else:
                 outgoing.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
         return outgoing + self._end_shutdown(leaving, now)
 
-    def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
+    def _end_shutdown(
+        self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float
+    ) -> list[Effect]:
+        """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the
+        tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            if outcome.code != CANCELLED:  # a CANCELLED task stays: the keeper stops, or the task has called again
+            if outcome.code != CANCELLED:
+                # a CANCELLED task stays: the keeper stops, or the task has called again
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
-            effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
-        failed = next((outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None)
+            effects.append(
+                ReplyValue(place.ticket)
+                if done
+                else Fail(place.ticket, outcome.code, outcome.message)
+            )
+        failed = next(
+            (outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None
+        )
         if failed is not None:
             for record in [record for record in self._records.values() if record.state == UP]:
-                text = f"{task_name(record.task)} did not shut down with the others: {failed.message}"
+                text = (
+                    f"{task_name(record.task)} did not shut down with the others: {failed.message}"
+                )
                 effects += self._fail(record, INTERNAL, text, now)
         return effects
 
@@ -593,7 +746,13 @@ class Coordination:
         effects: list[Effect] = []
         for tasks, waiting in list(self._alive.items()):
             for task in [task for task in waiting if self._records[task].state != UP]:
-                effects.append(Fail(waiting.pop(task), FAILED_PRECONDITION, f"{task_name(task)} is not alive itself"))
+                effects.append(
+                    Fail(
+                        waiting.pop(task),
+                        FAILED_PRECONDITION,
+                        f"{task_name(task)} is not alive itself",
+                    )
+                )
             alive = [task for task in sorted(tasks) if self._records[task].state == UP]
             if not waiting or len(waiting) == len(alive):
                 del self._alive[tasks]

@@ -1,4 +1,5 @@
-"""Replies of machines to requests that may wait: each reply is an effect that names the request by its ticket.
+"""Replies of machines to requests that may wait: each reply is an effect that names the request by
+its ticket.
 
 The names of tasks are in this module, too, because all these machines use them.
 """
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Ticket: TypeAlias = Hashable
-"""The runtime's object for one request. A machine replies to each ticket once, or drops the ticket."""
+"""The runtime's object for one request. A machine replies to each ticket once, or drops the
+ticket.
+"""
 
 Task: TypeAlias = tuple[str, int]
 """A task of a cluster, as (job, index)."""
@@ -45,7 +48,12 @@ def task_name(task: Task) -> str:
 
 
 def task_names(tasks: Iterable[Task]) -> str:
-    """Return a text with the names of these tasks, in this order: the first NAMES_LISTED_MAX names, and the number of other tasks."""
+    """Return a text with the names of these tasks, in this order: the first NAMES_LISTED_MAX names,
+    and the number of other tasks."""
     names = [task_name(task) for task in tasks]
     more = len(names) - NAMES_LISTED_MAX
-    return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"
+    return (
+        ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+        if names
+        else "none"
+    )

@@ -1,10 +1,13 @@
-"""The keeper's side of coordination: barriers, keys and the states of tasks, behind the port of a leader's server or a dispatcher.
+"""The keeper's side of coordination: barriers, keys and the states of tasks, behind the port of a
+leader's server or a dispatcher.
 
 Rules
-    All code runs in the loop, and no thread waits, because an RPC call that gets no immediate reply is a ticket in a machine.
-    A caller names its task and its incarnation. The connection over which a task has last registered or polled stands for the incarnation:
-    when this connection ends, the task is away. If the task's process ran on this host and ends, the task is lost before its grace is over.
-    Callers must have the role `worker` or `submit`. This module validates the arguments before it passes them to a machine.
+    All code runs in the loop, and no thread waits, because an RPC call that gets no immediate reply
+    is a ticket in a machine. A caller names its task and its incarnation. The connection over which
+    a task has last registered or polled stands for the incarnation: when this connection ends, the
+    task is away. If the task's process ran on this host and ends, the task is lost before its grace
+    is over. Callers must have the role `worker` or `submit`. This module validates the arguments
+    before it passes them to a machine.
 
 Methods (each name follows "coordination."; `identity` is (job, index, incarnation); times are seconds, and None means no limit)
     register(identity, pid)                 -> (number of errors so far, incarnation of the keeper's process)
@@ -12,7 +15,8 @@ Methods (each name follows "coordination."; `identity` is (job, index, incarnati
     beat(identity)                          -> None
     reset(job, index), leave(identity, together) -> None
     report_error(identity, code, message)   -> None
-    barrier(identity, name, counter, timeout, tasks)  -> (code, message, counter), as barriers_machine.py explains
+    barrier(identity, name, counter, timeout, tasks)  -> (code, message, counter), as
+    barriers_machine.py explains
     cancel_barrier(identity, name, counter) -> None
     missing(name)                           -> the tasks for which a barrier waits
     wait_for_all(identity, devices, timeout) -> the devices of all tasks
@@ -51,18 +55,20 @@ PREFIX: Final = "coordination."
 ROLES: Final = frozenset({"worker", "submit"})
 
 BEATS: Final = 4
-"""The number of signs of life that a task sends within `heartbeat_timeout_s`, so that three may be late."""
+"""The number of signs of life that a task sends within `heartbeat_timeout_s`, so that three may be
+late."""
 
 PROCESS_END_PAUSE_S: Final = 0.005
-"""Seconds between the end of a task's connection and the first check whether its process has ended. The connections of a killed process end
-shortly before the process itself.
+"""Seconds between the end of a task's connection and the first check whether its process has ended.
+The connections of a killed process end shortly before the process itself.
 """
 
 DEVICES_MAX: Final = 1024
 """The largest number of devices that one task may name."""
 
 MESSAGE_CHARS_MAX: Final = 10_000
-"""The largest number of characters in the text of a reported error. The text is bounded, because every task receives it."""
+"""The largest number of characters in the text of a reported error. The text is bounded, because
+every task receives it."""
 
 _INT64: Final = 2**63
 _SHOWN_MAX: Final = 100
@@ -84,8 +90,10 @@ class CoordinationService:
         """Register the RPC methods at `service`, which must not be attached to a router yet.
 
         Args:
-          incarnation: the incarnation of the keeper's process. By it tasks notice that a restarted keeper has lost its barriers and keys.
-          tasks: the tasks of the cluster, in its order. None means that every task that registers belongs to the cluster.
+          incarnation: the incarnation of the keeper's process. By it tasks notice that a restarted
+            keeper has lost its barriers and keys.
+          tasks: the tasks of the cluster, in its order. None means that every task that registers
+            belongs to the cluster.
         """
         config = config or CoordinationConfig()
         self._tasks = Coordination(tasks, config)
@@ -96,26 +104,34 @@ class CoordinationService:
         self._due = inf
         self._stopped = False
         self._connections: dict[Task, tuple[Peer, int, int]] = {}
-        """The last connection of each task, with the task's incarnation and the pid of its process. The pid is 0 if it is unknown."""
+        """The last connection of each task, with the task's incarnation and the pid of its process.
+        The pid is 0 if it is unknown."""
         router.on_gone.append(self._peer_gone)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
 
     def stop(self, why: str) -> None:
-        """End all waiting requests with CANCELLED. Any thread may call this before the loop ends."""
+        """End all waiting requests with CANCELLED. Any thread may call this before the loop
+        ends.
+        """
         self._loop.run(self._stop, why)
 
     def snapshot(self) -> KeeperSnapshot:
-        """Return an immutable record of the keeper's present state. Any thread may call this while the loop runs."""
+        """Return an immutable record of the keeper's present state. Any thread may call this while
+        the loop runs."""
         return self._loop.run(self._snapshot)
 
     def _snapshot(self) -> KeeperSnapshot:
         tasks, keys = self._tasks, self._keys
         rows = {
-            task_name(task): TaskRow(state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task))
+            task_name(task): TaskRow(
+                state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task)
+            )
             for task, state, incarnation, *_ in tasks.states()
         }
-        barriers = {name: tuple(map(task_name, missing)) for name, missing in tasks.open_barriers.items()}
+        barriers = {
+            name: tuple(map(task_name, missing)) for name, missing in tasks.open_barriers.items()
+        }
         return KeeperSnapshot(rows, barriers, len(keys), keys.waiting, tasks.waiting + keys.waiting)
 
     def _methods(self) -> dict[str, Callable[..., None]]:
@@ -134,13 +150,19 @@ class CoordinationService:
             "states": self._states,
             "kv_set": self._kv_set,
             "kv_get": self._kv_get,
-            "kv_try_get": lambda call, key: self._perform(self._keys.try_get(call, _name(key, "a key"))),
-            "kv_delete": lambda call, key: self._perform(self._keys.delete(call, _name(key, "a key"))),
-            "kv_list": lambda call, prefix: self._perform(self._keys.below(call, _name(prefix, "a key", least=0))),
+            "kv_try_get": lambda call, key: self._perform(
+                self._keys.try_get(call, _name(key, "a key"))
+            ),
+            "kv_delete": lambda call, key: self._perform(
+                self._keys.delete(call, _name(key, "a key"))
+            ),
+            "kv_list": lambda call, prefix: self._perform(
+                self._keys.below(call, _name(prefix, "a key", least=0))
+            ),
             "kv_increment": self._kv_increment,
         }
 
-    # -- tasks ------------------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     def _register(self, call: PendingCall, identity: Any, pid: int) -> None:
         task, incarnation = _identity(identity)
@@ -174,20 +196,36 @@ class CoordinationService:
             raise _invalid("the code of an error", code)
         if type(message) is not str:
             raise _invalid("the text of an error", message)
-        self._perform(self._tasks.reported(call, *_identity(identity), code, message[:MESSAGE_CHARS_MAX], self._now()))
+        self._perform(
+            self._tasks.reported(
+                call, *_identity(identity), code, message[:MESSAGE_CHARS_MAX], self._now()
+            )
+        )
 
     def _states(self, call: PendingCall, jobs: Any) -> None:
-        wanted = None if jobs is None else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
+        wanted = (
+            None
+            if jobs is None
+            else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
+        )
         call.reply([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
 
     def _alive(self, call: PendingCall, identity: Any, tasks: Any) -> None:
         self._drop_with_caller(call)
-        self._perform(self._tasks.alive_requested(call, *_identity(identity), _tasks(tasks), self._now()))
+        self._perform(
+            self._tasks.alive_requested(call, *_identity(identity), _tasks(tasks), self._now())
+        )
 
-    # -- barriers ---------------------------------------------------------------------------------------------------------
+    # -- barriers ----------------------------------------------------------------------------------
 
     def _barrier(
-        self, call: PendingCall, identity: Any, name: str, counter: int, timeout: float | None, tasks: Any
+        self,
+        call: PendingCall,
+        identity: Any,
+        name: str,
+        counter: int,
+        timeout: float | None,
+        tasks: Any,
     ) -> None:
         task, incarnation = _identity(identity)
         _barrier_name(name)
@@ -201,12 +239,16 @@ class CoordinationService:
     def _cancel_barrier(self, call: PendingCall, identity: Any, name: str, counter: int) -> None:
         task, _ = _identity(identity)
         _number(counter, "the number of a round")
-        self._perform(self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now()))
+        self._perform(
+            self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now())
+        )
 
     def _missing(self, call: PendingCall, name: str) -> None:
         call.reply(self._tasks.missing(_name(name, "the name of a barrier")))
 
-    def _wait_for_all(self, call: PendingCall, identity: Any, devices: Any, timeout: float | None) -> None:
+    def _wait_for_all(
+        self, call: PendingCall, identity: Any, devices: Any, timeout: float | None
+    ) -> None:
         names = [_name(device, "a device") for device in _items(devices, "a list of devices")]
         if len(names) > DEVICES_MAX:
             raise InvalidArgumentError(f"wanted at most {DEVICES_MAX} devices, not {len(names)}")
@@ -215,10 +257,12 @@ class CoordinationService:
         self._drop_with_caller(call)
         self._perform(self._tasks.waited_for_all(call, *_identity(identity), names, due, now))
 
-    # -- keys -------------------------------------------------------------------------------------------------------------
+    # -- keys --------------------------------------------------------------------------------------
 
     def _kv_set(self, call: PendingCall, key: str, value: Any, overwrite: bool) -> None:
-        self._perform(self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True))
+        self._perform(
+            self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True)
+        )
 
     def _kv_get(self, call: PendingCall, key: str, timeout: float | None) -> None:
         due = self._now() + _seconds(timeout)
@@ -230,7 +274,7 @@ class CoordinationService:
             raise _invalid("a whole number of 64 bits", by)
         self._perform(self._keys.increment(call, _name(key, "a key"), by, _size(by)))
 
-    # -- the runtime ------------------------------------------------------------------------------------------------------
+    # -- the runtime -------------------------------------------------------------------------------
 
     def _now(self) -> float:
         if self._stopped:
@@ -238,7 +282,8 @@ class CoordinationService:
         return self._loop.now()
 
     def _drop_with_caller(self, call: PendingCall) -> None:
-        """Have the machines drop this RPC call if the caller cancels the call, or disconnects, before the reply."""
+        """Have the machines drop this RPC call if the caller cancels the call, or disconnects,
+        before the reply."""
         call.on_dropped(partial(self._dropped, call))
 
     def _dropped(self, call: PendingCall) -> None:
@@ -279,7 +324,8 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """Record that this connection stands for an incarnation of a task, if this incarnation is registered."""
+        """Record that this connection stands for an incarnation of a task, if this incarnation is
+        registered."""
         if not self._tasks.is_registered(task, incarnation):
             return
         previous = self._connections.get(task)
@@ -290,7 +336,8 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # this task uses another connection than the one that has ended
+            if connection is not peer:
+                # this task uses another connection than the one that has ended
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
@@ -298,18 +345,21 @@ class CoordinationService:
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
     def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """If the process of a disconnected task on this host has ended, report the task as lost. Otherwise check again later."""
+        """If the process of a disconnected task on this host has ended, report the task as lost.
+        Otherwise check again later."""
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
         if not is_alive(pid):
-            self._perform(self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now))
+            self._perform(
+                self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now)
+            )
             return
         again = partial(self._check_process_end, task, incarnation, pid, 2 * pause_s)
         self._loop.set_timer((self, task), now + pause_s, again)
 
 
-# -- arguments of callers ---------------------------------------------------------------------------------------------------
+# -- arguments of callers --------------------------------------------------------------------------
 
 
 def _invalid(wanted: str, value: Any) -> InvalidArgumentError:

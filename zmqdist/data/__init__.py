@@ -1,6 +1,7 @@
 """Pipelines of elements (`Dataset`) and the service that runs them in other processes (`service`).
 
-Each class and module is imported on first use, so that a program without the service does not load the modules for sockets.
+Each class and module is imported on first use, so that a program without the service does not load
+the modules for sockets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from zmqdist.data.composites import Ragged, Sparse
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
-    from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
+    from zmqdist.data.readers import (
+        FixedLengthRecordDataset,
+        ParquetDataset,
+        TextLineDataset,
+        TFRecordDataset,
+    )
 
 _MODULES = {
     "Dataset": "zmqdist.data.dataset",

@@ -1,25 +1,31 @@
-"""Elements in a file that other tools can read. The file consists of blocks of columns, and each column is an array in NumPy's own file
-format.
+"""Elements in a file that other tools can read. The file consists of blocks of columns, and each
+column is an array in NumPy's own file format.
 
 File format
-    A block is a line of JSON, followed by arrays in the format of `numpy.save`. An example of such a line:
+    A block is a line of JSON, followed by arrays in the format of `numpy.save`. An example of such
+    a line:
 
-        {"rows": 3, "arrays": [["<f4", [3, 28]], ["|u1", [12]], ["<i8", [3]]], "element": ["dict", ["x", "array"], ["t", "str"]]}
+        {"rows": 3, "arrays": [["<f4", [3, 28]], ["|u1", [12]], ["<i8", [3]]], "element": ["dict",
+        ["x", "array"], ["t", "str"]]}
 
-    `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array that follows. `element` is the structure
-    of an element, with the kind of each leaf:
+    `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array
+    that follows. `element` is the structure of an element, with the kind of each leaf:
       array, scalar   one array with a row for each element. A row of an `array` is an array, and a row of a `scalar` is a NumPy scalar.
       str, bytes      two arrays: the bytes of all strings joined (text as UTF-8), and the position at which each string ends
-    A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
+    A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict",
+    [key, ...], ...].
 
-    *Invariant*: the rows of a block have the same structure, dtypes and shapes. An element that differs from them begins another block.
-    The whole file may be compressed, as gzip or as a zlib stream. It contains no pickle. NumPy's files do not know the dtypes of ml_dtypes,
-    nor all dtypes with fields, so arrays of these dtypes are stored as raw data.
+    *Invariant*: the rows of a block have the same structure, dtypes and shapes. An element that
+    differs from them begins another block. The whole file may be compressed, as gzip or as a zlib
+    stream. It contains no pickle. NumPy's files do not know the dtypes of ml_dtypes, nor all dtypes
+    with fields, so arrays of these dtypes are stored as raw data.
 
-    The line repeats the dtypes and shapes, so that readers can skip the headers of the arrays. A header is a Python literal, which takes
-    longer to parse than a small array takes to read, and which Python 3.11 cannot parse in two threads at once.
+    The line repeats the dtypes and shapes, so that readers can skip the headers of the arrays. A
+    header is a Python literal, which takes longer to parse than a small array takes to read, and
+    which Python 3.11 cannot parse in two threads at once.
 
-A spec of elements is JSON of the same form as `element`, with {"shape": ..., "dtype": ...} as leaves.
+A spec of elements is JSON of the same form as `element`, with {"shape": ..., "dtype": ...} as
+leaves.
 """
 
 from __future__ import annotations
@@ -42,37 +48,47 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""The largest number of elements in a block. Blocks must be small, because a reader has a whole block in memory. They must not be too
-small, because each block has a line of JSON and array headers."""
+"""The largest number of elements in a block. Blocks must be small, because a reader has a whole
+block in memory. They must not be too small, because each block has a line of JSON and array
+headers."""
 
 BLOCK_BYTES_MAX = 2**20
-"""A block is written as soon as it has so many bytes. The number is small because an element that was read shares memory with its block, so
-that the whole block stays in memory as long as the element does."""
+"""A block is written as soon as it has so many bytes. The number is small because an element that
+was read shares memory with its block, so that the whole block stays in memory as long as the
+element does."""
 
-# -- structures as JSON ---------------------------------------------------------------------------------------------
+# -- structures as JSON ----------------------------------------------------------------------------
 
 
 def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a structure as JSON types. `leaf` converts each leaf, and must not return a list, because a list stands for a structure.
+    """Return a structure as JSON types. `leaf` converts each leaf, and must not return a list,
+    because a list stands for a structure.
 
     Raises:
       InvalidArgumentError: a dict has keys that are neither text nor numbers.
     """
     if isinstance(structure, dict):
         if not all(type(key) in (str, int, float, bool) for key in structure):
-            raise invalid(f"a dict with keys {list(structure)} cannot be written: each key must be text or a number")
+            raise invalid(
+                f"a dict with keys {list(structure)} cannot be written: each key must be text or "
+                f"a number"
+            )
         return ["dict", *([key, structure_to_json(item, leaf)] for key, item in structure.items())]
     if isinstance(structure, tuple):
         items = [structure_to_json(item, leaf) for item in structure]
         if hasattr(structure, "_fields"):
-            return ["namedtuple", type(structure).__name__, *map(list, zip(structure._fields, items, strict=True))]
+            return [
+                "namedtuple",
+                type(structure).__name__,
+                *map(list, zip(structure._fields, items, strict=True)),
+            ]
         return ["tuple", *items]
     return leaf(structure)
 
 
 def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return the structure from the result of `structure_to_json`. `leaf` converts each leaf back. Raises ValueError or TypeError for other
-    values.
+    """Return the structure from the result of `structure_to_json`. `leaf` converts each leaf back.
+    Raises ValueError or TypeError for other values.
     """
     match text:
         case ["dict", *items]:
@@ -93,8 +109,13 @@ def spec_to_json(spec: Any) -> Any:
 
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
-            raise UnimplementedError("elements that hold datasets cannot be written: apply batch() or flat_map() first")
-        return {"shape": None if one.shape is None else list(one.shape), "dtype": _dtype_to_json(np.dtype(one.dtype))}
+            raise UnimplementedError(
+                "elements that hold datasets cannot be written: apply batch() or flat_map() first"
+            )
+        return {
+            "shape": None if one.shape is None else list(one.shape),
+            "dtype": _dtype_to_json(np.dtype(one.dtype)),
+        }
 
     return structure_to_json(spec, leaf)
 
@@ -103,7 +124,9 @@ def spec_from_json(text: Any) -> Any:
     """Return the spec from the result of `spec_to_json`. Raises DataLossError for other values."""
 
     def leaf(one: Any) -> TensorSpec:
-        return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), dtype_from_json(one["dtype"]))
+        return TensorSpec(
+            None if one["shape"] is None else tuple(one["shape"]), dtype_from_json(one["dtype"])
+        )
 
     try:
         return structure_from_json(text, leaf)
@@ -111,14 +134,14 @@ def spec_from_json(text: Any) -> Any:
         raise DataLossError(f"not the spec of a dataset: {error}") from None
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 _SCALAR = frozenset({str, bytes})
 
 
 def _flatten(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element to `leaves`. Return the element's layout: its structure, and the dtype and shape of each leaf. All
-    elements of a block have equal layouts.
+    """Append the leaves of an element to `leaves`. Return the element's layout: its structure, and
+    the dtype and shape of each leaf. All elements of a block have equal layouts.
     """
     cls = type(x)
     if cls is np.ndarray:
@@ -134,7 +157,8 @@ def _flatten(x: Any, leaves: list[Any]) -> Any:
     if isinstance(x, np.generic):
         return cls, x.dtype
     raise UnimplementedError(
-        f"an element holds {cls.__name__}, which cannot be written: apply batch() or flat_map() to windows first"
+        f"an element holds {cls.__name__}, which cannot be written: apply batch() or flat_map() "
+        f"to windows first"
     )
 
 
@@ -146,7 +170,8 @@ class BlockWriter:
     """Writes elements to an open file, block by block.
 
     Attributes:
-      nbytes: the number of bytes, before compression, of all elements so far. It includes elements whose block is not written yet.
+      nbytes: the number of bytes, before compression, of all elements so far. It includes elements
+        whose block is not written yet.
     """
 
     def __init__(self, file: Any) -> None:
@@ -158,8 +183,9 @@ class BlockWriter:
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element, without a copy of its arrays. The caller must not change the arrays until the block is written. The block is
-        written by `flush`, by a `write` that makes it 1,024 elements or a mebibyte long, or by a `write` of an element of another layout.
+        """Append an element, without a copy of its arrays. The caller must not change the arrays
+        until the block is written. The block is written by `flush`, by a `write` that makes it
+        1,024 elements or a mebibyte long, or by a `write` of an element of another layout.
 
         Raises:
           UnimplementedError: the element holds a dataset.
@@ -167,7 +193,8 @@ class BlockWriter:
         """
         leaves: list[Any] = []
         layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:  # begin another block, because all rows of a block have one layout
+        if self._rows and layout != self._layout:
+            # begin another block, because all rows of a block have one layout
             self.flush()
         if not self._rows:
             self._first, self._layout = x, layout
@@ -187,17 +214,21 @@ class BlockWriter:
         columns = iter(zip(*rows, strict=True))
         element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
         kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
-        head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
+        head = json.dumps(
+            {"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":")
+        )
         self._file.write(head.encode() + b"\n")
         for array in arrays:
-            # Write arrays of ml_dtypes, and of fields, as raw data, because NumPy's header cannot describe all of their dtypes.
+            # Write arrays of ml_dtypes, and of fields, as raw data, because NumPy's header cannot
+            # describe all of their dtypes.
             named = array.dtype.type.__module__ == "numpy" and not array.dtype.names
             plain = array if named else array.view(f"V{array.dtype.itemsize}")
             np.lib.format.write_array(_Sink(self._file), plain, allow_pickle=False)
 
 
 class _Sink:
-    """A file object with only the method `write`. With a real file, NumPy's `write_array` would bypass the file's buffer."""
+    """A file object with only the method `write`. With a real file, NumPy's `write_array` would
+    bypass the file's buffer."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write
@@ -211,14 +242,18 @@ def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
-    """Convert the values of one leaf in all rows of a block to arrays, and append these to `arrays`. Return the leaf's kind, such as "str".
+    """Convert the values of one leaf in all rows of a block to arrays, and append these to
+    `arrays`. Return the leaf's kind, such as "str".
 
     Args:
       first: the value in the first row.
       leaves: the values in all rows.
     """
     if isinstance(first, (str, bytes)):
-        parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
+        parts = [
+            leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf
+            for leaf in leaves
+        ]
         arrays.append(np.frombuffer(b"".join(parts), np.uint8))
         arrays.append(np.cumsum([len(part) for part in parts], dtype=np.int64))
         return "str" if isinstance(first, str) else "bytes"
@@ -231,7 +266,8 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it. Appending to a compressed file begins another compressed stream. Readers join the streams."""
+        """Create the file, or append to it. Appending to a compressed file begins another
+        compressed stream. Readers join the streams."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)
@@ -243,7 +279,8 @@ class ElementsFile:
         return self._blocks.nbytes
 
     def flush(self) -> None:
-        """Write the elements so far to the file, so that a reader of an uncompressed file can see them."""
+        """Write the elements so far to the file, so that a reader of an uncompressed file can see
+        them."""
         self._blocks.flush()
         self._file.flush()
 
@@ -266,11 +303,12 @@ class ElementsFile:
                 file.close()
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
-    """Yield the elements from the current position to the end of a file. Their arrays are writable. Arrays of one block share memory.
+    """Yield the elements from the current position to the end of a file. Their arrays are writable.
+    Arrays of one block share memory.
 
     Raises:
       DataLossError: the file is truncated, or not a file of elements.
@@ -279,7 +317,9 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
         while line := file.readline(2**20):
             block = json.loads(line)
             arrays = [_read_array(file, dtype, shape) for dtype, shape in block["arrays"]]
-            yield from _rows_of(structure_from_json(block["element"], partial(_Column, iter(arrays))), block["rows"])
+            yield from _rows_of(
+                structure_from_json(block["element"], partial(_Column, iter(arrays))), block["rows"]
+            )
     except (
         ValueError,
         TypeError,
@@ -298,7 +338,8 @@ _MAGIC = b"\x93NUMPY"
 
 
 def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
-    """Read an array in NumPy's file format. Its header is skipped, because the block's line of JSON has the same `dtype` and `shape`."""
+    """Read an array in NumPy's file format. Its header is skipped, because the block's line of JSON
+    has the same `dtype` and `shape`."""
     start = file.read(8)
     if len(start) < 8 or start[:6] != _MAGIC:
         raise ValueError("an array is missing")

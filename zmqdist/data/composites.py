@@ -1,7 +1,8 @@
-"""Elements made of several arrays: `Ragged` for rows of different lengths, and `Sparse` for arrays that are mostly zero.
+"""Elements made of several arrays: `Ragged` for rows of different lengths, and `Sparse` for arrays
+that are mostly zero.
 
-Both classes are registered namedtuples, so that their values are encoded like any other element and decoded to the same class
-(`wire.namedtuples.known_namedtuple`).
+Both classes are registered namedtuples, so that their values are encoded like any other element and
+decoded to the same class (`wire.namedtuples.known_namedtuple`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Ragged(NamedTuple):
     row_splits: Any
 
     def shape(self) -> tuple[int | None, ...]:
-        """Return (number of rows, None, ...). The second size is None because the rows differ in length.
+        """Return (number of rows, None, ...). The second size is None because the rows differ in
+        length.
 
         >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).shape()
         (2, None)
@@ -84,7 +86,11 @@ class Sparse(NamedTuple):
         """
         dense = plain_array(array, "Sparse.of")
         coordinates = np.nonzero(dense)
-        return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
+        return cls(
+            np.stack(coordinates, 1).astype(np.int64),
+            dense[coordinates],
+            np.array(dense.shape, np.int64),
+        )
 
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the dense array.
@@ -112,7 +118,9 @@ class Sparse(NamedTuple):
         """
         bounds = np.searchsorted(self.indices[:, 0], np.arange(self.dense_shape[0] + 1))
         for low, high in pairwise(bounds.tolist()):
-            yield Sparse(self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:].copy())
+            yield Sparse(
+                self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:].copy()
+            )
 
 
 Composite: TypeAlias = Ragged | Sparse
@@ -135,20 +143,26 @@ def stacked(elements: Sequence[Composite]) -> Composite:
     numbers = np.repeat(np.arange(len(elements)), [len(one.values) for one in elements])
     coordinates = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
     indices = np.concatenate([numbers[:, None], coordinates], axis=1)
-    return Sparse(indices, np.concatenate([one.values for one in elements]), np.array([len(elements), *shape]))
+    return Sparse(
+        indices, np.concatenate([one.values for one in elements]), np.array([len(elements), *shape])
+    )
 
 
 def spec_of_composite(value: Composite) -> Composite:
     """Return the spec of a composite. The number of its values is not part of the spec."""
     if isinstance(value, Ragged):
         values, splits = np.asarray(value.values), np.asarray(value.row_splits)
-        return Ragged(TensorSpec((None, *values.shape[1:]), values.dtype), TensorSpec(splits.shape, splits.dtype))
+        return Ragged(
+            TensorSpec((None, *values.shape[1:]), values.dtype),
+            TensorSpec(splits.shape, splits.dtype),
+        )
     rank = len(value.dense_shape)
     return _sparse_spec(rank, np.asarray(value.values).dtype)
 
 
 def batched_spec(spec: Composite) -> Composite:
-    """Return the spec of a batch of composites whose spec is `spec`. Raises InvalidArgumentError for a Ragged."""
+    """Return the spec of a batch of composites whose spec is `spec`. Raises InvalidArgumentError
+    for a Ragged."""
     if isinstance(spec, Ragged):
         raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
     return _sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
@@ -163,4 +177,8 @@ def row_spec(spec: Composite) -> Any:
 
 
 def _sparse_spec(rank: int, dtype: Any) -> Sparse:
-    return Sparse(TensorSpec((None, rank), np.int64), TensorSpec((None,), dtype), TensorSpec((rank,), np.int64))
+    return Sparse(
+        TensorSpec((None, rank), np.int64),
+        TensorSpec((None,), dtype),
+        TensorSpec((rank,), np.int64),
+    )

@@ -1,16 +1,19 @@
 """The class `Dataset`, which has the operators as methods, with the names and arguments of tf.data.
 
 Rules
-    Each method returns a new Dataset, and checks its arguments as far as this is possible without reading elements. No operator runs before
-    the dataset is iterated, or `element_spec` needs its first element. A value with which no element can be computed, such as a batch size
-    of 0, raises InvalidArgumentError. An argument of the wrong kind raises ValueError or TypeError, as in tf.data. Every method accepts
-    `name` and ignores it.
+    Each method returns a new Dataset, and checks its arguments as far as this is possible without
+    reading elements. No operator runs before the dataset is iterated, or `element_spec` needs its
+    first element. A value with which no element can be computed, such as a batch size of 0, raises
+    InvalidArgumentError. An argument of the wrong kind raises ValueError or TypeError, as in
+    tf.data. Every method accepts `name` and ignores it.
 
-    A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
-    The functions of `scan` and `reduce` get (state, element), and their element is one argument even if it is a tuple.
+    A user function gets the parts of a tuple as separate arguments. Every other element (dicts and
+    namedtuples included) is one argument. The functions of `scan` and `reduce` get (state,
+    element), and their element is one argument even if it is a tuple.
 
-Not here: the facts about a pipeline that are known without running it (tree.py), the methods that create a pipeline from a source
-(constructors.py), the methods that consume a pipeline (reductions.py), the work of each operator (ops/).
+Not here: the facts about a pipeline that are known without running it (tree.py), the methods that
+create a pipeline from a source (constructors.py), the methods that consume a pipeline
+(reductions.py), the work of each operator (ops/).
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ from zmqdist.specs import TensorSpec
 
 
 def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset, ...]:
-    """Return `datasets` as a tuple. Raises ValueError if there are no datasets, and TypeError if a value is not a Dataset or the elements
-    of two datasets differ in type.
+    """Return `datasets` as a tuple. Raises ValueError if there are no datasets, and TypeError if a
+    value is not a Dataset or the elements of two datasets differ in type.
     """
     inputs = tuple(datasets)
     if not inputs:
@@ -85,7 +88,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     >>> print(*dataset)
     0 4 16 36 64
 
-    A dataset is immutable and can be iterated any number of times. Each iterator starts at the beginning.
+    A dataset is immutable and can be iterated any number of times. Each iterator starts at the
+    beginning.
     """
 
     __slots__ = ()
@@ -97,11 +101,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return deserialize, (self.serialize(),)
 
     def _common_shard(self, count: int, index: int, entropy: tuple[int, int]) -> Dataset:
-        """Return every `count`-th element, from `index` on, in the order that all workers with the same
-        `entropy` have in common.
+        """Return every `count`-th element, from `index` on, in the order that all workers with the
+        same `entropy` have in common.
 
-        Per-worker datasets look for this method (scheduling/shared/datasets.py), because they accept
-        any iterable and import no dataset.
+        Per-worker datasets look for this method (scheduling/shared/datasets.py), because they
+        accept any iterable and import no dataset.
         """
         return common_shard(unread(self), count, index, entropy)
 
@@ -109,10 +113,13 @@ class Dataset(DatasetConstructors, DatasetResults):
 
     @staticmethod
     def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of the names of the files and folders that match `file_pattern`. Each iterator shuffles the names. With
-        `shuffle=False` they are sorted.
+        """Return a dataset of the names of the files and folders that match `file_pattern`. Each
+        iterator shuffles the names. With `shuffle=False` they are sorted.
 
         >>> Dataset.range(3).save(f"{folder}/listed")
         >>> len(Dataset.list_files(f"{folder}/listed/*")) > 0
@@ -139,23 +146,34 @@ class Dataset(DatasetConstructors, DatasetResults):
         >>> print(*Dataset.load(f"{folder}/loaded"))
         0 1 2
 
-        A `distributed_save` can be loaded before it is complete. Iterators then yield its elements as the chunks are committed.
+        A `distributed_save` can be loaded before it is complete. Iterators then yield its elements
+        as the chunks are committed.
 
         Args:
-          path: a folder. For `distributed_save` it may also be the URL of a folder (which needs the extra `zmqdist[fsspec]`).
+          path: a folder. For `distributed_save` it may also be the URL of a folder (which needs the
+            extra `zmqdist[fsspec]`).
           element_spec: the expected spec; None accepts any spec.
           compression: the expected compression; None accepts any compression.
-          reader_func: a function that gets a dataset with one dataset per file, and returns the dataset to read.
-          wait: whether to block until a saved dataset appears at `path`. The call looks for it at least every 5 seconds.
+          reader_func: a function that gets a dataset with one dataset per file, and returns the
+            dataset to read.
+          wait: whether to block until a saved dataset appears at `path`. The call looks for it at
+            least every 5 seconds.
 
         Raises:
           NotFoundError: there is no saved dataset at `path`.
-          ValueError: the saved dataset has another `element_spec`, or its `distributed_save` failed or used another compression.
-          DataLossError: `save` used another compression, or the file that describes the saved dataset is damaged.
-          OpError: while iterating, a `distributed_save` that was still running has failed with this error.
+          ValueError: the saved dataset has another `element_spec`, or its `distributed_save` failed
+            or used another compression.
+          DataLossError: `save` used another compression, or the file that describes the saved
+            dataset is damaged.
+          OpError: while iterating, a `distributed_save` that was still running has failed with this
+            error.
         """
         made: Dataset = saving.load(
-            os.fspath(path), declared_spec("element_spec", element_spec), compression, reader_func, wait
+            os.fspath(path),
+            declared_spec("element_spec", element_spec),
+            compression,
+            reader_func,
+            wait,
         )
         return made
 
@@ -171,33 +189,43 @@ class Dataset(DatasetConstructors, DatasetResults):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of `map_func(element)`. An iterator raises the error of a failed call, and then continues with the next element.
+        """Return a dataset of `map_func(element)`. An iterator raises the error of a failed call,
+        and then continues with the next element.
 
         >>> print(*Dataset.range(4).map(lambda x: x + 10))
         10 11 12 13
 
         Args:
-          num_parallel_calls: the number of threads that call `map_func`. AUTOTUNE means one thread per processor. With
-            None, the thread that reads the dataset calls `map_func`.
-          deterministic: False yields results in the order in which they are ready. With None, the options decide.
+          num_parallel_calls: the number of threads that call `map_func`. AUTOTUNE means one thread
+            per processor. With None, the thread that reads the dataset calls `map_func`.
+          deterministic: False yields results in the order in which they are ready. With None, the
+            options decide.
           synchronous, use_unbounded_threadpool: accepted and ignored.
-          output_signature: the spec of the results, with None for sizes that vary. Python numbers and lists are converted to the dtypes of
-            the signature, and iterating raises InvalidArgumentError for a result that does not fit. Without a signature, `element_spec`
+          output_signature: the spec of the results, with None for sizes that vary. Python numbers
+            and lists are converted to the dtypes of the signature, and iterating raises
+            InvalidArgumentError for a result that does not fit. Without a signature, `element_spec`
             computes the first element to learn the spec.
         """
         function, calls = PickledFunction(map_func), background.checked_parallel(num_parallel_calls)
         return self._then(
-            elementwise.Map(function, declared_spec("output_signature", output_signature), calls, deterministic)
+            elementwise.Map(
+                function, declared_spec("output_signature", output_signature), calls, deterministic
+            )
         )
 
-    def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map with a state. `scan_func(state, element)` returns (next state, output element), and `initial_state` is the first state.
+    def scan(
+        self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None
+    ) -> Dataset:
+        """Map with a state. `scan_func(state, element)` returns (next state, output element), and
+        `initial_state` is the first state.
 
         >>> print(*Dataset.range(5).scan(0, lambda total, x: (total + x, total + x)))
         0 1 3 6 10
         """
         return self._then(
-            elementwise.Scan(converted("initial_state", element, initial_state), PickledFunction(scan_func))
+            elementwise.Scan(
+                converted("initial_state", element, initial_state), PickledFunction(scan_func)
+            )
         )
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
@@ -209,7 +237,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """Set how the pipeline runs. An option that a later call sets overrides the option of an earlier call.
+        """Set how the pipeline runs. An option that a later call sets overrides the option of an
+        earlier call.
 
         >>> options = zd.data.Options()
         >>> options.deterministic = False
@@ -221,7 +250,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(elementwise.WithOptions(options.as_dict()))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a result that is not a bool.
+        """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a
+        result that is not a bool.
 
         >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 1))
         1 3 5
@@ -245,12 +275,17 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`, ...
+        """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`,
+        ...
 
         >>> print(*Dataset.range(7).shard(3, 1))
         1 4
         """
-        return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
+        return self._then(
+            filtering.ShardOp.build(
+                checked_int(num_shards, "num_shards"), checked_int(index, "index")
+            )
+        )
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keep the elements before the first element for which `predicate` returns False.
@@ -261,7 +296,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.TakeWhile(PickledFunction(predicate)))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Keep the first of equal numbers or strings. An iterator holds each distinct value, and raises TypeError for other elements.
+        """Keep the first of equal numbers or strings. An iterator holds each distinct value, and
+        raises TypeError for other elements.
 
         >>> print(*Dataset.from_source([3, 1, 3, 2, 1]).unique())
         3 1 2
@@ -269,7 +305,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
-        """Leave out elements whose computation raises an error. With `log_warning`, log a warning for each error.
+        """Leave out elements whose computation raises an error. With `log_warning`, log a warning
+        for each error.
 
         >>> print(*Dataset.from_source([1, 0, 2]).map(lambda x: 2 // int(x)).ignore_errors())
         2 1
@@ -286,21 +323,24 @@ class Dataset(DatasetConstructors, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Stack each `batch_size` consecutive elements along a new axis 0. Iterating raises InvalidArgumentError if their shapes differ.
+        """Stack each `batch_size` consecutive elements along a new axis 0. Iterating raises
+        InvalidArgumentError if their shapes differ.
 
         >>> print(*Dataset.range(5).batch(2))
         [0 1] [2 3] [4]
 
         Args:
           drop_remainder: whether to leave out a last batch that is smaller.
-          num_parallel_calls, deterministic: as for `map`. The threads stack the elements, which saves time for large arrays.
+          num_parallel_calls, deterministic: as for `map`. The threads stack the elements, which
+            saves time for large arrays.
         """
         calls = background.checked_parallel(num_parallel_calls)
         size = batching.BatchOp.checked(batch_size)
         return self._then(batching.BatchOp(size, bool(drop_remainder), calls, deterministic))
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """Split each element along axis 0. Raises ValueError if the spec shows that an element cannot be split.
+        """Split each element along axis 0. Raises ValueError if the spec shows that an element
+        cannot be split.
 
         >>> print(*Dataset.from_source([[0, 1], [2, 3]]).unbatch())
         0 1 2 3
@@ -308,11 +348,15 @@ class Dataset(DatasetConstructors, DatasetResults):
         known, declared = self.known_spec, self.declared_spec
         if known is not UNKNOWN_SPEC:
             batching.rows_in(known)
-        return self._then(batching.Unbatch(None if declared is UNKNOWN_SPEC else batching.rows_in(declared)))
+        return self._then(
+            batching.Unbatch(None if declared is UNKNOWN_SPEC else batching.rows_in(declared))
+        )
 
-    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
-        """Split batches, and stack the rows to batches of another size. If `batch_size` is a list, its sizes are used in turn. A batch of
-        size 0 has no rows.
+    def rebatch(
+        self, batch_size: Any, drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
+        """Split batches, and stack the rows to batches of another size. If `batch_size` is a list,
+        its sizes are used in turn. A batch of size 0 has no rows.
 
         >>> print(*Dataset.range(6).batch(3).rebatch([4, 2]))
         [0 1 2 3] [4 5]
@@ -337,17 +381,22 @@ class Dataset(DatasetConstructors, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Shuffle elements through a buffer of `buffer_size` elements. The buffer yields a random element, which the next input element
-        replaces. A size of -2 buffers all elements.
+        """Shuffle elements through a buffer of `buffer_size` elements. The buffer yields a random
+        element, which the next input element replaces. A size of -2 buffers all elements.
 
         >>> shuffled = Dataset.range(10).shuffle(10, seed=7)
         >>> sorted(shuffled) == list(range(10))
         True
 
-        Each iterator, and each epoch of a later `repeat`, yields another order, unless `reshuffle_each_iteration=False`.
+        Each iterator, and each epoch of a later `repeat`, yields another order, unless
+        `reshuffle_each_iteration=False`.
         """
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
-        return self._then(shuffling.Shuffle(shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle))
+        return self._then(
+            shuffling.Shuffle(
+                shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle
+            )
+        )
 
     def padded_batch(
         self,
@@ -357,7 +406,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batch elements that differ in size. Each element is padded to `padded_shapes`, or to the largest size in its batch.
+        """Batch elements that differ in size. Each element is padded to `padded_shapes`, or to the
+        largest size in its batch.
 
         >>> spec = zd.TensorSpec((None,), np.int64)
         >>> rows = Dataset.range(1, 3).map(np.arange, output_signature=spec)
@@ -365,25 +415,37 @@ class Dataset(DatasetConstructors, DatasetResults):
         [[ 0 -1] [ 0 1]]
 
         Args:
-          padded_shapes: a shape for each leaf. None or -1 in a shape stands for the largest size in the batch.
-          padding_values: a value for each leaf, or one value for all leaves. None stands for 0, False or "".
+          padded_shapes: a shape for each leaf. None or -1 in a shape stands for the largest size in
+            the batch.
+          padding_values: a value for each leaf, or one value for all leaves. None stands for 0,
+            False or "".
 
         Raises:
-          ValueError: a rank is unknown, or there is another number of `padded_shapes` or `padding_values` than of leaves.
-          TypeError: a padding value has another type than its leaf, or an element contains a Ragged or Sparse.
+          ValueError: a rank is unknown, or there is another number of `padded_shapes` or
+            `padding_values` than of leaves.
+          TypeError: a padding value has another type than its leaf, or an element contains a Ragged
+            or Sparse.
           DataLossError: while iterating, an element is larger than its shape in `padded_shapes`.
-          InvalidArgumentError: while iterating, elements of a batch differ in structure, dtype or rank, or in rank from `padded_shapes`.
+          InvalidArgumentError: while iterating, elements of a batch differ in structure, dtype or
+            rank, or in rank from `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
         declared = padding.declared_shapes(self.declared_spec, padded_shapes)
-        op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values, declared)
+        op = padding.PaddedBatch(
+            size, bool(drop_remainder), padded_shapes, padding_values, declared
+        )
         op.check(self.known_spec)
         return self._then(op)
 
     def ragged_batch(
-        self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        row_splits_dtype: Any = np.int64,
+        name: str | None = None,
     ) -> Dataset:
-        """Batch elements that differ in size along axis 0. Each leaf of a batch is a `Ragged(values, row_splits)`. Scalars are stacked.
+        """Batch elements that differ in size along axis 0. Each leaf of a batch is a
+        `Ragged(values, row_splits)`. Scalars are stacked.
 
         >>> spec = zd.TensorSpec((None,), np.int64)
         >>> rows = Dataset.range(1, 3).map(np.arange, output_signature=spec)
@@ -393,7 +455,9 @@ class Dataset(DatasetConstructors, DatasetResults):
         size = batching.BatchOp.checked(batch_size)
         return self._then(
             padding.RaggedBatch(
-                size, bool(drop_remainder), converted("row_splits_dtype", np.dtype, row_splits_dtype).str
+                size,
+                bool(drop_remainder),
+                converted("row_splits_dtype", np.dtype, row_splits_dtype).str,
             )
         )
 
@@ -409,7 +473,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batch elements of similar length. Bucket i takes elements of lengths in [bucket_boundaries[i - 1], bucket_boundaries[i]).
+        """Batch elements of similar length. Bucket i takes elements of lengths in
+        [bucket_boundaries[i - 1], bucket_boundaries[i]).
 
         >>> spec = zd.TensorSpec((None,), np.int64)
         >>> rows = Dataset.range(1, 5).map(np.arange, output_signature=spec)
@@ -419,10 +484,12 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Args:
           element_length_func: a function that returns the length of an element.
-          bucket_batch_sizes: a batch size for each bucket. There is one more bucket than boundaries.
-          pad_to_bucket_boundary: whether to pad to the longest length that the bucket takes. An element whose length reaches the last
-            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
-            With `padded_shapes`, each axis that is None there is padded to that length.
+          bucket_batch_sizes: a batch size for each bucket. There is one more bucket than
+            boundaries.
+          pad_to_bucket_boundary: whether to pad to the longest length that the bucket takes. An
+            element whose length reaches the last boundary then raises InvalidArgumentError. Without
+            `padded_shapes`, the first axis of every leaf is padded to that length. With
+            `padded_shapes`, each axis that is None there is padded to that length.
           no_padding: whether to batch without padding. Then `pad_to_bucket_boundary` has no effect.
 
         Raises:
@@ -432,12 +499,16 @@ class Dataset(DatasetConstructors, DatasetResults):
         boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
         sizes = [checked_int(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
         if len(sizes) != len(boundaries) + 1:
-            raise ValueError(f"bucket_batch_sizes has {len(sizes)} sizes for {len(boundaries) + 1} buckets")
+            raise ValueError(
+                f"bucket_batch_sizes has {len(sizes)} sizes for {len(boundaries) + 1} buckets"
+            )
         if not no_padding:
             padding.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
         key = padding.Bucket(element_length_func, boundaries)
         pad_to = boundaries if pad_to_bucket_boundary else None
-        make = padding.BucketBatch(sizes, padded_shapes, padding_values, pad_to, not no_padding, drop_remainder)
+        make = padding.BucketBatch(
+            sizes, padded_shapes, padding_values, pad_to, not no_padding, drop_remainder
+        )
         return self.group_by_window(key, make, window_size_func=padding.BucketSize(sizes))
 
     def window(
@@ -448,7 +519,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of windows, which are datasets of `size` elements. A window starts every `shift` elements (default: `size`).
+        """Return a dataset of windows, which are datasets of `size` elements. A window starts every
+        `shift` elements (default: `size`).
 
         >>> for window in Dataset.range(4).window(2, shift=1, drop_remainder=True):
         ...     print(*window)
@@ -456,7 +528,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         1 2
         2 3
 
-        If the elements are tuples or dicts, a window is such a structure with a dataset for each leaf.
+        If the elements are tuples or dicts, a window is such a structure with a dataset for each
+        leaf.
 
         Args:
           stride: the distance, in elements, between two elements of one window.
@@ -475,22 +548,26 @@ class Dataset(DatasetConstructors, DatasetResults):
         window_size_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Group elements by key, and return a dataset of the elements of all datasets that `reduce_func(key, dataset)` returns.
+        """Group elements by key, and return a dataset of the elements of all datasets that
+        `reduce_func(key, dataset)` returns.
 
         >>> numbers = Dataset.range(6)
         >>> print(*numbers.group_by_window(lambda x: x % 2, lambda key, group: group.batch(3), 3))
         [0 2 4] [1 3 5]
 
-        `reduce_func` is called as soon as a key has `window_size` elements, and at the end of the input with the remaining elements of each
-        key.
+        `reduce_func` is called as soon as a key has `window_size` elements, and at the end of the
+        input with the remaining elements of each key.
 
         Raises:
-          ValueError: not exactly one of `window_size` and `window_size_func` was passed. While iterating: a key is not an integer.
+          ValueError: not exactly one of `window_size` and `window_size_func` was passed. While
+            iterating: a key is not an integer.
           InvalidArgumentError: a window size is not positive.
           TypeError: while iterating, `reduce_func` does not return a Dataset.
         """
         if (window_size is None) == (window_size_func is None):
-            raise ValueError("group_by_window takes exactly one of window_size and window_size_func")
+            raise ValueError(
+                "group_by_window takes exactly one of window_size and window_size_func"
+            )
         size = None if window_size is None else checked_int(window_size, "window_size")
         if size is not None and size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
@@ -501,8 +578,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE means 8 elements, or more if elements are
-        computed quickly.
+        """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE
+        means 8 elements, or more if elements are computed quickly.
 
         >>> print(*Dataset.range(4).prefetch(2))
         0 1 2 3
@@ -510,13 +587,15 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """Cache the elements of the first complete iteration in memory, or in a file whose name begins with `filename`.
+        """Cache the elements of the first complete iteration in memory, or in a file whose name
+        begins with `filename`.
 
         >>> cached = Dataset.range(3).cache()
         >>> print(*cached, *cached)
         0 1 2 0 1 2
 
-        Iterating raises AlreadyExistsError while another iterator writes the same file, or if a crash has left `<filename>.data.part`.
+        Iterating raises AlreadyExistsError while another iterator writes the same file, or if a
+        crash has left `<filename>.data.part`.
         """
         return self._then(caching.FileCache(str(filename)) if filename else caching.Cache())
 
@@ -528,21 +607,28 @@ class Dataset(DatasetConstructors, DatasetResults):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Store the elements of a complete iteration on disk, in a folder below `path`. Later iterators read them from the folder.
+        """Store the elements of a complete iteration on disk, in a folder below `path`. Later
+        iterators read them from the folder.
 
         >>> stored = Dataset.range(3).snapshot(f"{folder}/snapshot")
         >>> print(*stored, *stored)
         0 1 2 0 1 2
 
-        The folder is named after the pipeline's fingerprint, so that a changed pipeline gets another folder. The `compression` is "GZIP" or
-        "ZLIB". With "AUTO" or None the files are not compressed. `reader_func` and `shard_func` are as for `load` and `save`.
+        The folder is named after the pipeline's fingerprint, so that a changed pipeline gets
+        another folder. The `compression` is "GZIP" or "ZLIB". With "AUTO" or None the files are not
+        compressed. `reader_func` and `shard_func` are as for `load` and `save`.
 
         Raises:
-          FailedPreconditionError: a function in the pipeline cannot be pickled, so that the pipeline has no fingerprint.
+          FailedPreconditionError: a function in the pipeline cannot be pickled, so that the
+            pipeline has no fingerprint.
         """
         codec = "" if compression == "AUTO" else readers.checked_compression(compression)
-        functions = [None if one is None else PickledFunction(one) for one in (reader_func, shard_func)]
-        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions))
+        functions = [
+            None if one is None else PickledFunction(one) for one in (reader_func, shard_func)
+        ]
+        return self._then(
+            saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions)
+        )
 
     # -- combining datasets --
 
@@ -556,7 +642,8 @@ class Dataset(DatasetConstructors, DatasetResults):
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Join elements of several datasets until the shortest ends: `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`.
+        """Join elements of several datasets until the shortest ends: `zip(a, b)`, `zip((a, b))` or
+        `zip({"x": a, "y": b})`.
 
         >>> numbers = Dataset.range(3)
         >>> [(int(x), int(y)) for x, y in Dataset.zip(numbers, numbers.skip(1))]
@@ -574,7 +661,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Append the elements of another dataset. Raises TypeError if the elements of the datasets differ in structure or dtype.
+        """Append the elements of another dataset. Raises TypeError if the elements of the datasets
+        differ in structure or dtype.
 
         >>> print(*Dataset.range(2).concatenate(Dataset.range(7, 9)))
         0 1 7 8
@@ -586,7 +674,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(combining.Concatenate(), dataset)
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map each element to a dataset, and return a dataset of the elements of these datasets, one dataset after the other.
+        """Map each element to a dataset, and return a dataset of the elements of these datasets,
+        one dataset after the other.
 
         >>> print(*Dataset.range(4).flat_map(lambda n: Dataset.range(n)))
         0 0 1 0 1 2
@@ -602,19 +691,21 @@ class Dataset(DatasetConstructors, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Map each element to a dataset, have `cycle_length` of these datasets open, and yield `block_length` elements from each open
-        dataset in turn.
+        """Map each element to a dataset, have `cycle_length` of these datasets open, and yield
+        `block_length` elements from each open dataset in turn.
 
         >>> print(*Dataset.range(2).interleave(lambda n: Dataset.range(n * 10, n * 10 + 3), 2))
         0 10 1 11 2 12
 
         Args:
-          cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If
-            `num_parallel_calls` is AUTOTUNE, the cycle length is a third of the number of processors, rounded up.
-          num_parallel_calls: the number of open datasets that are read at the same time. A thread reads each of them, and calls `map_func`
-            for it.
-          deterministic: True yields the elements in the same order as without threads. False yields the next element of any open dataset as
-            soon as it is ready. With None, the options decide.
+          cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if
+            that is less. If `num_parallel_calls` is AUTOTUNE, the cycle length is a third of the
+            number of processors, rounded up.
+          num_parallel_calls: the number of open datasets that are read at the same time. A thread
+            reads each of them, and calls `map_func` for it.
+          deterministic: True yields the elements in the same order as without threads. False yields
+            the next element of any open dataset as soon as it is ready. With None, the options
+            decide.
 
         Raises:
           InvalidArgumentError: a length is not positive.
@@ -624,14 +715,22 @@ class Dataset(DatasetConstructors, DatasetResults):
         cycle_length = checked_int(cycle_length, "cycle_length")
         block_length = 1 if block_length is None else checked_int(block_length, "block_length")
         if cycle_length < 1 or block_length < 1:
-            raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
+            raise invalid(
+                f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and "
+                f"{block_length}"
+            )
         calls = background.checked_parallel(num_parallel_calls)
         function = PickledFunction(map_func)
-        return self._then(combining.Interleave(function, cycle_length, block_length, calls, deterministic))
+        return self._then(
+            combining.Interleave(function, cycle_length, block_length, calls, deterministic)
+        )
 
     @staticmethod
     def choose_from_datasets(
-        datasets: Iterable[Any], choice_dataset: Dataset, stop_on_empty_dataset: bool = True, name: str | None = None
+        datasets: Iterable[Any],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
+        name: str | None = None,
     ) -> Dataset:
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
@@ -640,7 +739,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         10 20 21 11
 
         Args:
-          stop_on_empty_dataset: True ends the iteration when a chosen dataset has ended. False skips choices of datasets that have ended.
+          stop_on_empty_dataset: True ends the iteration when a chosen dataset has ended. False
+            skips choices of datasets that have ended.
 
         Raises:
           ValueError: there are no datasets.
@@ -662,15 +762,16 @@ class Dataset(DatasetConstructors, DatasetResults):
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take each element from a dataset that is drawn at random, in proportion to `weights`. Draws of datasets that have ended are
-        skipped.
+        """Take each element from a dataset that is drawn at random, in proportion to `weights`.
+        Draws of datasets that have ended are skipped.
 
         >>> datasets = [Dataset.range(3), Dataset.range(10, 13)]
         >>> print(*sorted(Dataset.sample_from_datasets(datasets, seed=1)))
         0 1 2 10 11 12
 
         Args:
-          weights: float32 or float64 values, or a dataset of such vectors; None means equal weights. A dataset with weight 0 is never read.
+          weights: float32 or float64 values, or a dataset of such vectors; None means equal
+            weights. A dataset with weight 0 is never read.
           stop_on_empty_dataset: whether to end as soon as a drawn dataset has ended.
           rerandomize_each_iteration: whether each iterator draws another sequence.
 
@@ -687,12 +788,18 @@ class Dataset(DatasetConstructors, DatasetResults):
         if shares.dtype not in (np.float32, np.float64):
             raise TypeError(f"weights are float32 or float64, not {shares.dtype}")
         if shares.shape != (len(inputs),):
-            raise ValueError(f"there are {len(inputs)} datasets, but the weights have the shape {shares.shape}")
-        chosen = [(float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0]
+            raise ValueError(
+                f"there are {len(inputs)} datasets, but the weights have the shape {shares.shape}"
+            )
+        chosen = [
+            (float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0
+        ]
         if not chosen:
             return inputs[0].take(0)
         selector = Dataset(combining.Selector(tuple(share for share, _ in chosen), *seeds))
-        return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen)))
+        return Dataset(
+            combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen))
+        )
 
     def rejection_resample(
         self,
@@ -702,8 +809,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of (class, element) that leaves out random elements, so that the classes occur in the proportions of
-        `target_dist`.
+        """Return a dataset of (class, element) that leaves out random elements, so that the classes
+        occur in the proportions of `target_dist`.
 
         >>> numbers = Dataset.range(100)
         >>> balanced = numbers.rejection_resample(lambda x: int(x >= 90), [0.5, 0.5], [0.9, 0.1])
@@ -712,37 +819,50 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Args:
           class_func: a function that returns the class of an element, in [0, len(target_dist)).
-          initial_dist: the proportions of the classes in the input. With None they are estimated from the elements seen so far.
+          initial_dist: the proportions of the classes in the input. With None they are estimated
+            from the elements seen so far.
 
         Raises:
-          ValueError: the two distributions differ in length. While iterating: a class is not an integer.
+          ValueError: the two distributions differ in length. While iterating: a class is not an
+            integer.
           InvalidArgumentError: while iterating, a class is outside of [0, len(target_dist)).
         """
         target = converted("target_dist", floats_of, target_dist)
-        initial = None if initial_dist is None else converted("initial_dist", floats_of, initial_dist)
+        initial = (
+            None if initial_dist is None else converted("initial_dist", floats_of, initial_dist)
+        )
         if initial is not None and len(initial) != len(target):
             raise ValueError(f"target_dist has {len(target)} classes, initial_dist {len(initial)}")
         function = PickledFunction(class_func)
-        return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
+        return self._then(
+            resampling.RejectionResample(function, target, initial, operation_seed(seed))
+        )
 
-    def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
-        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if the result is not a Dataset.
+    def apply(
+        self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None
+    ) -> Dataset:
+        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if
+        the result is not a Dataset.
 
         >>> print(*Dataset.range(6).apply(lambda dataset: dataset.skip(2).batch(2)))
         [2 3] [4 5]
         """
         made = transformation_func(self)
         if not is_dataset(made):
-            raise TypeError(f"the function of apply must return a Dataset, not {type(made).__name__}")
+            raise TypeError(
+                f"the function of apply must return a Dataset, not {type(made).__name__}"
+            )
         return made
 
 
 def deserialize(text: str) -> Dataset:
-    """Return the dataset that `serialize` described. This does not unpickle functions. A function is unpickled when an iterator or
-    `element_spec` first needs it, which runs code that the sender of the description has chosen.
+    """Return the dataset that `serialize` described. This does not unpickle functions. A function
+    is unpickled when an iterator or `element_spec` first needs it, which runs code that the sender
+    of the description has chosen.
 
     Raises:
-      InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.
+      InvalidArgumentError: `text` is not such a description, has another version, or names an
+        unknown operator.
     """
     made: Dataset = interfaces.deserialize(text)
     return made

@@ -1,11 +1,13 @@
-"""The interfaces between the modules of a pipeline, and the registry of operators. The interfaces allow each module to import only modules
-below it.
+"""The interfaces between the modules of a pipeline, and the registry of operators. The interfaces
+allow each module to import only modules below it.
 
 Rules
-    Iterators and operators see datasets only as `DatasetLike`. To create a dataset, for example for a window or from a saved state, they
-    call `make` or `deserialize`. These two functions look up classes that are defined in modules above: the classes of operators by name,
-    which `@operator` registers, and the class `Dataset`, which `@dataset_class` registers. They are registered before the first
-    dataset exists, because importing `Dataset` imports every operator except those in OPERATOR_MODULES, which `operator_of` imports.
+    Iterators and operators see datasets only as `DatasetLike`. To create a dataset, for example for
+    a window or from a saved state, they call `make` or `deserialize`. These two functions look up
+    classes that are defined in modules above: the classes of operators by name, which `@operator`
+    registers, and the class `Dataset`, which `@dataset_class` registers. They are registered before
+    the first dataset exists, because importing `Dataset` imports every operator except those in
+    OPERATOR_MODULES, which `operator_of` imports.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ FORMAT_VERSION = 1
 OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
-OPERATOR_MODULES = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
-"""The modules that register the operators that no method of `Dataset` creates, by the operator's name. Such a module is imported when a
-description names its operator."""
+OPERATOR_MODULES = {
+    "distribute": "zmqdist.data.service.source",
+    "parquet": "zmqdist.data.ops.parquet",
+}
+"""The modules that register the operators that no method of `Dataset` creates, by the operator's
+name. Such a module is imported when a description names its operator."""
 
 C = TypeVar("C", bound=type)
 
@@ -37,8 +42,8 @@ _lock = threading.Lock()
 
 
 class Memory:
-    """The state that the iterators of one dataset object share: the number of its passes so far, and
-    the values that operators store for later iterators.
+    """The state that the iterators of one dataset object share: the number of its passes so far,
+    and the values that operators store for later iterators.
     """
 
     __slots__ = ("_next", "values")
@@ -48,7 +53,8 @@ class Memory:
         self.values: dict[str, Any] = {}
 
     def begin_pass(self, number: int = -1) -> int:
-        """Return the number of the pass that begins: `number`, or the next number if it is negative."""
+        """Return the number of the pass that begins: `number`, or the next number if it is
+        negative."""
         with _lock:
             number = self._next if number < 0 else number
             self._next = max(self._next, number + 1)
@@ -60,7 +66,8 @@ class Memory:
 
 
 class DatasetLike(Protocol):
-    """The members of a dataset that iterators and operators use. The class Tree (tree.py) describes them."""
+    """The members of a dataset that iterators and operators use. The class Tree (tree.py) describes
+    them."""
 
     @property
     def op(self) -> Any: ...
@@ -92,7 +99,8 @@ class DatasetLike(Protocol):
 
 
 def operator(name: str, node: type) -> Callable[[C], C]:
-    """Return a decorator that registers the class of an operator under `name`. `node` is the class of the nodes that run the operator."""
+    """Return a decorator that registers the class of an operator under `name`. `node` is the class
+    of the nodes that run the operator."""
 
     def enter(cls: C) -> C:
         assert name not in OPERATORS
@@ -117,24 +125,29 @@ def dataset_class(cls: C) -> C:
 
 
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
-    """Return a dataset with the operator `op`. Its class is the one that `dataset_class` has registered, which is `Dataset`."""
+    """Return a dataset with the operator `op`. Its class is the one that `dataset_class` has
+    registered, which is `Dataset`."""
     made: DatasetLike = _classes["dataset"](op, inputs)
     return made
 
 
 def deserialize(text: str) -> Any:
-    """Return the dataset that `serialize` described. `zmqdist.data.dataset.deserialize` has the details."""
+    """Return the dataset that `serialize` described. `zmqdist.data.dataset.deserialize` has the
+    details."""
     try:
         described = json.loads(text)
         if described["version"] != FORMAT_VERSION:
             raise invalid(
-                f"the dataset has format {described['version']}, but this version reads format {FORMAT_VERSION}"
+                f"the dataset has format {described['version']}, but this version reads format "
+                f"{FORMAT_VERSION}"
             )
         made: list[Any] = []
         for node in described["nodes"]:
             op = operator_of(node["op"])
             if op is None:
-                raise invalid(f"the dataset has the operator {node['op']!r}, which this version does not have")
+                raise invalid(
+                    f"the dataset has the operator {node['op']!r}, which this version does not have"
+                )
             made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
         return made[-1]
     except OpError:

@@ -1,18 +1,24 @@
-"""Open datasets: the nodes that run the operators, and the iterator that a user gets from `iter(dataset)`.
+"""Open datasets: the nodes that run the operators, and the iterator that a user gets from
+`iter(dataset)`.
 
 Theory
-    Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at the position that is stored in the node's
-    fields.
-    *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise.
-    A generator cannot be saved, and cannot continue after an error. Because of the invariant, a node can do what its generator cannot. Its
-    state can be saved and loaded between any two elements. After an error, the node creates a new generator, which continues with the
-    element after the failed element. Elements pass through plain generators, which costs about 50 ns per operator.
+    Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at
+    the position that is stored in the node's fields.
+    *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may
+      raise.
+    A generator cannot be saved, and cannot continue after an error. Because of the invariant, a
+    node can do what its generator cannot. Its state can be saved and loaded between any two
+    elements. After an error, the node creates a new generator, which continues with the element
+    after the failed element. Elements pass through plain generators, which costs about 50 ns per
+    operator.
 
 Rules
-    An error in a node ends the generators of all nodes above it, and the user's iterator then starts new generators. A node that catches
-    errors of its child, or that runs its child in a thread, must call `child.restart()` after each error of the child.
-    A child that has reached its end stays at its end, also after a restart or a load.
-    `close` stops the threads of a node and waits for them. A closed node can still return its state.
+    An error in a node ends the generators of all nodes above it, and the user's iterator then
+    starts new generators. A node that catches errors of its child, or that runs its child in a
+    thread, must call `child.restart()` after each error of the child. A child that has reached its
+    end stays at its end, also after a restart or a load.
+    `close` stops the threads of a node and waits for them. A closed node can still return its
+    state.
 
 Only one thread at a time may use an iterator.
 """
@@ -54,8 +60,8 @@ STATE_VERSION = 2
 
 
 class OperatorTimer:
-    """Counts the elements that one operator yields, and the seconds for which the operator above it, or the user, waited for them. The
-    seconds include the work of the operators below.
+    """Counts the elements that one operator yields, and the seconds for which the operator above
+    it, or the user, waited for them. The seconds include the work of the operators below.
     """
 
     __slots__ = ("elements", "seconds")
@@ -84,8 +90,8 @@ class OperatorStats(NamedTuple):
     Attributes:
       name: the name of the operator.
       elements: the number of elements that it has yielded.
-      seconds: the time for which the operator above it, or the user, waited for elements, without the time for which the operator itself
-        waited for the operators below it.
+      seconds: the time for which the operator above it, or the user, waited for elements, without
+        the time for which the operator itself waited for the operators below it.
     """
 
     name: str
@@ -94,29 +100,33 @@ class OperatorStats(NamedTuple):
 
 
 class CloseInterrupts:
-    """The blocking calls of one iterator in any thread, for example calls to a server. Closing the iterator interrupts them.
+    """The blocking calls of one iterator in any thread, for example calls to a server. Closing the
+    iterator interrupts them.
 
     Attributes:
-      close_blocks: whether closing the iterator may block, because it waits for a thread, a process or a server.
+      close_blocks: whether closing the iterator may block, because it waits for a thread, a process
+        or a server.
     """
 
     def __init__(self) -> None:
         self.close_blocks = False
-        # The lock is reentrant, because a finalizer may close the iterator in a thread that holds the lock.
+        # The lock is reentrant, because a finalizer may close the iterator in a thread that holds
+        # the lock.
         self._lock = threading.RLock()
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
 
     @contextlib.contextmanager
     def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have `close` call `interrupt` if another thread closes the iterator while this context is open. If the iterator is closed
-        already, call `interrupt` at once.
+        """Have `close` call `interrupt` if another thread closes the iterator while this context is
+        open. If the iterator is closed already, call `interrupt` at once.
         """
         with self._lock:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:  # interrupt the call here, because `close` ran before this method had registered it
+            if closed:
+                # interrupt the call here, because `close` ran before this method had registered it
                 interrupt()
             yield
         finally:
@@ -148,13 +158,15 @@ class Context:
 
     Attributes:
       options: the options of the whole pipeline.
-      probing: whether the iterator only reads elements to learn the spec. It then changes no random numbers of later iterators, writes no
-        caches and starts no threads.
+      probing: whether the iterator only reads elements to learn the spec. It then changes no random
+        numbers of later iterators, writes no caches and starts no threads.
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
-      resumable: whether `splits` honours its argument `taken`, so that a source can save its position.
-      interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.
-      entropy: random numbers, from which the operators without a seed derive theirs. A state has them.
-        Operators that draw the same numbers in each pass leave out the second one.
+      resumable: whether `splits` honours its argument `taken`, so that a source can save its
+        position.
+      interrupts: the blocking calls of the whole iterator, including those in datasets that user
+        functions return.
+      entropy: random numbers, from which the operators without a seed derive theirs. A state has
+        them. Operators that draw the same numbers in each pass leave out the second one.
       ordered: whether parallel operators yield their elements in order, whatever the options are.
     """
 
@@ -171,10 +183,12 @@ class Context:
         """Create the context of a new iterator. No node is open yet.
 
         Args:
-          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the first
-            `taken` of them. None means that each source reads all of its positions.
+          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets
+            in a repetition, without the first `taken` of them. None means that each source reads
+            all of its positions.
           entropy: see the attribute. By default, new random numbers.
-          inner: whether the passes of each dataset are counted from 0, as for a dataset that a user function returns.
+          inner: whether the passes of each dataset are counted from 0, as for a dataset that a user
+            function returns.
           ordered: see the attribute.
         """
         self.options = options
@@ -196,7 +210,8 @@ class Context:
 
     @property
     def has_splits(self) -> bool:
-        """Whether sources read only the positions that `splits` returns, because other processes read the other positions."""
+        """Whether sources read only the positions that `splits` returns, because other processes
+        read the other positions."""
         return self._splits is not None
 
     @property
@@ -210,7 +225,8 @@ class Context:
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """Open the inputs of a dataset, and return their nodes. If an input is not split, its sources read all of their positions."""
+        """Open the inputs of a dataset, and return their nodes. If an input is not split, its
+        sources read all of their positions."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
@@ -224,11 +240,13 @@ class Context:
         return nodes
 
     def next_source(self) -> int:
-        """Return the number of the source that is opened next. `splits` gets this number as its argument `source`."""
+        """Return the number of the source that is opened next. `splits` gets this number as its
+        argument `source`."""
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
-        """Open a dataset again, for its next repetition. Its sources are numbered from `first_source` on, so that each keeps its number."""
+        """Open a dataset again, for its next repetition. Its sources are numbered from
+        `first_source` on, so that each keeps its number."""
         before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
@@ -242,21 +260,25 @@ class Context:
         return context
 
     def in_order(self, entropy: Sequence[int] = ()) -> Context:
-        """Return this context for inputs whose elements, and their order, are the same in every process
-        that passes the same `entropy`. By default, it is that of this context.
+        """Return this context for inputs whose elements, and their order, are the same in every
+        process that passes the same `entropy`. By default, it is that of this context.
         """
         context = copy.copy(self)
         context.ordered, context.entropy = True, list(entropy) or self.entropy
         return context
 
     def inner(self, *origin: int) -> Context:
-        """Return a context for a dataset that a user function returns. Its sources read all of their
-        positions. `origin` differs between the datasets of one iterator, and is the same after a load.
+        """Return a context for a dataset that a user function returns. Its sources read all of
+        their positions. `origin` differs between the datasets of one iterator, and is the same
+        after a load.
         """
         entropy = [*self.entropy, *origin]
-        context = Context(self.options, self.probing, entropy=entropy, inner=True, ordered=self.ordered)
+        context = Context(
+            self.options, self.probing, entropy=entropy, inner=True, ordered=self.ordered
+        )
         context.interrupts, context._refusal = self.interrupts, self._refusal
-        context.timers = None  # the time of these datasets counts for the operator whose function returned them
+        # the time of these datasets counts for the operator whose function returned them
+        context.timers = None
         return context
 
     def begin_pass(self, memory: Memory, shared: bool = False) -> tuple[int, int]:
@@ -264,13 +286,17 @@ class Context:
         datasets, and the number of the pass that begins.
 
         The first pass of an iterator takes the next number of the dataset object. From there on the
-        iterator counts by itself, so that other iterators do not change its later passes. A dataset that a
-        user function returns is always counted from 0, because only then the function's result
-        depends on its argument alone, in each process that calls it. With `shared`, no two passes
-        of a dataset object have one number, because a service gives each number one pass.
+        iterator counts by itself, so that other iterators do not change its later passes. A dataset
+        that a user function returns is always counted from 0, because only then the function's
+        result depends on its argument alone, in each process that calls it. With `shared`, no two
+        passes of a dataset object have one number, because a service gives each number one pass.
         """
         known = self._passes.setdefault(memory, [len(self._passes), 0 if self._inner else -1])
-        number = known[1] if self._inner and not shared else memory.begin_pass(-1 if shared else known[1])
+        number = (
+            known[1]
+            if self._inner and not shared
+            else memory.begin_pass(-1 if shared else known[1])
+        )
         known[1] = number + 1
         return known[0], number
 
@@ -279,7 +305,8 @@ class Context:
         refuse to save a state from now on.
 
         Raises:
-          UnimplementedError: the iterator continues from a state that was saved before this was known.
+          UnimplementedError: the iterator continues from a state that was saved before this was
+            known.
         """
         if self._inner:
             self._refusal.reason = reason
@@ -308,7 +335,8 @@ class Context:
         for number, next_pass, reader in state["passes"]:
             memory = datasets[number].memory
             memory.continue_at(next_pass)
-            if reader is not None:  # later passes get again what the saved reader got of them (service/source.py)
+            if reader is not None:
+                # later passes get again what the saved reader got of them (service/source.py)
                 memory.values.update(reader=reader, resumed=True)
             self._passes[memory][1] = next_pass
 
@@ -321,8 +349,9 @@ class Context:
                 memory.continue_at(number + 1)
 
     def next_splits(self) -> SplitStream | None:
-        """Return the positions for the source that is being opened, or None if it reads all of its positions. Each source calls this once,
-        when it is opened, because the call counts the sources and the repetitions of each source.
+        """Return the positions for the source that is being opened, or None if it reads all of its
+        positions. Each source calls this once, when it is opened, because the call counts the
+        sources and the repetitions of each source.
         """
         if self._splits is None:
             return None
@@ -347,16 +376,19 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record the repetition in which a source continues from a loaded state, so that the source begins the following repetition when it
-        is opened again.
+        """Record the repetition in which a source continues from a loaded state, so that the source
+        begins the following repetition when it is opened again.
         """
         self._repetitions[source] = repetition
 
 
 class SplitStream:
-    """The positions of one source in one repetition. Each call of `iter` continues after the positions that were taken."""
+    """The positions of one source in one repetition. Each call of `iter` continues after the
+    positions that were taken."""
 
-    def __init__(self, context: Context, source: int, repetition: int, shared: Iterator[int] | None = None) -> None:
+    def __init__(
+        self, context: Context, source: int, repetition: int, shared: Iterator[int] | None = None
+    ) -> None:
         self._context = context
         self._source = source
         self._repetition = repetition
@@ -364,7 +396,9 @@ class SplitStream:
         self._shared = shared
 
     def __iter__(self) -> Iterator[int]:
-        for position in self._shared or self._context.positions(self._source, self._repetition, self._taken):
+        for position in self._shared or self._context.positions(
+            self._source, self._repetition, self._taken
+        ):
             self._taken += 1
             yield position
 
@@ -386,7 +420,8 @@ class SplitStream:
         """
         if not self._context.resumable:
             raise UnimplementedError(
-                "this iterator cannot save its position: the process that gives out the positions keeps it"
+                "this iterator cannot save its position: the process that gives out the positions "
+                "keeps it"
             )
         return {"repetition": self._repetition, "taken": self._taken}
 
@@ -429,7 +464,8 @@ class _SharedPositions:
 
 
 class OperatorNode:
-    """One operator of an open dataset. Subclasses implement `run`, and `state` and `load` if they have fields of their own.
+    """One operator of an open dataset. Subclasses implement `run`, and `state` and `load` if they
+    have fields of their own.
 
     Attributes:
       children: the nodes of the inputs.
@@ -443,7 +479,8 @@ class OperatorNode:
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
-        """Yield the elements after the position that is stored in the fields. The module says when the fields must be correct."""
+        """Yield the elements after the position that is stored in the fields. The module says when
+        the fields must be correct."""
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:
@@ -451,7 +488,9 @@ class OperatorNode:
         if self._stream is None:
             self._stream = self.run()
             if self.context.timers is not None:
-                self._stream = self.context.timers.setdefault(id(self.dataset), OperatorTimer()).wrap(self._stream)
+                self._stream = self.context.timers.setdefault(
+                    id(self.dataset), OperatorTimer()
+                ).wrap(self._stream)
         return self._stream
 
     def source(self) -> Iterator[Any]:
@@ -459,20 +498,22 @@ class OperatorNode:
         return self.children[0].stream()
 
     def restart(self) -> None:
-        """Discard the generators of this node and its children after an error. New generators will start from the fields."""
+        """Discard the generators of this node and its children after an error. New generators will
+        start from the fields."""
         self._stream = None
         for child in self.children:
             child.restart()
 
     def abandon(self) -> None:
-        """Interrupt a blocking call of this node or of a child, as far as possible. The thread that closes the iterator calls this, so that
-        another thread that reads the node returns soon.
+        """Interrupt a blocking call of this node or of a child, as far as possible. The thread that
+        closes the iterator calls this, so that another thread that reads the node returns soon.
         """
         for child in self.children:
             child.abandon()
 
     def close(self) -> None:
-        """Stop the threads of this node and of its children, if any, and drop their generators, which refer to the nodes."""
+        """Stop the threads of this node and of its children, if any, and drop their generators,
+        which refer to the nodes."""
         self._stream = None
         for child in self.children:
             child.close()
@@ -482,7 +523,8 @@ class OperatorNode:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the node's own fields to values that `state` returned. `load_state_dict` has already loaded the children."""
+        """Set the node's own fields to values that `state` returned. `load_state_dict` has already
+        loaded the children."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node and of the nodes below it."""
@@ -497,11 +539,12 @@ class OperatorNode:
 
 
 class NumberedNode(OperatorNode):
-    """A node whose random numbers, or those of the datasets that its function returns, differ between
-    the passes over its dataset.
+    """A node whose random numbers, or those of the datasets that its function returns, differ
+    between the passes over its dataset.
 
     Attributes:
-      place, number: the place of the dataset in its iterator, and the number of the pass (`Context.begin_pass`).
+      place, number: the place of the dataset in its iterator, and the number of the pass
+        (`Context.begin_pass`).
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -522,7 +565,8 @@ class NumberedNode(OperatorNode):
 
 
 class _IteratorCore:
-    """The part of an iterator that has the root node, and that creates a new generator after each error and each load.
+    """The part of an iterator that has the root node, and that creates a new generator after each
+    error and each load.
 
     It has no reference to the iterator, so that the iterator is freed when its user drops it.
     """
@@ -535,12 +579,14 @@ class _IteratorCore:
         self._current: Iterator[Any] | None = None
 
     def streams(self) -> Iterator[Iterator[Any]]:
-        """Yield a generator of elements at first, and a new generator after each error and each load."""
+        """Yield a generator of elements at first, and a new generator after each error and each
+        load."""
         while self._needs_generator:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # The loop ends at the end of the data, or because of `close`. After `close` leave `ended` as it is, because data may be left.
+        # The loop ends at the end of the data, or because of `close`. After `close` leave `ended`
+        # as it is, because data may be left.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -549,7 +595,8 @@ class _IteratorCore:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException as error:  # even after a KeyboardInterrupt the next call continues with the next element
+        except BaseException as error:
+            # even after a KeyboardInterrupt the next call continues with the next element
             if self.closed and isinstance(error, CancelledError):
                 return  # end without an error, because another thread closed the iterator
             self._needs_generator = True
@@ -559,7 +606,8 @@ class _IteratorCore:
             raise
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load the state into the root node, and discard the generator, which still uses the old fields."""
+        """Load the state into the root node, and discard the generator, which still uses the old
+        fields."""
         self._close_generator()
         self._needs_generator = True
         self.node.load_state_dict(state)
@@ -572,7 +620,9 @@ class _IteratorCore:
         try:
             self._close_generator()
         except ValueError:
-            pass  # another thread runs the generator, so it cannot be closed here; `abandon` has interrupted that thread
+            # another thread runs the generator, so it cannot be closed here; `abandon` has
+            # interrupted that thread
+            pass
         self._needs_generator = False
         self.node.close()
 
@@ -585,11 +635,13 @@ class _IteratorCore:
 class DatasetIterator(chain[Any]):
     """The elements of a dataset, in order: the result of `iter(dataset)`.
 
-    If computing an element raises, the next call continues with the next element. A user's generator ends when it raises, and yields no
-    further item. After the end, the iterator stays ended. The threads of the pipeline stop when the iterator is exhausted, closed or
+    If computing an element raises, the next call continues with the next element. A user's
+    generator ends when it raises, and yields no further item. After the end, the iterator stays
+    ended. The threads of the pipeline stop when the iterator is exhausted, closed or
     garbage-collected.
 
-    The class is an `itertools.chain` of generators, because a `__next__` written in Python would take more time than most pipelines.
+    The class is an `itertools.chain` of generators, because a `__next__` written in Python would
+    take more time than most pipelines.
     """
 
     _core: _IteratorCore
@@ -606,47 +658,70 @@ class DatasetIterator(chain[Any]):
         return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of this iterator as JSON types. An iterator over an equal dataset continues from this position after
-        `load_state_dict`.
+        """Return the position of this iterator as JSON types. An iterator over an equal dataset
+        continues from this position after `load_state_dict`.
 
-        The state contains the elements that are in the buffers of operators, for example of shuffle, prefetch and window.
+        The state contains the elements that are in the buffers of operators, for example of
+        shuffle, prefetch and window.
 
         Raises:
           InvalidArgumentError: a buffer holds a value that has no JSON form.
           ResourceExhaustedError: the buffers hold more than STATE_BYTES_MAX bytes (limits.py).
-          UnimplementedError: an operator has no state, or a buffer holds datasets with user functions.
+          UnimplementedError: an operator has no state, or a buffer holds datasets with user
+            functions.
           FailedPreconditionError: the iterator was closed before its end.
         """
         ended = self._core.ended
         if self._core.closed and not ended:
-            raise FailedPreconditionError("a closed iterator has no position: call state_dict() before you close it")
-        # Before the tree: meanwhile a thread that reads ahead may begin a pass, which a load then learns from the tree.
+            raise FailedPreconditionError(
+                "a closed iterator has no position: call state_dict() before you close it"
+            )
+        # Before the tree: meanwhile a thread that reads ahead may begin a pass, which a load then
+        # learns from the tree.
         passes = self._core.node.context.state(self._dataset.walk())
         token = _state_budget.set([STATE_BYTES_MAX])
         try:
             tree = None if ended else self._core.node.state_dict()
         finally:
             _state_budget.reset(token)
-        return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree, **passes}
+        return {
+            "version": STATE_VERSION,
+            "operators": self._names,
+            "ended": ended,
+            "tree": tree,
+            **passes,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned.
 
         Raises:
-          InvalidArgumentError: the state belongs to another version or to other operators. The arguments of operators are not compared.
+          InvalidArgumentError: the state belongs to another version or to other operators. The
+            arguments of operators are not compared.
           FailedPreconditionError: this iterator is exhausted or closed.
         """
-        if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
-            raise invalid("this is no state of an iterator: pass the dict that `state_dict` returned")
+        if (
+            not isinstance(state, dict)
+            or not {"version", "operators", "ended", "tree"} <= state.keys()
+        ):
+            raise invalid(
+                "this is no state of an iterator: pass the dict that `state_dict` returned"
+            )
         if state["version"] != STATE_VERSION:
             raise invalid(
-                f"the state has version {state['version']}, but this zmqdist reads {STATE_VERSION}: load it with the"
+                f"the state has version {state['version']}, but this zmqdist reads "
+                f"{STATE_VERSION}: load it with the"
                 " version of zmqdist that saved it, or begin the epoch again"
             )
         if state["operators"] != self._names:
-            raise invalid(f"this is a state of the pipeline {state['operators']}, but the iterator's is {self._names}")
+            raise invalid(
+                f"this is a state of the pipeline {state['operators']}, but the iterator's is "
+                f"{self._names}"
+            )
         if self._core.closed:
-            raise FailedPreconditionError("an iterator that has ended stays ended: load the state into a new one")
+            raise FailedPreconditionError(
+                "an iterator that has ended stays ended: load the state into a new one"
+            )
         self._core.node.context.load(state, self._dataset.walk())
         if state["ended"]:
             self._core.ended = True
@@ -655,15 +730,17 @@ class DatasetIterator(chain[Any]):
             self._core.load(state["tree"])
 
     def stats(self) -> list[OperatorStats]:
-        """Return the number of elements and the seconds of each operator so far, sources first, which is the reverse of the order of
-        `explain`.
+        """Return the number of elements and the seconds of each operator so far, sources first,
+        which is the reverse of the order of `explain`.
 
-        The operators below a prefetch run in the thread of the prefetch. The seconds of the prefetch are the time for which the operator
-        above it, or the user, waited. The time of datasets that a user function returns, as for interleave, counts for the operator that
-        calls the function.
+        The operators below a prefetch run in the thread of the prefetch. The seconds of the
+        prefetch are the time for which the operator above it, or the user, waited. The time of
+        datasets that a user function returns, as for interleave, counts for the operator that calls
+        the function.
 
         Raises:
-          FailedPreconditionError: statistics are off: set `options.stats` and attach the options by `with_options`.
+          FailedPreconditionError: statistics are off: set `options.stats` and attach the options by
+            `with_options`.
         """
         timers = self._core.node.context.timers
         if timers is None:
@@ -673,17 +750,19 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
-            # Subtract no time for the inputs of a prefetch: its thread has waited for the inputs, and `own.seconds` leaves out that wait.
+            # Subtract no time for the inputs of a prefetch: its thread has waited for the inputs,
+            # and `own.seconds` leaves out that wait.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
         return rows
 
     def close(self) -> None:
-        """Stop the pipeline's threads, and wait until they have ended. The iterator yields no further element. A second call does nothing.
+        """Stop the pipeline's threads, and wait until they have ended. The iterator yields no
+        further element. A second call does nothing.
 
-        A thread that waits in this iterator for a data service returns at once. A thread that is computing an element finishes the element
-        first.
+        A thread that waits in this iterator for a data service returns at once. A thread that is
+        computing an element finishes the element first.
         """
         self._core.close()
 
@@ -698,7 +777,8 @@ class DatasetIterator(chain[Any]):
         if core is None or core.closed:
             return
         if core.node.context.interrupts.close_blocks:
-            # Close in another thread, because `close` would block the thread in which the garbage collector happens to run.
+            # Close in another thread, because `close` would block the thread in which the garbage
+            # collector happens to run.
             in_background("zmqdist-iterator-close", core.close)
         else:
             core.close()
@@ -722,22 +802,36 @@ _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the number of bytes of the arrays and strings in an element. A dataset in it counts with the arguments of its operators."""
+    """Return the number of bytes of the arrays and strings in an element. A dataset in it counts
+    with the arguments of its operators."""
     if is_dataset(value):
-        return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
+        return sum(
+            _payload_bytes(getattr(each.op, one.name))
+            for each in value.walk()
+            for one in fields(each.op)
+        )
     if isinstance(value, (tuple, dict)):
         return sum(map(_payload_bytes, value.values() if isinstance(value, dict) else value))
-    return int(value.nbytes) if type(value) is np.ndarray else len(value) if isinstance(value, (str, bytes)) else 0
+    return (
+        int(value.nbytes)
+        if type(value) is np.ndarray
+        else len(value)
+        if isinstance(value, (str, bytes))
+        else 0
+    )
 
 
 def save_elements(elements: Iterable[Any]) -> list[Any]:
-    """Return the elements of a buffer as JSON types. Runs of consecutive elements are encoded together.
+    """Return the elements of a buffer as JSON types. Runs of consecutive elements are encoded
+    together.
 
-    Only the error code and the text of an error are saved. An error that is no OpError has no error code, and is loaded as an UnknownError.
+    Only the error code and the text of an error are saved. An error that is no OpError has no error
+    code, and is loaded as an UnknownError.
 
     Raises:
       UnimplementedError: the buffer holds datasets with user functions.
-      ResourceExhaustedError: the buffers that were saved for this state have more bytes than a state may have.
+      ResourceExhaustedError: the buffers that were saved for this state have more bytes than a
+        state may have.
     """
     parts: list[Any] = []
     run: list[Any] = []
@@ -772,12 +866,15 @@ def load_elements(parts: Sequence[Any]) -> list[Any]:
 
 
 TOO_LARGE = (
-    f"more than {STATE_BYTES_MAX} bytes of elements lie in the buffers of this iterator, and a state holds no more: buffer fewer of them"
-    " (prefetch, num_parallel_calls, the buffer of shuffle), shuffle before batch(), or use cache(filename) instead of cache()"
+    f"more than {STATE_BYTES_MAX} bytes of elements lie in the buffers of this iterator, and a "
+    f"state holds no more: buffer fewer of them"
+    " (prefetch, num_parallel_calls, the buffer of shuffle), shuffle before batch(), or use "
+    "cache(filename) instead of cache()"
 )
 
 _DATASET = "\0dataset"
-"""The key of a dict that holds the description of a dataset among saved elements. No dict in a user's element has this key."""
+"""The key of a dict that holds the description of a dataset among saved elements. No dict in a
+user's element has this key."""
 
 
 def _packed(value: Any) -> Any:
@@ -785,8 +882,10 @@ def _packed(value: Any) -> Any:
         description = value.serialize()
         if value.has_functions():
             raise UnimplementedError(
-                "this iterator cannot be saved now: a buffer (of shuffle, prefetch or a parallel operator) holds datasets with user "
-                "functions, and a state cannot contain functions. Apply flat_map() to these datasets before the operator that buffers them"
+                "this iterator cannot be saved now: a buffer (of shuffle, prefetch or a parallel "
+                "operator) holds datasets with user "
+                "functions, and a state cannot contain functions. Apply flat_map() to these "
+                "datasets before the operator that buffers them"
             )
         return {_DATASET: description}
     return map_items(_packed, value)

@@ -1,11 +1,13 @@
 """Options for how a pipeline runs. They do not change which elements it computes.
 
 Rules
-    An option that is set overrides the default, and an option of a later `with_options` overrides the option of an earlier one. Setting an
-    option that does not exist raises AttributeError, so that a misspelt name is noticed.
+    An option that is set overrides the default, and an option of a later `with_options` overrides
+    the option of an earlier one. Setting an option that does not exist raises AttributeError, so
+    that a misspelt name is noticed.
 
-The pipeline acts on `deterministic`, `threading.private_threadpool_size` and `stats`. The other options are for the data service, or are
-accepted and ignored so that programs for tf.data run unchanged.
+The pipeline acts on `deterministic`, `threading.private_threadpool_size` and `stats`. The other
+options are for the data service, or are accepted and ignored so that programs for tf.data run
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ class _Group:
             setattr(self, name, None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Group) and type(other) is type(self) and other.as_dict() == self.as_dict()
+        return (
+            isinstance(other, _Group)
+            and type(other) is type(self)
+            and other.as_dict() == self.as_dict()
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -33,7 +39,8 @@ class _Group:
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options that are set, as plain values. Members of enums are replaced by their names.
+        """Return the options that are set, as plain values. Members of enums are replaced by their
+        names.
 
         >>> options = zd.data.Options()
         >>> options.deterministic = True
@@ -93,7 +100,8 @@ class _Service(_Group):
 
 
 class Options(_Group):
-    """Options for how a pipeline runs. Attach them by `Dataset.with_options`. Every option is None until it is set.
+    """Options for how a pipeline runs. Attach them by `Dataset.with_options`. Every option is None
+    until it is set.
 
     >>> options = zd.data.Options()
     >>> options.threading.private_threadpool_size = 2
@@ -102,12 +110,16 @@ class Options(_Group):
 
     Attributes:
       stats: True counts elements and measures times of the operators, for `iterator.stats()`.
-      deterministic: False lets parallel operators yield elements in the order in which they are ready. None means True.
+      deterministic: False lets parallel operators yield elements in the order in which they are
+        ready. None means True.
       threading.private_threadpool_size: the largest number of threads for each parallel operator.
-      threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
-      experimental_external_state_policy: what happens when a program registers, with a data service, a pipeline that depends on state
-        outside its description (external_state.py): "WARN" (the default), "IGNORE" or "FAIL".
-      experimental_distribute.auto_shard_policy / num_devices, experimental_service.pinned: accepted and ignored.
+      threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and
+      ignored.
+      experimental_external_state_policy: what happens when a program registers, with a data
+        service, a pipeline that depends on state outside its description (external_state.py):
+        "WARN" (the default), "IGNORE" or "FAIL".
+      experimental_distribute.auto_shard_policy / num_devices, experimental_service.pinned: accepted
+      and ignored.
     """
 
     __slots__ = _names = (

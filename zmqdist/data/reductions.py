@@ -1,4 +1,5 @@
-"""Methods of `Dataset` that read all elements and return no dataset: `reduce`, `save`, `get_single_element`."""
+"""Methods of `Dataset` that read all elements and return no dataset: `reduce`, `save`,
+`get_single_element`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ class DatasetResults(Tree):
 
     __slots__ = ()
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """Compute `state = reduce_func(state, element)` for each element, beginning with `initial_state`, and return the last state.
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None
+    ) -> Any:
+        """Compute `state = reduce_func(state, element)` for each element, beginning with
+        `initial_state`, and return the last state.
 
         >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
         10
@@ -46,7 +50,8 @@ class DatasetResults(Tree):
         checkpoint_args: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write all elements to the folder `path`. Saving again to the folder adds a newer copy, and `load` reads the newest copy.
+        """Write all elements to the folder `path`. Saving again to the folder adds a newer copy,
+        and `load` reads the newest copy.
 
         >>> Dataset.range(3).save(f"{folder}/saved")
         >>> print(*Dataset.load(f"{folder}/saved"))
@@ -54,20 +59,27 @@ class DatasetResults(Tree):
 
         Args:
           compression: None, "GZIP" or "ZLIB".
-          shard_func: a function that returns, for an element, the number of the file into which the element is written.
-          checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
-            default), `save` writes a checkpoint to `directory`. If `save` is interrupted, a second call with the same arguments continues
-            from the checkpoint. The keys "max_to_keep" and "step_counter" are accepted and ignored.
+          shard_func: a function that returns, for an element, the number of the file into which the
+            element is written.
+          checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After
+            every interval (1,000 elements by default), `save` writes a checkpoint to `directory`.
+            If `save` is interrupted, a second call with the same arguments continues from the
+            checkpoint. The keys "max_to_keep" and "step_counter" are accepted and ignored.
 
         Raises:
           InvalidArgumentError: the dataset is infinite.
-          ValueError: `compression` or `checkpoint_args` is invalid, or `shard_func` does not return an integer.
-          UnimplementedError: `checkpoint_args` were passed, and the pipeline has an operator without a state.
-          FailedPreconditionError: the dataset is empty and its spec is unknown. With `checkpoint_args` also: the checkpoint in `directory`
-            belongs to another dataset, path or compression, or the dataset cannot be serialized.
+          ValueError: `compression` or `checkpoint_args` is invalid, or `shard_func` does not return
+            an integer.
+          UnimplementedError: `checkpoint_args` were passed, and the pipeline has an operator
+            without a state.
+          FailedPreconditionError: the dataset is empty and its spec is unknown. With
+            `checkpoint_args` also: the checkpoint in `directory` belongs to another dataset, path
+            or compression, or the dataset cannot be serialized.
         """
         checkpoints = saving.Checkpoints.of(checkpoint_args)
-        saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints)
+        saving.save(
+            self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints
+        )
 
     def get_single_element(self, name: str | None = None) -> Any:
         """Return the only element.

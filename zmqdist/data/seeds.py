@@ -1,16 +1,21 @@
-"""Random numbers for operators: seeds with two parts, and a sequence of draws whose position can be saved in a small state.
+"""Random numbers for operators: seeds with two parts, and a sequence of draws whose position can be
+saved in a small state.
 
 Rules
-    The field `seed` of an operator is a pair of numbers from `operation_seed` (random.py), or None if neither the user nor the process has
-    set a seed. Pass number n over a dataset object (`Context.begin_pass`) draws numbers with the seed (pair, n), so that two passes draw
-    different numbers, and another run of the program draws the same numbers again. If the user wants equal draws, n is 0 for all passes.
-    If the field is None, the entropy of the iterator and the place of the dataset in it take the place of the pair. If the user also wants
-    equal draws, the dataset object keeps the entropy of its first iterator for all others.
+    The field `seed` of an operator is a pair of numbers from `operation_seed` (random.py), or None
+    if neither the user nor the process has set a seed. Pass number n over a dataset object
+    (`Context.begin_pass`) draws numbers with the seed (pair, n), so that two passes draw different
+    numbers, and another run of the program draws the same numbers again. If the user wants equal
+    draws, n is 0 for all passes. If the field is None, the entropy of the iterator and the place of
+    the dataset in it take the place of the pair. If the user also wants equal draws, the dataset
+    object keeps the entropy of its first iterator for all others.
 
-    A state has the entropy of the iterator and the number of the pass, so that the passes after a load draw the same numbers, too.
+    A state has the entropy of the iterator and the number of the pass, so that the passes after a
+    load draw the same numbers, too.
 
-    Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long. A state contains the generator's state
-    before the current block, and how many numbers of the block were used.
+    Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long.
+    A state contains the generator's state before the current block, and how many numbers of the
+    block were used.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ class Draws:
 
     @property
     def uniform(self) -> Callable[[], float]:
-        """The function that returns the next number. `load` replaces this function, so read the attribute again after `load`."""
+        """The function that returns the next number. `load` replaces this function, so read the
+        attribute again after `load`."""
         return self._stream.__next__
 
     def state(self) -> dict[str, Any]:

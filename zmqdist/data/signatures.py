@@ -1,7 +1,9 @@
-"""Signatures: checks that the results of a user function, generator or source fit the spec that the user has declared.
+"""Signatures: checks that the results of a user function, generator or source fit the spec that the
+user has declared.
 
-Python numbers and lists are converted to the signature's dtypes if this does not change their values. A value that already has a dtype is
-never cast. If its dtype does not fit, the check raises an error.
+Python numbers and lists are converted to the signature's dtypes if this does not change their
+values. A value that already has a dtype is never cast. If its dtype does not fit, the check raises
+an error.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
     """Return `value` as an element of `spec`.
 
     Raises:
-      InvalidArgumentError: the value does not fit. The error text names the `path` of the leaf that does not fit.
+      InvalidArgumentError: the value does not fit. The error text names the `path` of the leaf that
+        does not fit.
     """
     if isinstance(spec, TensorSpec):
         try:
@@ -32,7 +35,9 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
     if isinstance(spec, tuple) and isinstance(value, (tuple, list)) and len(spec) == len(value):
         names = [f".{name}" for name in spec._fields] if hasattr(spec, "_fields") else None
         parts = enumerate(zip(value, spec, strict=True))
-        items = [as_spec(one, part, path + (names[i] if names else f"[{i}]")) for i, (one, part) in parts]
+        items = [
+            as_spec(one, part, path + (names[i] if names else f"[{i}]")) for i, (one, part) in parts
+        ]
         return type(spec)(*items) if names else tuple(items)
     made = element(value)
     problem = problem_of(made, spec)
@@ -56,8 +61,8 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
 
 
 def exact_fit(spec: Any) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is an element of `spec` without conversion. The function takes less than a microsecond
-    per array.
+    """Return a function that tells whether a value is an element of `spec` without conversion. The
+    function takes less than a microsecond per array.
     """
     if isinstance(spec, TensorSpec):
         return _exact_leaf(spec)
@@ -99,7 +104,8 @@ def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
 
 
 class CheckedFunction:
-    """A picklable wrapper of a function. It checks the function's results against a spec, and converts them if necessary."""
+    """A picklable wrapper of a function. It checks the function's results against a spec, and
+    converts them if necessary."""
 
     def __init__(self, function: Callable[..., Any], spec: Any, operator: str) -> None:
         self._args = function, spec, operator
@@ -117,5 +123,6 @@ class CheckedFunction:
             return as_spec(value, spec)
         except InvalidArgumentError as error:
             raise invalid(
-                f"the function of {operator} returned a value that does not fit its output_signature: {error.message}"
+                f"the function of {operator} returned a value that does not fit its "
+                f"output_signature: {error.message}"
             ) from None

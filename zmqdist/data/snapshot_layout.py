@@ -12,9 +12,9 @@
     uncommitted_chunks/<incarnation>/           chunks that a writer has not committed; each incarnation of a writer has its own folder
     checkpoints/checkpoint_<index>_<elements>   where the writer resumes: before chunk <index>
 
-A split file stands for a run of positions that the stream got in one reply. These are the positions <global>, <global> + 1, ... of the
-source, which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains the number of positions. An empty
-file means one position.
+A split file stands for a run of positions that the stream got in one reply. These are the positions
+<global>, <global> + 1, ... of the source, which are the stream's positions <local>, <local> + 1,
+... in that repetition. The file contains the number of positions. An empty file means one position.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def snapshot_done_path(path: str) -> str:
 
 
 def snapshot_error_path(path: str) -> str:
-    """Return the path of the file ERROR, which contains the error with which the snapshot has failed."""
+    """Return the path of the file ERROR, which contains the error with which the snapshot has
+    failed."""
     return storage.join(path, "ERROR")
 
 
@@ -72,20 +73,22 @@ def chunks_path(path: str) -> str:
 
 
 def stream_path(path: str, stream: int) -> str:
-    """Return the folder of a stream. The functions for the paths of DONE and ERROR accept this folder too, because a stream has files of
-    these names.
+    """Return the folder of a stream. The functions for the paths of DONE and ERROR accept this
+    folder too, because a stream has files of these names.
     """
     return storage.join(path, "streams", f"stream_{stream}")
 
 
 def splits_path(path: str, stream: int, source: int, repetition: int) -> str:
     """Return the folder of the splits that a stream got in one repetition of a source."""
-    return storage.join(stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}")
+    return storage.join(
+        stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}"
+    )
 
 
 def committed_chunks(path: str) -> list[CommittedChunk]:
-    """Return the committed chunks in the order in which readers read them: the first chunk of each stream, then the second chunk of each
-    stream, and so on.
+    """Return the committed chunks in the order in which readers read them: the first chunk of each
+    stream, then the second chunk of each stream, and so on.
     """
     found = (CommittedChunk.of(name) for name in storage.list_names(chunks_path(path)))
     return sorted(chunk for chunk in found if chunk is not None)
@@ -97,16 +100,21 @@ def write_json(path: str, value: Any, staging_folder: str | None = None) -> None
 
 
 def read_error(path: str) -> OpError | None:
-    """Return the error in the file ERROR of a snapshot or a stream, or None if the file does not exist."""
+    """Return the error in the file ERROR of a snapshot or a stream, or None if the file does not
+    exist."""
     try:
         content = json.loads(storage.read(snapshot_error_path(path)))
         return from_code(int(content["code"]), str(content["message"]))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        return UnknownError(f"writing failed, and the reason in {snapshot_error_path(path)} cannot be read")
+        return UnknownError(
+            f"writing failed, and the reason in {snapshot_error_path(path)} cannot be read"
+        )
 
 
 def write_error(path: str, error: OpError, staging_folder: str | None = None) -> None:
     """Write the file ERROR of a snapshot or a stream."""
-    write_json(snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, staging_folder)
+    write_json(
+        snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, staging_folder
+    )

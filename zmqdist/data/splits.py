@@ -1,25 +1,26 @@
 """Splits: the sources of a pipeline, and the positions of these sources that a process reads.
 
 Theory
-    A split is one position of one source. The process that gives out splits, such as a dispatcher, has a `SplitProvider` for
-    each source, and needs only the description of the tree. A process that runs the pipeline opens it by `open_split`, and each source
-    requests its positions.
+    A split is one position of one source. The process that gives out splits, such as a dispatcher,
+    has a `SplitProvider` for each source, and needs only the description of the tree. A process
+    that runs the pipeline opens it by `open_split`, and each source requests its positions.
 
-    Sources are numbered in their order in the tree. Each source of a dataset that is used twice has two numbers. Some sources are not
-    split, because every process that runs the pipeline reads them whole: the selector of sample,
-    and sources in the datasets that a user function returns (flat_map, interleave, the windows of
-    group_by_window). The sources below an operator that joins elements by their places, such as
-    zip, count as one source (ops/in_step.py).
+    Sources are numbered in their order in the tree. Each source of a dataset that is used twice has
+    two numbers. Some sources are not split, because every process that runs the pipeline reads them
+    whole: the selector of sample, and sources in the datasets that a user function returns
+    (flat_map, interleave, the windows of group_by_window). The sources below an operator that joins
+    elements by their places, such as zip, count as one source (ops/in_step.py).
 
-    A `repeat` opens the sources below it again, as repetition 1, 2, ... At a request for a later repetition, the provider begins again at
-    the first position. For an earlier repetition it then has no positions left. Each source counts
-    its own repetitions.
+    A `repeat` opens the sources below it again, as repetition 1, 2, ... At a request for a later
+    repetition, the provider begins again at the first position. For an earlier repetition it then
+    has no positions left. Each source counts its own repetitions.
 
     A portion is a range of positions in one repetition of the only source, or of sources that are
     read in step. If each operator looks at one element at a time (`Op.per_split`), a pipeline that
     runs over one portion after the other yields the same elements as a pipeline that runs over all
-    positions. An operator that joins a fixed number of elements, such as batch, may be used too if each position yields a fixed number of
-    elements and the length of every portion is a multiple of the grain.
+    positions. An operator that joins a fixed number of elements, such as batch, may be used too if
+    each position yields a fixed number of elements and the length of every portion is a multiple of
+    the grain.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class SplitProvider:
 
     Attributes:
       count: the number of positions; INFINITE_CARDINALITY if there is no end.
-      repetitions: the number of repetitions, which is the product of the counts of all `repeat` operators above the source;
-        INFINITE_CARDINALITY if there is no end.
+      repetitions: the number of repetitions, which is the product of the counts of all `repeat`
+        operators above the source; INFINITE_CARDINALITY if there is no end.
       repetition, position: the repetition and position to give out next.
     """
 
@@ -80,7 +81,8 @@ class SplitProvider:
 
 
 def split_providers(dataset: Tree) -> list[SplitProvider]:
-    """Return a provider for each source, in the order of their numbers. No function is run or unpickled.
+    """Return a provider for each source, in the order of their numbers. No function is run or
+    unpickled.
 
     Raises:
       UnimplementedError: a source cannot be split. The error text names the source.
@@ -94,7 +96,11 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
     if reads_in_step(dataset):
         # If places are counted, each process finds out where they end: elements that fail have
         # places, too.
-        return [SplitProvider(INFINITE_CARDINALITY if (count := aligned_positions(dataset)) is None else count)]
+        return [
+            SplitProvider(
+                INFINITE_CARDINALITY if (count := aligned_positions(dataset)) is None else count
+            )
+        ]
     for each in found:
         each.repetitions = SplitProvider(each.repetitions, repetitions).cardinality()
     return found
@@ -107,16 +113,18 @@ def open_split(
     entropy: Sequence[int] = (0, 0),
     ordered: bool = True,
 ) -> DatasetIterator:
-    """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
+    """Open a dataset whose sources read only the positions that `next_position(source, repetition)`
+    returns, until it returns None.
 
-    A source requests a position just before it reads the element, so that positions that are not requested yet can be given to another
-    process. Only prefetch and parallel operators read ahead.
+    A source requests a position just before it reads the element, so that positions that are not
+    requested yet can be given to another process. Only prefetch and parallel operators read ahead.
 
-    The iterator has no state, because the process that gives out the positions has the state. `open_stream` returns an iterator with a
-    state.
+    The iterator has no state, because the process that gives out the positions has the state.
+    `open_stream` returns an iterator with a state.
 
     Args:
-      sources: how many sources the process that gives out the positions expects. None means that this is not checked.
+      sources: how many sources the process that gives out the positions expects. None means that
+        this is not checked.
       entropy: two numbers that are the same in all processes that divide the positions, from which
         operators without a seed derive theirs, because some operators read the same elements in all
         processes (ops/in_step.py).
@@ -124,29 +132,39 @@ def open_split(
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.
-      Exception: while iterating, any error of `next_position`. When the iteration continues, `next_position` is called again.
+      Exception: while iterating, any error of `next_position`. When the iteration continues,
+        `next_position` is called again.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
-        raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
+        raise FailedPreconditionError(
+            f"Attempted to feed {sources} split providers into a dataset with {have} sources"
+        )
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
         # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
-    # Count the passes from 0, because a process may open the dataset several times, for example for each of its portions.
-    context = Context(dataset.options(), splits=positions, entropy=entropy, inner=True, ordered=ordered)
+    # Count the passes from 0, because a process may open the dataset several times, for example for
+    # each of its portions.
+    context = Context(
+        dataset.options(), splits=positions, entropy=entropy, inner=True, ordered=ordered
+    )
     return DatasetIterator(dataset, context)
 
 
 def open_stream(
-    dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]], entropy: Sequence[int] = (0, 0)
+    dataset: Tree,
+    next_positions: Callable[[int, int, int], Sequence[int]],
+    entropy: Sequence[int] = (0, 0),
 ) -> DatasetIterator:
-    """Open a dataset as `open_split` does, but with positions that can be requested again, so that the iterator has a state.
+    """Open a dataset as `open_split` does, but with positions that can be requested again, so that
+    the iterator has a state.
 
     Args:
-      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` positions of
-        this iterator in the repetition. An empty sequence ends the repetition. If it is called again with the same arguments, it must
-        return the same positions.
+      next_positions: `next_positions(source, repetition, taken)` returns some positions of a
+        source, after the first `taken` positions of this iterator in the repetition. An empty
+        sequence ends the repetition. If it is called again with the same arguments, it must return
+        the same positions.
       entropy: as for `open_split`.
     """
 
@@ -159,7 +177,7 @@ def open_stream(
     return DatasetIterator(dataset, context)
 
 
-# -- portions -------------------------------------------------------------------------------------------------------
+# -- portions --------------------------------------------------------------------------------------
 
 
 class PortionRules(NamedTuple):
@@ -168,7 +186,8 @@ class PortionRules(NamedTuple):
     Attributes:
       positions: the number of positions in one repetition; INFINITE_CARDINALITY if there is no end.
       repetitions: the number of repetitions; INFINITE_CARDINALITY if there is no end.
-      grain: the length of every portion is a multiple of this number of positions. The last portion of a repetition may be shorter.
+      grain: the length of every portion is a multiple of this number of positions. The last portion
+        of a repetition may be shorter.
     """
 
     positions: int
@@ -180,26 +199,35 @@ def portion_rules(dataset: Tree) -> PortionRules:
     """Return how the dataset can be cut into portions. No function is run or unpickled.
 
     Raises:
-      UnimplementedError: the dataset cannot be cut into portions. The error text names the operator and says what to do.
+      UnimplementedError: the dataset cannot be cut into portions. The error text names the operator
+        and says what to do.
     """
     chain = [dataset]
     while chain[-1].inputs and aligned_positions(chain[-1]) is None:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()  # `per_split` may raise an error that says more than the error below
+            # `per_split` may raise an error that says more than the error below
+            chain[-1].op.per_split()
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     source = chain.pop()
     aligned = aligned_positions(source)
     rules = PortionRules(source.op.split_count() if aligned is None else aligned, 1, 1)
-    made = source.op.per_split() if aligned is None else Fraction(1)  # elements per position; None if the number varies
+    # elements per position; None if the number varies
+    made = source.op.per_split() if aligned is None else Fraction(1)
     for each in reversed(chain):
         gives = each.op.per_split()
         if made is None and gives is not None and gives.denominator > 1:
-            raise _unfit(each, "joins elements, but not every position gives the same number of them")
+            raise _unfit(
+                each, "joins elements, but not every position gives the same number of them"
+            )
         made = None if made is None or gives is None else made * gives
         grain = 1 if made is None else made.denominator
         if rules.repetitions not in (0, 1) and finite(rules.positions) and rules.positions % grain:
-            raise _unfit(each, "joins the end of a repetition with the beginning of the next: apply it before repeat()")
+            raise _unfit(
+                each,
+                "joins the end of a repetition with the beginning of the next: apply it before "
+                "repeat()",
+            )
         times = SplitProvider(rules.repetitions, each.op.repetitions).cardinality()
         rules = PortionRules(rules.positions, times, lcm(rules.grain, grain))
     return rules
@@ -207,7 +235,8 @@ def portion_rules(dataset: Tree) -> PortionRules:
 
 def _unfit(dataset: Tree, why: str) -> UnimplementedError:
     return UnimplementedError(
-        f"{dataset.op.name}() {why}; exactly-once delivery and reading in order run on portions of the data, which do not allow"
+        f"{dataset.op.name}() {why}; exactly-once delivery and reading in order run on portions "
+        f"of the data, which do not allow"
         " this: put it behind distribute()",
     )
 
@@ -215,8 +244,9 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 def portion_pipeline(dataset: T) -> T:
     """Return the pipeline that `open_split` runs over each portion.
 
-    The pipeline is the dataset without its `repeat` operators, because a portion is in one repetition. Its sources read one file after
-    another, so that the elements of one position stay together.
+    The pipeline is the dataset without its `repeat` operators, because a portion is in one
+    repetition. Its sources read one file after another, so that the elements of one position stay
+    together.
 
     Raises:
       UnimplementedError: as for `portion_rules`.

@@ -1,13 +1,16 @@
-"""Files and folders of snapshots and checkpoints. They are on local disks, or at URLs for which fsspec has a driver.
+"""Files and folders of snapshots and checkpoints. They are on local disks, or at URLs for which
+fsspec has a driver.
 
 Rules
-    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is local. Of the other modules,
-    only the writer of checkpoints distinguishes URLs from local paths, because at many URLs a rename copies the file.
+    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is
+    local. Of the other modules, only the writer of checkpoints distinguishes URLs from local paths,
+    because at many URLs a rename copies the file.
 
-    A file that other processes read appears as a whole, because it is written under another name and then renamed. `write` does both. Code
-    that writes a larger file step by step calls `sync` and `rename` itself. On a local disk the file is durable when the rename returns,
-    because `sync` and `rename` call fsync for the file and its folder. A name that ends in `.tmp` is an unfinished file, and `list_names`
-    leaves it out.
+    A file that other processes read appears as a whole, because it is written under another name
+    and then renamed. `write` does both. Code that writes a larger file step by step calls `sync`
+    and `rename` itself. On a local disk the file is durable when the rename returns, because `sync`
+    and `rename` call fsync for the file and its folder. A name that ends in `.tmp` is an unfinished
+    file, and `list_names` leaves it out.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def join(path: str, *names: str) -> str:
     """Join a path and the names of folders or files below it."""
-    return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
+    return (
+        "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
+    )
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -42,8 +47,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def open_read(path: str) -> IO[bytes]:
-    """Open a file for reading. Raises FileNotFoundError if it does not exist, and OSError if it is a pipe or a device, which could block
-    for ever.
+    """Open a file for reading. Raises FileNotFoundError if it does not exist, and OSError if it is
+    a pipe or a device, which could block for ever.
     """
     if "://" not in path:
         return open_regular(path)
@@ -52,8 +57,8 @@ def open_read(path: str) -> IO[bytes]:
 
 
 def open_write(path: str, append: bool = False) -> IO[bytes]:
-    """Open a file for writing. Empty the file first, or with `append` write at its end. Raises FileNotFoundError if the folder does not
-    exist.
+    """Open a file for writing. Empty the file first, or with `append` write at its end. Raises
+    FileNotFoundError if the folder does not exist.
     """
     mode = "ab" if append else "wb"
     if "://" not in path:
@@ -63,7 +68,8 @@ def open_write(path: str, append: bool = False) -> IO[bytes]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Flush an open file, and fsync it if it is local. The driver of a URL decides when a file is durable."""
+    """Flush an open file, and fsync it if it is local. The driver of a URL decides when a file is
+    durable."""
     file.flush()
     try:
         number = file.fileno()
@@ -79,11 +85,12 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, data: bytes, staging_folder: str | None = None) -> None:
-    """Create or replace a file in one step: write the data under a temporary name, sync the file, and rename it.
+    """Create or replace a file in one step: write the data under a temporary name, sync the file,
+    and rename it.
 
     Args:
-      staging_folder: the folder of the temporary file; None means the folder of `path`. If another process removes this folder, `write`
-        fails.
+      staging_folder: the folder of the temporary file; None means the folder of `path`. If another
+        process removes this folder, `write` fails.
     """
     folder, name = path.rsplit("/", 1)
     unfinished = join(staging_folder or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
@@ -99,13 +106,15 @@ def write(path: str, data: bytes, staging_folder: str | None = None) -> None:
 
 
 def rename(old: str, new: str) -> None:
-    """Move a file or folder in one step. Replace a file at `new`. Raises FileNotFoundError if `old` does not exist."""
+    """Move a file or folder in one step. Replace a file at `new`. Raises FileNotFoundError if `old`
+    does not exist."""
     if "://" in old:
         files, name = _driver(old)
         files.mv(name, _driver(new)[1], recursive=files.isdir(name))
         return
     os.replace(old, new)
-    _sync_folder(os.path.dirname(new))  # sync the folder, because a power failure could otherwise undo the rename
+    # sync the folder, because a power failure could otherwise undo the rename
+    _sync_folder(os.path.dirname(new))
 
 
 def _sync_folder(path: str) -> None:
@@ -117,11 +126,13 @@ def _sync_folder(path: str) -> None:
 
 
 def list_names(folder: str, unfinished: bool = False) -> list[str]:
-    """Return the sorted names in a folder, or [] if the folder does not exist. Without `unfinished`, leave out names that end in `.tmp`."""
+    """Return the sorted names in a folder, or [] if the folder does not exist. Without
+    `unfinished`, leave out names that end in `.tmp`."""
     try:
         if "://" in folder:
             files, name = _driver(folder)
-            files.invalidate_cache()  # empty the driver's cache of names, because other processes add files
+            # empty the driver's cache of names, because other processes add files
+            files.invalidate_cache()
             found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
         else:
             found = os.listdir(folder)
@@ -158,7 +169,8 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder with everything in it. Does nothing if the folder does not exist, and leaves local files that it cannot delete."""
+    """Delete a folder with everything in it. Does nothing if the folder does not exist, and leaves
+    local files that it cannot delete."""
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -168,9 +180,11 @@ def remove_tree(path: str) -> None:
 
 
 def check_renames(path: str) -> None:
-    """Raise FailedPreconditionError if the file system of a URL has no atomic rename. Most object stores have none.
+    """Raise FailedPreconditionError if the file system of a URL has no atomic rename. Most object
+    stores have none.
 
-    Without it, a rename copies the file and then deletes the original, so that other processes could see an incomplete copy.
+    Without it, a rename copies the file and then deletes the original, so that other processes
+    could see an incomplete copy.
     """
     if "://" not in path:
         return
@@ -179,13 +193,15 @@ def check_renames(path: str) -> None:
 
     if type(files).mv is AbstractFileSystem.mv:
         raise FailedPreconditionError(
-            f"{path}: this file system has no atomic rename, and several processes write a snapshot at once: save it to a "
+            f"{path}: this file system has no atomic rename, and several processes write a "
+            f"snapshot at once: save it to a "
             "local or shared disk or HDFS, and copy it from there",
         )
 
 
 def error_of(error: OSError, path: str) -> OpError:
-    """Convert an OSError into an error of zmqdist: ResourceExhaustedError for a full disk, otherwise UnknownError."""
+    """Convert an OSError into an error of zmqdist: ResourceExhaustedError for a full disk,
+    otherwise UnknownError."""
     text = f"{path}: {error.strerror or error}"
     return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(text)
 
@@ -194,12 +210,14 @@ def _driver(path: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
-        raise FailedPreconditionError(f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'") from None
+        raise FailedPreconditionError(
+            f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'"
+        ) from None
     found: tuple[Any, str] = url_to_fs(path)
     return found
 
 
-# -- compression of a file ------------------------------------------------------------------------------------------
+# -- compression of a file -------------------------------------------------------------------------
 
 
 _PIECE = 2**18
@@ -240,7 +258,8 @@ class _ZlibReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._decompressor.eof:  # look for a further stream, because ElementsFile may have appended one
+            if self._decompressor.eof:
+                # look for a further stream, because ElementsFile may have appended one
                 data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0
@@ -260,8 +279,8 @@ class _ZlibReader(io.RawIOBase):
 
 
 def compressing(file: IO[bytes], compression: str) -> Any:
-    """Return a writer that compresses into an open file. For the compression "", return the file itself. Closing the writer does not close
-    the file, so close the writer first.
+    """Return a writer that compresses into an open file. For the compression "", return the file
+    itself. Closing the writer does not close the file, so close the writer first.
     """
     if compression == "GZIP":
         return gzip.GzipFile("", "wb", 1, file, 0)

@@ -1,18 +1,23 @@
 """Elements, which are the values in a pipeline, and the specs that describe them.
 
 Rules
-    An element is a structure of leaves. Tuples, namedtuples and dicts form the structure. An object of an attrs class is converted to a
-    namedtuple with the same name and fields, which is the same class in every process. Everything else is a leaf: arrays, NumPy scalars,
-    str, bytes, and datasets (of `window`). A list is data and is converted to an array. `element` converts the results of user functions
-    and generators to this form, so that operators get no other values, and the safe codec accepts all elements.
+    An element is a structure of leaves. Tuples, namedtuples and dicts form the structure. An object
+    of an attrs class is converted to a namedtuple with the same name and fields, which is the same
+    class in every process. Everything else is a leaf: arrays, NumPy scalars, str, bytes, and
+    datasets (of `window`). A list is data and is converted to an array. `element` converts the
+    results of user functions and generators to this form, so that operators get no other values,
+    and the safe codec accepts all elements.
 
-    A spec has the same structure, with a `TensorSpec` or `DatasetSpec` in place of each leaf. The dtypes of str and bytes have no length.
+    A spec has the same structure, with a `TensorSpec` or `DatasetSpec` in place of each leaf. The
+    dtypes of str and bytes have no length.
 
-    A str or bytes that ends in NUL is a valid element, but lists and batches of such values are refused, because an array would cut the NUL
-    off. A list that mixes text with other values is refused too, because NumPy would convert all values to text.
+    A str or bytes that ends in NUL is a valid element, but lists and batches of such values are
+    refused, because an array would cut the NUL off. A list that mixes text with other values is
+    refused too, because NumPy would convert all values to text.
 
-    An operator that may yield the same element again (a cache, a source, a window) yields `read_only(element)`. The reader then cannot
-    write to the element's arrays, and gets copies of the element's dicts. Every other element belongs to its reader alone.
+    An operator that may yield the same element again (a cache, a source, a window) yields
+    `read_only(element)`. The reader then cannot write to the element's arrays, and gets copies of
+    the element's dicts. Every other element belongs to its reader alone.
 """
 
 from __future__ import annotations
@@ -35,11 +40,30 @@ from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe
 from zmqdist.wire.namedtuples import generic_namedtuple
 
-_SCALARS: tuple[Any, ...] = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
-_SCALARS += (np.float16, np.float32, np.float64, np.complex64, np.complex128, np.datetime64, np.timedelta64)
+_SCALARS: tuple[Any, ...] = (
+    np.bool_,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+)
+_SCALARS += (
+    np.float16,
+    np.float32,
+    np.float64,
+    np.complex64,
+    np.complex128,
+    np.datetime64,
+    np.timedelta64,
+)
 
 READY: Final[frozenset[type]] = frozenset({str, bytes, *_SCALARS})
-"""Types whose values are leaves without conversion. `if type(x) not in READY: x = element(x)` saves calls of `element`."""
+"""Types whose values are leaves without conversion. `if type(x) not in READY: x = element(x)` saves
+calls of `element`."""
 
 LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, *READY})
 """The types of leaves."""
@@ -69,7 +93,8 @@ class DatasetSpec:
 
 
 class NoElements(FailedPreconditionError):
-    """The spec of a dataset is unknown, because only its first element would show the spec, and the dataset is empty."""
+    """The spec of a dataset is unknown, because only its first element would show the spec, and the
+    dataset is empty."""
 
 
 def invalid(message: str) -> InvalidArgumentError:
@@ -78,8 +103,8 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def checked_int(value: Any, argument: str) -> int:
-    """Return `value` as an integer. Raises TypeError, which names the `argument`, if `value` is not an integer. A float such as 2.7 is not
-    rounded.
+    """Return `value` as an integer. Raises TypeError, which names the `argument`, if `value` is not
+    an integer. A float such as 2.7 is not rounded.
     """
     try:
         return index(value)
@@ -88,7 +113,8 @@ def checked_int(value: Any, argument: str) -> int:
 
 
 def is_dataset(value: Any) -> bool:
-    """Return whether `value` is a Dataset. Tests an attribute of its class, because the module that defines the class imports this one."""
+    """Return whether `value` is a Dataset. Tests an attribute of its class, because the module that
+    defines the class imports this one."""
     return hasattr(type(value), "element_spec")
 
 
@@ -96,7 +122,8 @@ def element(value: Any) -> Any:
     """Return `value` as an element.
 
     Raises:
-      InvalidArgumentError: a leaf is not an array, number, str or bytes, nor a list that makes an array.
+      InvalidArgumentError: a leaf is not an array, number, str or bytes, nor a list that makes an
+        array.
     """
     cls = type(value)
     if cls in LEAVES:
@@ -139,8 +166,8 @@ def without_attrs(structure: Any) -> Any:
 
 
 def declared_spec(argument: str, spec: Any) -> Any:
-    """Return the spec that a user passed as an argument, with namedtuples for objects of attrs classes. Raises TypeError, which names the
-    argument, if a leaf is no spec.
+    """Return the spec that a user passed as an argument, with namedtuples for objects of attrs
+    classes. Raises TypeError, which names the argument, if a leaf is no spec.
     """
 
     def check(part: Any) -> Any:
@@ -152,7 +179,8 @@ def declared_spec(argument: str, spec: Any) -> Any:
 
 
 def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
-    """Return a tuple, namedtuple or dict with `change` applied to each item. Return any other value unchanged."""
+    """Return a tuple, namedtuple or dict with `change` applied to each item. Return any other value
+    unchanged."""
     if isinstance(structure, tuple):
         items = map(change, structure)
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
@@ -163,9 +191,12 @@ def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
 
 def _array(value: Any) -> Any:
     arrays = isinstance(value, (list, np.ndarray, np.generic))
-    if value is None or not (arrays or hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
+    if value is None or not (
+        arrays or hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    ):
         raise invalid(
-            f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples and dicts, are allowed"
+            f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples "
+            f"and dicts, are allowed"
         )
     array = plain_array(value, "an element")
     if array.dtype.hasobject:
@@ -176,15 +207,23 @@ def _array(value: Any) -> Any:
 
 
 def _check_text(items: Any, kind: str) -> None:
-    """Raise InvalidArgumentError if an item ends in NUL, or does not have NumPy's `kind` ("U" or "S") and would be converted to text."""
+    """Raise InvalidArgumentError if an item ends in NUL, or does not have NumPy's `kind` ("U" or
+    "S") and would be converted to text."""
     for item in items:
         if isinstance(item, (list, tuple)):
             _check_text(item, kind)
             continue
-        known = "U" if isinstance(item, str) else "S" if isinstance(item, bytes) else np.asarray(item).dtype.kind
+        known = (
+            "U"
+            if isinstance(item, str)
+            else "S"
+            if isinstance(item, bytes)
+            else np.asarray(item).dtype.kind
+        )
         if known != kind:
             raise invalid(
-                "an element holds a list of text and something else, which makes no array: return a tuple, whose parts may differ"
+                "an element holds a list of text and something else, which makes no array: return "
+                "a tuple, whose parts may differ"
             )
         check_end(item)
 
@@ -193,7 +232,8 @@ def check_end(text: Any) -> None:
     """Raise InvalidArgumentError if str or bytes end in NUL, which an array would cut off."""
     if isinstance(text, (str, bytes)) and text[-1:] in ("\0", b"\0"):
         raise invalid(
-            "text or bytes that end in NUL would lose it in an array: map them to another form before batching"
+            "text or bytes that end in NUL would lose it in an array: map them to another form "
+            "before batching"
         )
 
 
@@ -216,14 +256,16 @@ def plain_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
-    """Return a spec with `change` applied to each TensorSpec and each composite. A DatasetSpec is left unchanged."""
+    """Return a spec with `change` applied to each TensorSpec and each composite. A DatasetSpec is
+    left unchanged."""
     if type(spec) in COMPOSITES or isinstance(spec, TensorSpec):
         return change(spec)
     return map_items(partial(map_specs, change), spec)
 
 
 def batched(spec: Any, size: int | None) -> Any:
-    """Return the spec of a batch, which is `size` elements stacked on a new first axis. Raises InvalidArgumentError for a Ragged."""
+    """Return the spec of a batch, which is `size` elements stacked on a new first axis. Raises
+    InvalidArgumentError for a Ragged."""
 
     def more(one: Any) -> Any:
         if type(one) in COMPOSITES:
@@ -234,7 +276,8 @@ def batched(spec: Any, size: int | None) -> Any:
 
 
 def unbatched(spec: Any) -> Any:
-    """Return the spec of the slices along axis 0 of an element whose spec is `spec`. Raises ValueError for a scalar."""
+    """Return the spec of the slices along axis 0 of an element whose spec is `spec`. Raises
+    ValueError for a scalar."""
 
     def rows(one: Any) -> Any:
         if type(one) in COMPOSITES:
@@ -260,7 +303,9 @@ def common_spec(one: Any, two: Any) -> Any:
             raise TypeError(f"elements of different types: {a} and {b}")
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
             return TensorSpec(None, a.dtype)
-        return TensorSpec(tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)), a.dtype)
+        return TensorSpec(
+            tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)), a.dtype
+        )
 
     try:
         return nest.map_structure(common, one, two)
@@ -274,7 +319,9 @@ def problem_of(value: Any, spec: Any) -> str | None:
     if problem is not None:
         return problem
     try:
-        pairs = nest.flatten(nest.map_structure(lambda want, have: _Pair(want, have), spec, value, check_types=False))
+        pairs = nest.flatten(
+            nest.map_structure(lambda want, have: _Pair(want, have), spec, value, check_types=False)
+        )
     except (TypeError, ValueError) as error:
         return str(error)
     for pair in pairs:
@@ -291,8 +338,8 @@ def problem_of(value: Any, spec: Any) -> str | None:
 
 
 def _dict_problem(spec: Any, value: Any) -> str | None:
-    """Return the reason why the keys of dicts in an element do not fit `spec`, or None if they fit. This is a check of its own, because
-    `nest.map_structure` does not compare keys.
+    """Return the reason why the keys of dicts in an element do not fit `spec`, or None if they fit.
+    This is a check of its own, because `nest.map_structure` does not compare keys.
     """
     if isinstance(spec, dict) != isinstance(value, dict):
         return f"expected {type(spec).__name__}, given {type(value).__name__}"
@@ -304,7 +351,10 @@ def _dict_problem(spec: Any, value: Any) -> str | None:
         pairs = list(zip(spec, value, strict=False))
     else:
         return None
-    return next((problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None), None)
+    return next(
+        (problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None),
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -313,7 +363,7 @@ class _Pair:
     leaf: Any
 
 
-# -- batches --------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
@@ -352,18 +402,22 @@ _DIFFERENT: Final = "cannot batch elements of different structures"
 
 
 def check_leaves(leaves: Sequence[Any]) -> None:
-    """Raise InvalidArgumentError if a value in `leaves` is not a leaf, for example a tuple, which NumPy would convert to an array."""
+    """Raise InvalidArgumentError if a value in `leaves` is not a leaf, for example a tuple, which
+    NumPy would convert to an array."""
     if not LEAVES.issuperset(map(type, leaves)):
         raise invalid(_DIFFERENT)
 
 
 def stack_leaves(leaves: Sequence[Any]) -> Any:
-    """Stack leaves of one dtype and shape on a new axis 0. Raises InvalidArgumentError if the dtypes or shapes differ."""
+    """Stack leaves of one dtype and shape on a new axis 0. Raises InvalidArgumentError if the
+    dtypes or shapes differ."""
     first = leaves[0]
     cls = type(first)
     if cls is np.ndarray:
         shape, dtype = first.shape, first.dtype
-        if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
+        if all(
+            type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves
+        ):
             return stack_alike(leaves)
     elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):
         if cls not in (np.datetime64, np.timedelta64):
@@ -374,28 +428,34 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
 
 
 def stack_alike(arrays: Sequence[Any]) -> Any:
-    """Stack arrays of one dtype and shape on a new axis 0. Raises InvalidArgumentError if they have as many axes as NumPy allows."""
+    """Stack arrays of one dtype and shape on a new axis 0. Raises InvalidArgumentError if they have
+    as many axes as NumPy allows."""
     first = arrays[0]
     try:
         batch = np.empty((len(arrays), *first.shape), first.dtype)
     except ValueError as error:
-        raise invalid(f"cannot batch arrays of {first.ndim} dimensions, nor save or cache them: {error}") from None
+        raise invalid(
+            f"cannot batch arrays of {first.ndim} dimensions, nor save or cache them: {error}"
+        ) from None
     rows = arrays if first.shape else [array.reshape(1) for array in arrays]
-    # Join in one call in C, because np.stack takes a Python step for each array. Join into memory of the same dtype, because NumPy would
-    # convert it to the byte order of this host, and drop the gaps between fields.
+    # Join in one call in C, because np.stack takes a Python step for each array. Join into memory
+    # of the same dtype, because NumPy would convert it to the byte order of this host, and drop the
+    # gaps between fields.
     np.concatenate(rows, out=batch.reshape(len(rows) * len(rows[0]), *first.shape[1:]))
     return batch
 
 
 def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
-    """Stack leaves for which the fast paths do not work, such as strings, or scalars mixed with arrays of rank 0. Raises
-    InvalidArgumentError if the shapes or dtypes differ, or if a string ends in NUL.
+    """Stack leaves for which the fast paths do not work, such as strings, or scalars mixed with
+    arrays of rank 0. Raises InvalidArgumentError if the shapes or dtypes differ, or if a string
+    ends in NUL.
     """
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
         if array.shape != first.shape:
             raise invalid(
-                f"cannot batch shapes {first.shape} and {array.shape}: all must be alike, or use padded_batch"
+                f"cannot batch shapes {first.shape} and {array.shape}: all must be alike, or use "
+                f"padded_batch"
             )
         if plain_dtype(array.dtype) != plain_dtype(first.dtype):
             raise invalid(f"cannot batch {first.dtype} and {array.dtype}")
@@ -403,11 +463,12 @@ def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
     return np.stack(arrays)
 
 
-# -- elements in states and descriptions -----------------------------------------------------------------------------
+# -- elements in states and descriptions -----------------------------------------------------------
 
 
 def to_json(value: Any) -> list[str]:
-    """Return a value as text: the safe codec encodes the value, and the body and frames are written in base64."""
+    """Return a value as text: the safe codec encodes the value, and the body and frames are written
+    in base64."""
     body, frames = safe.encode(value)
     return [base64.b64encode(part).decode() for part in (body, *map(_flat, frames))]
 
@@ -423,7 +484,8 @@ def from_json(parts: Sequence[str]) -> Any:
 
 
 def read_only(value: Any) -> Any:
-    """Return a copy of an element in which arrays are read-only and dicts are copies. The arrays share memory with those of `value`.
+    """Return a copy of an element in which arrays are read-only and dicts are copies. The arrays
+    share memory with those of `value`.
 
     Returns `value` itself if it has only read-only leaves and no dicts.
     """
@@ -446,7 +508,9 @@ def read_only(value: Any) -> Any:
 
 
 def copy_dicts(value: Any) -> Any:
-    """Return a copy of an element with copies of its dicts. The leaves are shared with the element."""
+    """Return a copy of an element with copies of its dicts. The leaves are shared with the
+    element.
+    """
     if isinstance(value, dict):
         copy = value.copy()
         for key, one in value.items():
@@ -486,22 +550,30 @@ def length_of(value: Any) -> int:
 
 
 def rows_of(value: Any) -> Any:
-    """Return an iterator over the rows of an element, which are the slices of all its leaves along axis 0. The leaves have one length, as
-    `length_of` checks.
+    """Return an iterator over the rows of an element, which are the slices of all its leaves along
+    axis 0. The leaves have one length, as `length_of` checks.
     """
     if type(value) is np.ndarray:
         dtype = value.dtype
         if value.ndim > 1 or (dtype.type in READY and dtype.isnative):
             return iter(value)
-        # text becomes str or bytes; items that are no plain scalars become arrays of rank 0, which keep the whole dtype
-        return iter(value.tolist()) if dtype.kind in "SU" else (value[row, ...] for row in range(len(value)))
+        # text becomes str or bytes; items that are no plain scalars become arrays of rank 0, which
+        # keep the whole dtype
+        return (
+            iter(value.tolist())
+            if dtype.kind in "SU"
+            else (value[row, ...] for row in range(len(value)))
+        )
     if type(value) in COMPOSITES:
         return value.rows()
     if isinstance(value, (dict, tuple)) and not value:
         return repeat(value)  # it has as many rows as the leaves beside it
     if isinstance(value, dict):
         keys = list(value)
-        return (dict(zip(keys, row, strict=True)) for row in zip(*(rows_of(value[key]) for key in keys), strict=False))
+        return (
+            dict(zip(keys, row, strict=True))
+            for row in zip(*(rows_of(value[key]) for key in keys), strict=False)
+        )
     if isinstance(value, tuple):
         rows = zip(*map(rows_of, value), strict=False)
         return (type(value)(*row) for row in rows) if hasattr(value, "_fields") else rows

@@ -1,11 +1,14 @@
-"""The class `Tree`: a dataset as a tree of operators, with the facts about the pipeline that are known without running it.
+"""The class `Tree`: a dataset as a tree of operators, with the facts about the pipeline that are
+known without running it.
 
 Rules
-    A tree is immutable. Operators return new trees, which share their common parts, and `rewrite` returns a changed copy. The cardinality,
-    the options, the known spec, the description and the fingerprint are computed without running an operator.
+    A tree is immutable. Operators return new trees, which share their common parts, and `rewrite`
+    returns a changed copy. The cardinality, the options, the known spec, the description and the
+    fingerprint are computed without running an operator.
 
-    A description is JSON. It is a list of nodes, inputs first, so that a dataset that is used twice is only one node. Everything in it is
-    readable except functions, which are pickles (ops/base.py).
+    A description is JSON. It is a list of nodes, inputs first, so that a dataset that is used twice
+    is only one node. Everything in it is readable except functions, which are pickles
+    (ops/base.py).
 
 Not here: the operators (ops/), the methods that users chain (dataset.py).
 """
@@ -29,7 +32,8 @@ T = TypeVar("T", bound="Tree")
 
 
 class Tree:
-    """An operator with its inputs. This is the base class of `Dataset`, which is the class that users see.
+    """An operator with its inputs. This is the base class of `Dataset`, which is the class that
+    users see.
 
     Attributes:
       op: the operator.
@@ -75,7 +79,8 @@ class Tree:
         return count
 
     def cardinality(self) -> int:
-        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show the number.
+        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only
+        reading the dataset would show the number.
 
         >>> Dataset.range(10).batch(4).cardinality()
         3
@@ -84,15 +89,17 @@ class Tree:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements: their structure, with a TensorSpec for each leaf, or a DatasetSpec for a leaf that is a dataset.
+        """The spec of the elements: their structure, with a TensorSpec for each leaf, or a
+        DatasetSpec for a leaf that is a dataset.
 
-        The spec is known without computing elements, unless the elements come from a function or source without `output_signature`. Then
-        the first use of this property computes the first element, once, and assumes that all elements have the shapes of the first. The
-        function runs in this process for that, even if the pipeline is meant to run elsewhere.
+        The spec is known without computing elements, unless the elements come from a function or
+        source without `output_signature`. Then the first use of this property computes the first
+        element, once, and assumes that all elements have the shapes of the first. The function runs
+        in this process for that, even if the pipeline is meant to run elsewhere.
 
         Raises:
-          FailedPreconditionError: the dataset is empty, and so has no first element; or it is from `from_dataset_id`, and the service does
-            not know its spec.
+          FailedPreconditionError: the dataset is empty, and so has no first element; or it is from
+            `from_dataset_id`, and the service does not know its spec.
         """
         if self._spec is None:
             known = self.op.element_spec(tuple(each.element_spec for each in self.inputs))
@@ -101,17 +108,23 @@ class Tree:
 
     @property
     def known_spec(self) -> Any:
-        """The `element_spec`, or UNKNOWN_SPEC if an element would have to be computed to learn it."""
+        """The `element_spec`, or UNKNOWN_SPEC if an element would have to be computed to learn
+        it.
+        """
         if self._spec is not None:
             return self._spec
         inputs = tuple(each.known_spec for each in self.inputs)
-        return UNKNOWN_SPEC if any(one is UNKNOWN_SPEC for one in inputs) else self.op.element_spec(inputs)
+        return (
+            UNKNOWN_SPEC
+            if any(one is UNKNOWN_SPEC for one in inputs)
+            else self.op.element_spec(inputs)
+        )
 
     @property
     def declared_spec(self) -> Any:
-        """The `element_spec` without what a first element has shown: UNKNOWN_SPEC if an element would
-        have to be computed, or was computed, to learn it. The shapes of later elements may differ from
-        those of the first one, but not from declared ones.
+        """The `element_spec` without what a first element has shown: UNKNOWN_SPEC if an element
+        would have to be computed, or was computed, to learn it. The shapes of later elements may
+        differ from those of the first one, but not from declared ones.
         """
 
         def declared(dataset: Tree, specs: tuple[Any, ...]) -> Any:
@@ -123,11 +136,14 @@ class Tree:
     def _infer(self) -> Any:
         spec = self.op.infer(self)
         if spec is UNKNOWN_SPEC:
-            raise NoElements(f"the element_spec of an empty {self.op.name}() is unknown: give output_signature")
+            raise NoElements(
+                f"the element_spec of an empty {self.op.name}() is unknown: give output_signature"
+            )
         return spec
 
     def probe(self) -> Iterator[Any]:
-        """Yield the elements without side effects: change no random numbers of later iterators, write no caches and start no threads.
+        """Yield the elements without side effects: change no random numbers of later iterators,
+        write no caches and start no threads.
 
         >>> print(*Dataset.range(3).probe())
         0 1 2
@@ -136,7 +152,8 @@ class Tree:
             yield from iterator
 
     def options(self) -> Options:
-        """Return the options that `with_options` has set in this dataset and in the datasets below it. All other options are None.
+        """Return the options that `with_options` has set in this dataset and in the datasets below
+        it. All other options are None.
 
         >>> options = zd.data.Options()
         >>> options.deterministic = False
@@ -169,14 +186,16 @@ class Tree:
         return list(found.values())
 
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:
-        """Return a copy in which each dataset is replaced by the result of `change`, inputs first. Return `self` if no dataset was changed.
+        """Return a copy in which each dataset is replaced by the result of `change`, inputs first.
+        Return `self` if no dataset was changed.
 
         >>> dataset = Dataset.range(3).batch(2)
         >>> dataset.rewrite(lambda part: part) is dataset
         True
 
         Args:
-          change: a function that gets a dataset whose inputs are already rewritten, and returns this dataset or a replacement.
+          change: a function that gets a dataset whose inputs are already rewritten, and returns
+            this dataset or a replacement.
         """
         done: dict[int, Any] = {}
         for each in self.walk():
@@ -201,21 +220,29 @@ class Tree:
         0 1 2
 
         Raises:
-          FailedPreconditionError: a function captures an object that cannot be pickled. The error text names the object.
+          FailedPreconditionError: a function captures an object that cannot be pickled. The error
+            text names the object.
         """
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
         try:
             described = [
-                {"op": each.op.name, "args": each.op.describe(), "inputs": [numbers[id(one)] for one in each.inputs]}
+                {
+                    "op": each.op.name,
+                    "args": each.op.describe(),
+                    "inputs": [numbers[id(one)] for one in each.inputs],
+                }
                 for each in nodes
             ]
         except InvalidArgumentError as error:
             raise FailedPreconditionError(f"the dataset cannot be serialized: {error}") from error
-        return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
+        return json.dumps(
+            {"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":")
+        )
 
     def fingerprint(self) -> str:
-        """Return a hash of the description. Datasets with equal hashes have the same operators with the same arguments.
+        """Return a hash of the description. Datasets with equal hashes have the same operators with
+        the same arguments.
 
         >>> Dataset.range(3).fingerprint() == Dataset.range(3).fingerprint()
         True
@@ -223,7 +250,8 @@ class Tree:
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:
-        """Return the pipeline as text: one line for each operator, with its cardinality and spec, sources last.
+        """Return the pipeline as text: one line for each operator, with its cardinality and spec,
+        sources last.
 
         >>> print(Dataset.range(3).batch(2).explain())
         batch(size=2): 2 elements, TensorSpec(shape=(None,), ...)

@@ -1,4 +1,5 @@
-"""`IterableDataset`: lets a DataLoader of PyTorch read a dataset of zmqdist. It needs the extra `torch`."""
+"""`IterableDataset`: lets a DataLoader of PyTorch read a dataset of zmqdist. It needs the extra
+`torch`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import numpy as np
 try:
     import torch.utils.data as torch_data
 except ImportError as error:
-    raise ImportError('zmqdist.integrations.torch needs PyTorch: pip install "zmqdist[torch]"') from error
+    raise ImportError(
+        'zmqdist.integrations.torch needs PyTorch: pip install "zmqdist[torch]"'
+    ) from error
 
 from zmqdist import nest
 from zmqdist.data import Dataset
@@ -24,14 +27,16 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
-    The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
-    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The dataset's
-    random operators then draw the same numbers in all processes, and its parallel
-    operators yield their elements in order. The DataLoader converts arrays to tensors by its own rules.
+    The processes of a DataLoader share the elements of an epoch. If the dataset is distributed,
+    they read it as one job, so that only one of the processes reads each element. If not, each of n
+    processes computes all elements and yields every n-th element. The dataset's random operators
+    then draw the same numbers in all processes, and its parallel operators yield their elements in
+    order. The DataLoader converts arrays to tensors by its own rules.
     This class first copies read-only arrays, because programs can write to tensors.
 
     Args:
-      dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
+      dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not
+        copy the batches again.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -47,8 +52,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         info = torch_data.get_worker_info()
         if info is None:
             return iter(self.dataset)
-        # PyTorch adds `id` to a number that all processes of a DataLoader share. New processes of the next epoch get another number, but
-        # processes that stay (`persistent_workers=True`) keep their number, so they have to count the epochs.
+        # PyTorch adds `id` to a number that all processes of a DataLoader share. New processes of
+        # the next epoch get another number, but processes that stay (`persistent_workers=True`)
+        # keep their number, so they have to count the epochs.
         epoch = info.seed - info.id + self._epochs
         self._epochs += 1
         if any(each.op.name == "distribute" for each in self.dataset.walk()):

@@ -1,15 +1,20 @@
-"""The host agent: a process that starts roles on its host for a launcher on another host, and ends the roles when its standard input ends.
+"""The host agent: a process that starts roles on its host for a launcher on another host, and ends
+the roles when its standard input ends.
 
-The agent reads orders from its standard input and writes events to its standard output (agent_protocol.py). Its roles are its child
-processes (`Children`). They have lifelines, so that the roles end even if the agent is killed with SIGKILL.
+The agent reads orders from its standard input and writes events to its standard output
+(agent_protocol.py). Its roles are its child processes (`Children`). They have lifelines, so that
+the roles end even if the agent is killed with SIGKILL.
 
 Promises
-  A1  When its standard input ends, a signal arrives, or no order has arrived for the silence limit, the agent kills its roles, removes its
-      folder and ends.
-  A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
-  A3  Only events are written to the agent's standard output. Output that modules print is redirected to standard error.
+  A1  When its standard input ends, a signal arrives, or no order has arrived for the silence limit,
+      the agent kills its roles, removes its folder and ends.
+  A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's
+      last line.
+  A3  Only events are written to the agent's standard output. Output that modules print is
+      redirected to standard error.
 
-`main` imports neither NumPy nor ZeroMQ, so that the agent sends its hello soon. Meanwhile the zygote imports both for the roles.
+`main` imports neither NumPy nor ZeroMQ, so that the agent sends its hello soon. Meanwhile the
+zygote imports both for the roles.
 """
 
 from __future__ import annotations
@@ -67,7 +72,8 @@ READ_BYTES: Final = 65536
 LINES_UNSENT_MAX: Final = 1000
 """The most lines of roles' output that the agent holds while the launcher does not read."""
 LAST_EVENTS_S: Final = 2.0
-"""Seconds that the agent spends at most on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
+"""Seconds that the agent spends at most on writing its last events before it ends. If the launcher
+does not read, the pipe stays full."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -86,9 +92,11 @@ sys.exit(main())
 
 
 def agent_command(python: str, silence_limit_s: float) -> list[str]:
-    """Return the command that runs an agent with this Python. Quote the words of the command to pass it through a shell.
+    """Return the command that runs an agent with this Python. Quote the words of the command to
+    pass it through a shell.
 
-    On a host without zmqdist the command still runs, and writes AgentUnfit. It imports no module from the working directory.
+    On a host without zmqdist the command still runs, and writes AgentUnfit. It imports no module
+    from the working directory.
     """
     return [python, "-c", f"exec({_BOOT!r})", str(silence_limit_s)]
 
@@ -103,33 +111,40 @@ class HostAgent:
       silence_limit_s: the agent ends when no order has arrived for this many seconds.
     """
 
-    def __init__(self, orders: int, events: IO[bytes], folder: RunFolder, silence_limit_s: float) -> None:
+    def __init__(
+        self, orders: int, events: IO[bytes], folder: RunFolder, silence_limit_s: float
+    ) -> None:
         self._orders = orders
         self._events = events
         self._folder = folder
         self._silence_limit_s = silence_limit_s
         self._unsent: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(LINES_UNSENT_MAX)
-        """Counts how many more lines of output the agent may hold. When it is used up because the launcher does not read, the roles block
-        in their writes, while the agent still carries out orders.
+        """Counts how many more lines of output the agent may hold. When it is used up because the
+        launcher does not read, the roles block in their writes, while the agent still carries out
+        orders.
         """
         self._writer = threading.Thread(target=self._write, name="zmqdist-events", daemon=True)
         self._reserved: list[Reserved] = []
         self._order_ids: dict[Child, int] = {}
         self._by_order: dict[int, Child] = {}
         self._naming = threading.Lock()
-        """A lock that `_start` has while it starts a role. `_exited` waits for the lock, because it needs the `order_id` of the role."""
+        """A lock that `_start` has while it starts a role. `_exited` waits for the lock, because it
+        needs the `order_id` of the role."""
         self._children = Children(self._exited)
         self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
         self._over_read, self._over_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        """A pipe that becomes readable when a signal arrives, or when CloseAgent has stopped all roles. The agent then ends."""
+        """A pipe that becomes readable when a signal arrives, or when CloseAgent has stopped all
+        roles. The agent then ends."""
 
     def serve(self) -> None:
-        """Carry out orders until the agent has to end. When this method returns, no role runs any more."""
+        """Carry out orders until the agent has to end. When this method returns, no role runs any
+        more."""
         self._writer.start()
-        # The signal handlers do nothing, because an exception from a handler could interrupt code that holds a lock. When a signal arrives,
-        # the interpreter writes into the pipe, and `_received` returns.
+        # The signal handlers do nothing, because an exception from a handler could interrupt code
+        # that holds a lock. When a signal arrives, the interpreter writes into the pipe, and
+        # `_received` returns.
         for number in _ENDING_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._over_write, warn_on_full_buffer=False)
@@ -172,7 +187,9 @@ class HostAgent:
             case CloseAgent():
                 self._unsent.put(AgentClosing())
                 if self._closing is None:
-                    self._closing = threading.Thread(target=self._close, args=(order.grace_s,), name="zmqdist-close")
+                    self._closing = threading.Thread(
+                        target=self._close, args=(order.grace_s,), name="zmqdist-close"
+                    )
                     self._closing.start()
             case LauncherBeat():
                 pass
@@ -185,18 +202,27 @@ class HostAgent:
             if self._code.imports:
                 environment |= path_variable([*self._code.imports, os.getcwd()])
             if order.kind == "WorkerConfig":
-                environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(environment)
+                environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(
+                    environment
+                )
             with self._naming:
                 child = self._children.start(
                     order.name,
-                    lambda lifeline: ["zmqdist.launch.roles", str(lifeline), order.kind, order.fields],
+                    lambda lifeline: [
+                        "zmqdist.launch.roles",
+                        str(lifeline),
+                        order.kind,
+                        order.fields,
+                    ],
                     environment,
                     lambda line: self._line(order.order_id, line),
                 )
                 self._order_ids[child] = order.order_id
                 self._by_order[order.order_id] = child
         except OSError as error:
-            self._unsent.put(OrderRefused(order.order_id, f"{order.name} cannot be started: {error}"))
+            self._unsent.put(
+                OrderRefused(order.order_id, f"{order.name} cannot be started: {error}")
+            )
         else:
             self._unsent.put(RoleStarted(order.order_id, child.pid))
 
@@ -218,16 +244,20 @@ class HostAgent:
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:
             with contextlib.suppress(OSError):
-                # A write fails if the launcher has ended. `_received` notices this end, too, because standard input ends.
+                # A write fails if the launcher has ended. `_received` notices this end, too,
+                # because standard input ends.
                 self._events.write(encode(event))
             if isinstance(event, RoleLine):
                 self._room.release()
 
     def _received(self) -> Iterator[AgentOrder]:
-        """Yield orders until the agent has to end: for a reason in promise A1, or because all roles have stopped after CloseAgent."""
+        """Yield orders until the agent has to end: for a reason in promise A1, or because all roles
+        have stopped after CloseAgent."""
         rest = b""
         while True:
-            ready, _, _ = select.select([self._orders, self._over_read], [], [], self._silence_limit_s)
+            ready, _, _ = select.select(
+                [self._orders, self._over_read], [], [], self._silence_limit_s
+            )
             if not ready or self._over_read in ready:
                 return
             data = os.read(self._orders, READ_BYTES)
@@ -238,9 +268,11 @@ class HostAgent:
 
 
 def _route() -> tuple[str, str]:
-    """Return the launcher's address and this host's address, as the connection between them uses them. "" means an unknown address.
+    """Return the launcher's address and this host's address, as the connection between them uses
+    them. "" means an unknown address.
 
-    SLURM_LAUNCH_NODE_IPADDR precedes SSH_CONNECTION, because a job inherits the SSH_CONNECTION of the shell that submitted the job.
+    SLURM_LAUNCH_NODE_IPADDR precedes SSH_CONNECTION, because a job inherits the SSH_CONNECTION of
+    the shell that submitted the job.
     """
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if launcher is None:
@@ -270,31 +302,40 @@ def _hello(folder: str) -> AgentHello:
 
 
 def _folder() -> RunFolder:
-    """Make the agent's folder. It is in memory if possible, because its files are secrets. Raises OSError if no folder can be made."""
+    """Make the agent's folder. It is in memory if possible, because its files are secrets. Raises
+    OSError if no folder can be made."""
     with contextlib.suppress(OSError):
         return RunFolder(Path(MEMORY_FOLDER))
     return RunFolder(Path(tempfile.gettempdir()))
 
 
 def main() -> int:
-    """Run the agent of this host until the agent has to end, and return the exit code. `sys.argv[1]` is the silence limit in seconds."""
+    """Run the agent of this host until the agent has to end, and return the exit code.
+    `sys.argv[1]` is the silence limit in seconds."""
     orders, events = os.dup(0), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C, because the launcher decides which processes end
+    # ignore Ctrl-C, because the launcher decides which processes end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         folder = _folder()
     except OSError as error:
         reason = f"neither {MEMORY_FOLDER} nor a temporary folder can be written ({error})"
-        unfit = AgentUnfit(platform.python_version(), sys.executable, reason, "make one writable, or set TMPDIR there")
+        unfit = AgentUnfit(
+            platform.python_version(),
+            sys.executable,
+            reason,
+            "make one writable, or set TMPDIR there",
+        )
         events.write(encode(unfit))
         return 1
     try:
         zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         HostAgent(orders, events, folder, float(sys.argv[1])).serve()
-    except Exception as error:  # a bug: print one line, because the launcher shows standard error to its user
+    except Exception as error:
+        # a bug: print one line, because the launcher shows standard error to its user
         print(f"the agent failed: {error!r}", file=sys.stderr)
         return 1
     finally:

@@ -1,8 +1,10 @@
-"""The launcher's side of the connection to one host agent: the agent's hello, its roles, and the end of the connection.
+"""The launcher's side of the connection to one host agent: the agent's hello, its roles, and the
+end of the connection.
 
-One thread reads events and another thread writes orders, so that no caller waits for a host that does not read. A connection that has ended
-is never opened again. When the connection ends, the agent ends its roles, and the launcher reports each of these roles as ended, with the
-reason why the connection ended.
+One thread reads events and another thread writes orders, so that no caller waits for a host that
+does not read. A connection that has ended is never opened again. When the connection ends, the
+agent ends its roles, and the launcher reports each of these roles as ended, with the reason why the
+connection ended.
 """
 
 from __future__ import annotations
@@ -50,12 +52,14 @@ from zmqdist.launch.launcher_interface import LineHandler
 log = logging.getLogger("zmqdist.launch")
 
 HOST_LOST: Final = -int(signal.SIGKILL)
-"""The exit code that is reported for a role whose host is lost, because the agent on that host kills the role."""
+"""The exit code that is reported for a role whose host is lost, because the agent on that host
+kills the role."""
 NOT_STARTED: Final = 1
 """The exit code that is reported for a role that its host could not start."""
 ANSWER_S: Final = 20.0
 CODE_BYTES_PER_S_MIN: Final = 20_000
-"""Bytes per second at which the program's code must be sent. If a host receives it more slowly, the host counts as unreachable."""
+"""Bytes per second at which the program's code must be sent. If a host receives it more slowly, the
+host counts as unreachable."""
 
 
 class RemoteRole:
@@ -77,13 +81,15 @@ class RemoteRole:
 
 
 class LinkOwner(Protocol):
-    """The object to which a link reports. The reader thread of the link calls the methods of this object."""
+    """The object to which a link reports. The reader thread of the link calls the methods of this
+    object."""
 
     def role_ended(self, role: RemoteRole) -> None:
         """Handle the end of a role."""
 
     def link_ended(self, link: AgentLink) -> None:
-        """Handle the end of the connection. The link calls this once, and then `role_ended` for each role that ran on the host."""
+        """Handle the end of the connection. The link calls this once, and then `role_ended` for
+        each role that ran on the host."""
 
 
 class AgentLink:
@@ -92,11 +98,13 @@ class AgentLink:
     Args:
       host: the name of the agent's host, as the user wrote it.
       stream: the byte stream to the agent. The link owns and closes it.
-      on_note: a function that is called with each line that is not an event, such as the output of a login shell.
+      on_note: a function that is called with each line that is not an event, such as the output of
+        a login shell.
 
     Attributes:
       owner: the object to which the link reports. It is set before the first role is started.
-      why_ended: a sentence with the name of the host and the reason why the connection has ended. "" until the connection has ended.
+      why_ended: a sentence with the name of the host and the reason why the connection has ended.
+        "" until the connection has ended.
     """
 
     def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
@@ -114,27 +122,33 @@ class AgentLink:
         self._roles: dict[int, RemoteRole] = {}
         self._requests: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
         self._orders: queue.SimpleQueue[AgentOrder | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True)
-        self._writer = threading.Thread(target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True)
+        self._reader = threading.Thread(
+            target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True
+        )
+        self._writer = threading.Thread(
+            target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True
+        )
         self._reader.start()
         self._writer.start()
 
-    # -- the hello -----------------------------------------------------------------------------------------------
+    # -- the hello ---------------------------------------------------------------------------------
 
     def wait_for_hello(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the agent's first event. Return whether it has arrived or the connection has ended."""
+        """Wait at most `timeout_s` for the agent's first event. Return whether it has arrived or
+        the connection has ended."""
         return self._greeted.wait(timeout_s)
 
     @property
     def greeting(self) -> AgentHello | AgentUnfit | None:
-        """The agent's first event. None means that no event has arrived yet, or that the connection ended before the first event."""
+        """The agent's first event. None means that no event has arrived yet, or that the connection
+        ended before the first event."""
         return self._greeting
 
-    # -- roles ---------------------------------------------------------------------------------------------------
+    # -- roles -------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Send the order that starts a role. The link reports the end of the role to `owner`. If the connection has ended, return False and
-        report nothing.
+        """Send the order that starts a role. The link reports the end of the role to `owner`. If
+        the connection has ended, return False and report nothing.
         """
         with self._lock:
             if self._ended.is_set():
@@ -157,7 +171,8 @@ class AgentLink:
         return event.address
 
     def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
-        """Give the agent the code for the roles that it starts from now on. If the host has equal files at the same path, no code is sent.
+        """Give the agent the code for the roles that it starts from now on. If the host has equal
+        files at the same path, no code is sent.
 
         Args:
           on_sending: a function that is called before the code is sent, if it has to be sent.
@@ -168,7 +183,10 @@ class AgentLink:
         """
         root, paths, imports = str(bundle.root), list(bundle.paths), list(bundle.imports)
         event = self._request(
-            lambda order_id: [OfferCode(order_id, bundle.digest, root, paths, imports, bundle.working)], ANSWER_S
+            lambda order_id: [
+                OfferCode(order_id, bundle.digest, root, paths, imports, bundle.working)
+            ],
+            ANSWER_S,
         )
         if isinstance(event, CodeReady):
             return
@@ -181,9 +199,12 @@ class AgentLink:
             ANSWER_S + len(data) / CODE_BYTES_PER_S_MIN,
         )
 
-    def _request(self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float) -> AgentEvent:
-        """Send orders that together get one answer, and return the answer. Raises UnavailableError if the agent does not answer within
-        `timeout_s`, and UnknownError if the agent refuses an order.
+    def _request(
+        self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float
+    ) -> AgentEvent:
+        """Send orders that together get one answer, and return the answer. Raises UnavailableError
+        if the agent does not answer within `timeout_s`, and UnknownError if the agent refuses an
+        order.
         """
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
@@ -196,7 +217,9 @@ class AgentLink:
         try:
             event = answer.get(timeout=timeout_s)
         except queue.Empty:
-            raise errors.UnavailableError(f"{self.host}: its agent has not answered for {timeout_s:.0f} s") from None
+            raise errors.UnavailableError(
+                f"{self.host}: its agent has not answered for {timeout_s:.0f} s"
+            ) from None
         if event is None:
             raise errors.UnavailableError(self.why_ended)
         if isinstance(event, OrderRefused):
@@ -204,12 +227,13 @@ class AgentLink:
         return event
 
     def request_close(self, grace_s: float) -> None:
-        """Send CloseAgent, so that the agent stops its roles and ends. This method does not wait for the agent."""
+        """Send CloseAgent, so that the agent stops its roles and ends. This method does not wait
+        for the agent."""
         self._orders.put(CloseAgent(grace_s))
 
     def close(self) -> None:
-        """Close the connection, so that the agent kills the roles that still run. Return when the ends of all roles were reported. A second
-        call does nothing.
+        """Close the connection, so that the agent kills the roles that still run. Return when the
+        ends of all roles were reported. A second call does nothing.
         """
         self._stream.close()
         self._orders.put(None)
@@ -217,15 +241,17 @@ class AgentLink:
         self._writer.join()
 
     def has_answered_close(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for AgentClosing. Return whether it has arrived or the connection has ended."""
+        """Wait at most `timeout_s` for AgentClosing. Return whether it has arrived or the
+        connection has ended."""
         return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until the connection has ended and all roles were reported as ended. Return False after a time-out."""
+        """Wait at most `timeout_s` until the connection has ended and all roles were reported as
+        ended. Return False after a time-out."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
-    # -- threads -------------------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------
 
     def _write(self) -> None:
         while True:
@@ -316,5 +342,6 @@ def _pass_on(role: RemoteRole, line: str) -> None:
     try:
         role.on_line(line)
     except BaseException:
-        # `on_line` fails if the terminal was closed, for example. Go on reading: a role whose output is not read blocks in a write.
+        # `on_line` fails if the terminal was closed, for example. Go on reading: a role whose
+        # output is not read blocks in a write.
         log.exception("a line of output of %s could not be passed on", role.name)

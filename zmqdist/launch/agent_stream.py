@@ -1,5 +1,6 @@
-"""The byte stream between a launcher and a host agent, read and written by lines: the interface `AgentStream`, and `ProcessStream`, which
-uses the standard input and output of a process such as ssh.
+"""The byte stream between a launcher and a host agent, read and written by lines: the interface
+`AgentStream`, and `ProcessStream`, which uses the standard input and output of a process such as
+ssh.
 """
 
 from __future__ import annotations
@@ -13,34 +14,41 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 NOTES_MAX: Final = 20
-"""How many of the last lines of standard error are kept, to explain why the byte stream has ended."""
+"""How many of the last lines of standard error are kept, to explain why the byte stream has
+ended.
+"""
 END_S: Final = 5.0
-"""Seconds that the process may take to end after its standard input was closed. Then it is killed."""
+"""Seconds that the process may take to end after its standard input was closed. Then it is
+killed.
+"""
 
 NoteHandler = Callable[[str], object]
 Explain = Callable[[int, str], str]
-"""A function that returns a phrase about the end of a process. Its arguments are the exit code of the process and the last lines of its
-standard error.
+"""A function that returns a phrase about the end of a process. Its arguments are the exit code of
+the process and the last lines of its standard error.
 """
 
 
 class AgentStream(Protocol):
-    """Sends lines to an agent and receives lines from the agent. Different threads call `send`, `receive` and `close`."""
+    """Sends lines to an agent and receives lines from the agent. Different threads call `send`,
+    `receive` and `close`."""
 
     def send(self, line: bytes) -> None:
-        """Send a line. This may block while the agent does not read. Raises OSError if the byte stream has ended."""
+        """Send a line. This may block while the agent does not read. Raises OSError if the byte
+        stream has ended."""
 
     def receive(self) -> bytes:
-        """Wait for a line, and return the line with its line break. Return b"" if the byte stream has ended."""
+        """Wait for a line, and return the line with its line break. Return b"" if the byte stream
+        has ended."""
 
     def close(self) -> None:
-        """Close the agent's standard input, and wait until the byte stream has ended. If this takes several seconds, end the stream by
-        force. A second call does nothing.
+        """Close the agent's standard input, and wait until the byte stream has ended. If this takes
+        several seconds, end the stream by force. A second call does nothing.
         """
 
     def why_ended(self) -> str:
-        """Return a phrase that says why the byte stream has ended and, if possible, what the user can do. The phrase does not name the
-        host. Call this after the byte stream has ended.
+        """Return a phrase that says why the byte stream has ended and, if possible, what the user
+        can do. The phrase does not name the host. Call this after the byte stream has ended.
         """
 
 
@@ -71,15 +79,20 @@ class ProcessStream:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # no buffer, because a buffer has a lock, so that `close` would wait for a write that is stuck
+            # no buffer, because a buffer has a lock, so that `close` would wait for a write that is
+            # stuck
+            bufsize=0,
             env=environment,
-            # With a session of its own, the process gets no Ctrl-C: the launcher closes its agents in order.
+            # With a session of its own, the process gets no Ctrl-C: the launcher closes its agents
+            # in order.
             start_new_session=True,
         )
         assert self._process.stdout is not None
         self._output = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
         self._process.stdout.close()
-        self._reader = threading.Thread(target=self._read_notes, name="zmqdist-agent-notes", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_notes, name="zmqdist-agent-notes", daemon=True
+        )
         self._reader.start()
 
     def send(self, line: bytes) -> None:

@@ -1,8 +1,10 @@
-"""The child processes of a launcher. `Children` starts them, watches them through pidfds, and stops them.
+"""The child processes of a launcher. `Children` starts them, watches them through pidfds, and stops
+them.
 
-A child that runs a module of zmqdist is forked from the zygote of this process (process/zygote.py). If the zygote cannot fork it,
-`Children` starts a new Python interpreter instead. Other programs are started as commands. One thread waits for the ends of all children,
-and reports each exit code within milliseconds.
+A child that runs a module of zmqdist is forked from the zygote of this process (process/zygote.py).
+If the zygote cannot fork it, `Children` starts a new Python interpreter instead. Other programs are
+started as commands. One thread waits for the ends of all children, and reports each exit code
+within milliseconds.
 """
 
 from __future__ import annotations
@@ -43,14 +45,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this child process when the launcher, or the thread of the launcher that started it, ends. The child
-    calls this function before it executes its program. Without the signal the program would outlive the rest of the cluster.
+    """Have the kernel send SIGTERM to this child process when the launcher, or the thread of the
+    launcher that started it, ends. The child calls this function before it executes its program.
+    Without the signal the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def check_descriptors(purpose: str, children: int) -> None:
-    """Raise ResourceExhaustedError if this process may not open the descriptors that a dispatcher, a zygote and these children need."""
+    """Raise ResourceExhaustedError if this process may not open the descriptors that a dispatcher,
+    a zygote and these children need."""
     check_descriptors_and_threads(purpose, 40 + 5 * children)
 
 
@@ -62,7 +66,9 @@ class Child:
       ended: set when the exit code is known.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, lifeline: int) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, lifeline: int
+    ) -> None:
         self.name = name
         self.process = process
         self.ended = threading.Event()
@@ -83,7 +89,8 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None means that the process runs."""
+        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the
+        process. None means that the process runs."""
         return self.process.returncode
 
     @property
@@ -92,8 +99,13 @@ class Child:
         return "\n".join(self._tail)[-LOG_TAIL_BYTES:]
 
     def open_pidfd(self) -> int:
-        """Return a file descriptor that becomes readable when the process ends. The caller closes the descriptor."""
-        return os.dup(self.process.pidfd) if isinstance(self.process, ForkedProcess) else os.pidfd_open(self.pid)
+        """Return a file descriptor that becomes readable when the process ends. The caller closes
+        the descriptor."""
+        return (
+            os.dup(self.process.pidfd)
+            if isinstance(self.process, ForkedProcess)
+            else os.pidfd_open(self.pid)
+        )
 
     def read_lines(self, on_line: LineHandler) -> None:
         """Start a thread that calls `on_line` with each line of the child's output."""
@@ -103,17 +115,20 @@ class Child:
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send a signal to the child. With `group=True` the signal is also sent to the other processes of the child's process group. These
-        are the processes that the child has started, except those in a session of their own.
+        """Send a signal to the child. With `group=True` the signal is also sent to the other
+        processes of the child's process group. These are the processes that the child has started,
+        except those in a session of their own.
         """
-        # While this thread has the lock, `finish` cannot reap the child, so the kernel gives its pid to no other process.
+        # While this thread has the lock, `finish` cannot reap the child, so the kernel gives its
+        # pid to no other process.
         with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     if group:
                         os.killpg(self.pid, number)
                     elif isinstance(self.process, ForkedProcess):
-                        # Do not use the pid: if the zygote has ended, the kernel may have given the pid to another process.
+                        # Do not use the pid: if the zygote has ended, the kernel may have given the
+                        # pid to another process.
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)
@@ -126,8 +141,8 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        # This thread closes the pipe, and `finish` does not, because processes that the child has started may write to the pipe after
-        # `finish` has returned.
+        # This thread closes the pipe, and `finish` does not, because processes that the child has
+        # started may write to the pipe after `finish` has returned.
         with self.process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
@@ -135,11 +150,14 @@ class Child:
                 try:
                     on_line(line)
                 except BaseException:
-                    # `on_line` fails if the terminal was closed, for example. Go on reading, because the child would block in a write.
+                    # `on_line` fails if the terminal was closed, for example. Go on reading,
+                    # because the child would block in a write.
                     log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
-        """Reap the process, which must have ended, and wait up to 2 s for its last lines of output."""
+        """Reap the process, which must have ended, and wait up to 2 s for its last lines of
+        output.
+        """
         with self._lock:
             self.process.wait()
             self._reaped = True
@@ -152,8 +170,10 @@ class Children:
     """The child processes of this process. Each child is the leader of a session of its own.
 
     Args:
-      on_exit: a function that is called with each child that has ended, in the thread that watches the children.
-      whole_groups: whether to kill the other processes of a child's process group when the child has ended.
+      on_exit: a function that is called with each child that has ended, in the thread that watches
+        the children.
+      whole_groups: whether to kill the other processes of a child's process group when the child
+        has ended.
     """
 
     def __init__(self, on_exit: Callable[[Child], object], whole_groups: bool = False) -> None:
@@ -168,9 +188,13 @@ class Children:
         self._thread.start()
 
     def start_role(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
+        self,
+        config: WorkerConfig | TaskConfig,
+        environment: Mapping[str, str],
+        on_line: LineHandler | None = None,
     ) -> Child:
-        """Start a role (roles.py) in a child process. Its environment variables are those of this process, overridden by `environment`."""
+        """Start a role (roles.py) in a child process. Its environment variables are those of this
+        process, overridden by `environment`."""
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(
@@ -191,11 +215,12 @@ class Children:
         """Start a module of zmqdist in a child process.
 
         Args:
-          command: a function that returns the module and its arguments. It is called with the file descriptor of the child's lifeline,
-            which is a pipe that breaks when this process ends.
-          environment: the child's environment variables. Without PATH_ENV among them, the child has the module path of this process.
-          on_line: a function that is called with each line of the child's output. None means that the child shares the standard output and
-            error of this process.
+          command: a function that returns the module and its arguments. It is called with the file
+            descriptor of the child's lifeline, which is a pipe that breaks when this process ends.
+          environment: the child's environment variables. Without PATH_ENV among them, the child has
+            the module path of this process.
+          on_line: a function that is called with each line of the child's output. None means that
+            the child shares the standard output and error of this process.
           pass_fds: further file descriptors that the child inherits under the same numbers.
         """
         environment = {**path_variable(), **environment}
@@ -211,7 +236,8 @@ class Children:
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # a child gets no Ctrl-C, because this process stops its children in order
+                # a child gets no Ctrl-C, because this process stops its children in order
+                start_new_session=True,
             )
         except BaseException:
             os.close(own_end)
@@ -221,10 +247,15 @@ class Children:
         return self._adopt(Child(name, process, own_end), on_line)
 
     def start_program(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: LineHandler,
     ) -> Child:
-        """Start any program in a child process. The program gets no lifeline. Instead the kernel sends it SIGTERM when the thread that
-        calls this method ends. The arguments are those of `start`, except that `command` is the program and its arguments.
+        """Start any program in a child process. The program gets no lifeline. Instead the kernel
+        sends it SIGTERM when the thread that calls this method ends. The arguments are those of
+        `start`, except that `command` is the program and its arguments.
         """
         process = subprocess.Popen(
             command,
@@ -258,8 +289,9 @@ class Children:
         """Do nothing, because this host has room for any number of roles (`Launcher.release`)."""
 
     def close(self, grace_s: float) -> None:
-        """Stop all children, and return when they have ended. Each child gets SIGTERM and has up to `grace_s` seconds to drain. A child
-        that still runs then gets SIGKILL. A second call does nothing.
+        """Stop all children, and return when they have ended. Each child gets SIGTERM and has up to
+        `grace_s` seconds to drain. A child that still runs then gets SIGKILL. A second call does
+        nothing.
         """
         for child in self.running:
             child.signal(signal.SIGTERM)
@@ -311,16 +343,24 @@ class Children:
 
 
 def _fork(
-    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
+    name: str,
+    module: str,
+    arguments: list[str],
+    environment: Mapping[str, str],
+    piped: bool,
+    inherited_fds: list[int],
 ) -> ForkedProcess | None:
     """Fork a child from the zygote. Return None if the zygote cannot fork.
 
     Args:
-      piped: True if the child writes its output to a pipe, False if it shares the standard output and error of this process.
+      piped: True if the child writes its output to a pipe, False if it shares the standard output
+        and error of this process.
     """
     order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:
-        return zygote_client.fork(order, [*(null_streams.get(number, number) for number in (1, 2)), *inherited_fds])
+        return zygote_client.fork(
+            order, [*(null_streams.get(number, number) for number in (1, 2)), *inherited_fds]
+        )
     own_end, child_end = os.pipe2(os.O_CLOEXEC)
     stdout = os.fdopen(own_end, "rb")
     try:

@@ -1,17 +1,19 @@
 """The program's code as one archive, for hosts that do not share the program's file system.
 
-A bundle has the files of some paths below one folder, the root, which also contains the working directory of the launcher. On each host the
-roles run in the copy of the launcher's working directory, and the folder of the program's script is on their module path, as under the
-local launcher. Files with equal names, contents and modes make an archive with equal bytes, so an agent compares digests to find out
-whether its host already has the files.
+A bundle has the files of some paths below one folder, the root, which also contains the working
+directory of the launcher. On each host the roles run in the copy of the launcher's working
+directory, and the folder of the program's script is on their module path, as under the local
+launcher. Files with equal names, contents and modes make an archive with equal bytes, so an agent
+compares digests to find out whether its host already has the files.
 
-A bundle silently leaves out names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
-links to folders. It also leaves out three kinds of files, which the launcher lists for the user: files above CODE_FILE_BYTES_MAX, which are
-data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the root. A
-file that `code:` itself names is left out only if it is too large.
+A bundle silently leaves out names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`,
+`node_modules`, virtual environments and links to folders. It also leaves out three kinds of files,
+which the launcher lists for the user: files above CODE_FILE_BYTES_MAX, which are data rather than
+code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files
+outside of the root. A file that `code:` itself names is left out only if it is too large.
 
-Invariant: no bundle has a secret key of the cluster unless `code:` names the key's file, because `zmqdist keygen` and `zmqdist keys join`
-write secret keys to files `*.key`.
+Invariant: no bundle has a secret key of the cluster unless `code:` names the key's file, because
+`zmqdist keygen` and `zmqdist keys join` write secret keys to files `*.key`.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ class CodeBundle:
       imports: the folders that the roles have on their module path, relative to the root.
       archive: the contents of a tar file.
       files: number of files in the archive.
-      left_out: the files that the user would expect in the archive but that are not in it, each as (reason, name relative to the root).
-      working: the working directory of the roles, relative to the root. This folder may be absent from the archive.
+      left_out: the files that the user would expect in the archive but that are not in it, each as
+        (reason, name relative to the root).
+      working: the working directory of the roles, relative to the root. This folder may be absent
+        from the archive.
     """
 
     root: Path
@@ -65,7 +69,8 @@ class CodeBundle:
         return hashlib.sha256(self.archive).hexdigest()
 
     def describe(self) -> str:
-        """Return a phrase about the size of the bundle for the user, such as "0.1 MiB of code, 12 files of /srv/train"."""
+        """Return a phrase about the size of the bundle for the user, such as "0.1 MiB of code, 12
+        files of /srv/train"."""
         text = f"{len(self.archive) / MIB:.1f} MiB of code, {self.files} files of {self.root}"
         for reason, group in itertools.groupby(self.left_out, key=itemgetter(0)):
             names = [name for _, name in group]
@@ -84,8 +89,8 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. If `script` is None or not below the root, the working
-        directory is put on the module path instead.
+      script: the program's script, whose folder is put on the module path. If `script` is None or
+        not below the root, the working directory is put on the module path instead.
 
     Raises:
       NotFoundError: a path does not exist.
@@ -99,13 +104,17 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     names = tuple(str(path.relative_to(root)) for path in absolute)
     working = str(here.relative_to(root))
     beside = None if script is None else Path(os.path.abspath(script)).parent
-    imports = working if beside is None or not beside.is_relative_to(root) else str(beside.relative_to(root))
+    imports = (
+        working
+        if beside is None or not beside.is_relative_to(root)
+        else str(beside.relative_to(root))
+    )
     return replace(pack(root, names), imports=(imports,), working=working)
 
 
 def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
-    """Pack files and folders below `root`. Raises ResourceExhaustedError if the files are too many or too large for code, and OSError if a
-    file cannot be read.
+    """Pack files and folders below `root`. Raises ResourceExhaustedError if the files are too many
+    or too large for code, and OSError if a file cannot be read.
     """
     found: dict[str, Path] = {}
     left_out: dict[str, str] = {}
@@ -121,15 +130,18 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
             if len(found) > CODE_FILES_MAX or total > CODE_BYTES_MAX:
                 what = ", ".join(str(root / each) for each in paths)
                 raise ResourceExhaustedError(
-                    f"{what}: more than {CODE_BYTES_MAX // MIB} MiB or {CODE_FILES_MAX:,} files, too much for code that is "
-                    "sent to hosts: name what the workers import as `code:` in the cluster file, or write `code: []` if the "
+                    f"{what}: more than {CODE_BYTES_MAX // MIB} MiB or {CODE_FILES_MAX:,} files, "
+                    f"too much for code that is "
+                    "sent to hosts: name what the workers import as `code:` in the cluster file, "
+                    "or write `code: []` if the "
                     "hosts share this file system"
                 )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # the entry has no time and no owner, so that equal files make equal archives
+            # the entry has no time and no owner, so that equal files make equal archives
+            entry = tarfile.TarInfo(name)
             entry.size = len(data)
             entry.mode = found[name].stat().st_mode & 0o755
             archive.addfile(entry, io.BytesIO(data))
@@ -138,7 +150,8 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
 
 
 def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
-    """Return why a file is left out of the archive, or "" if it is not. A file that `code:` names is left out only if it is too large."""
+    """Return why a file is left out of the archive, or "" if it is not. A file that `code:` names
+    is left out only if it is too large."""
     if size > CODE_FILE_BYTES_MAX:
         return f"above {CODE_FILE_BYTES_MAX // MIB} MiB"
     if named:
@@ -151,7 +164,8 @@ def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the files below the folder `path` that a bundle does not silently leave out. If `path` is a file, yield only `path`."""
+    """Yield the files below the folder `path` that a bundle does not silently leave out. If `path`
+    is a file, yield only `path`."""
     if path.is_file():
         yield path
         return
@@ -173,8 +187,8 @@ def unpack(archive: bytes, digest: str, folder: Path) -> None:
     """Write the files of an archive below `folder`, which must be empty.
 
     Raises:
-      DataLossError: the archive does not have this digest, or it has an entry that is not a regular file below the folder. Some files may
-        have been written.
+      DataLossError: the archive does not have this digest, or it has an entry that is not a regular
+        file below the folder. Some files may have been written.
       OSError: a file cannot be written.
     """
     if hashlib.sha256(archive).hexdigest() != digest:
@@ -185,13 +199,16 @@ def unpack(archive: bytes, digest: str, folder: Path) -> None:
                 parts = Path(entry.name).parts
                 if not entry.isreg() or not parts or entry.name.startswith("/") or ".." in parts:
                     raise DataLossError(
-                        f"the archive of the code has {entry.name!r}, which is no file below its folder"
+                        f"the archive of the code has {entry.name!r}, which is no file below its "
+                        f"folder"
                     )
                 data = opened.extractfile(entry)
                 assert data is not None
                 target = folder.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, entry.mode & 0o755)
+                descriptor = os.open(
+                    target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, entry.mode & 0o755
+                )
                 with open(descriptor, "wb") as file:
                     file.write(data.read())
     except tarfile.TarError as error:

@@ -1,4 +1,5 @@
-"""A cluster that runs already: `connect` finds its dispatcher, and `Cluster` is what programs do with it.
+"""A cluster that runs already: `connect` finds its dispatcher, and `Cluster` is what programs do
+with it.
 
 `zmqdist.local_cluster` is a Cluster as well, one that starts and ends its processes itself.
 """
@@ -33,8 +34,8 @@ LEAST_S: Final = 0.001
 """The shortest time-out, because one of 0 ms means none to a client."""
 
 DECIDED_S: Final = 15.0
-"""Seconds beyond its time-out that the launcher may take to decide about a size, because it asks the
-programs what workers have for them.
+"""Seconds beyond its time-out that the launcher may take to decide about a size, because it asks
+the programs what workers have for them.
 """
 
 SCALE_S: Final = 60.0
@@ -45,7 +46,8 @@ LOOK_S: Final = 0.05
 
 
 class Cluster:
-    """A running cluster: its dispatcher and workers. `connect` makes one, and `local_cluster` is one.
+    """A running cluster: its dispatcher and workers. `connect` makes one, and `local_cluster` is
+    one.
 
         >>> import zmqdist as zd
         >>> with zd.local_cluster(workers=2, processes=False) as cluster:
@@ -59,10 +61,13 @@ class Cluster:
     Attributes:
       target: "zmq://host:port" of the dispatcher.
       credentials: the places of the secrets for the cluster, never the secrets.
-      config: the ClusterConfig of a cluster that `zmqdist launch` runs; None without a cluster file.
+      config: the ClusterConfig of a cluster that `zmqdist launch` runs; None without a cluster
+        file.
     """
 
-    def __init__(self, target: str, credentials: Credentials, config: ClusterConfig | None = None) -> None:
+    def __init__(
+        self, target: str, credentials: Credentials, config: ClusterConfig | None = None
+    ) -> None:
         """Refer to a cluster without connecting to it; `connect` also connects."""
         self._target = target
         self.credentials = credentials
@@ -76,14 +81,17 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """The number of workers that the cluster is to have: what `scale` sets, lost workers included. Without a launcher that holds the
-        workers, the number of registered ones.
+        """The number of workers that the cluster is to have: what `scale` sets, lost workers
+        included. Without a launcher that holds the workers, the number of registered ones.
         """
         record = self.status()
-        return int(len(record["workers"]) if record["scaling"] is None else record["scaling"]["wanted"])
+        return int(
+            len(record["workers"]) if record["scaling"] is None else record["scaling"]["wanted"]
+        )
 
     def status(self) -> dict[str, Any]:
-        """Return what `zmqdist status --json` prints: workers, queues, losses, data service. Durations are in seconds.
+        """Return what `zmqdist status --json` prints: workers, queues, losses, data service.
+        Durations are in seconds.
 
         >>> type(cluster.status()).__name__
         'dict'
@@ -94,29 +102,41 @@ class Cluster:
         return record
 
     def scale(
-        self, count: int, *, grace_s: float = limits.GRACE_S, force: bool = False, timeout: float = SCALE_S
+        self,
+        count: int,
+        *,
+        grace_s: float = limits.GRACE_S,
+        force: bool = False,
+        timeout: float = SCALE_S,
     ) -> None:
-        """Set the number of workers, and wait until the new ones have registered and the others have left.
+        """Set the number of workers, and wait until the new ones have registered and the others
+        have left.
 
         Args:
           grace_s: how long the running functions of leaving workers may take.
           force: whether workers leave even if values or work are lost with them.
-          timeout: seconds to wait for new workers; the wait for leaving ones is longer by `grace_s`.
+          timeout: seconds to wait for new workers; the wait for leaving ones is longer by
+            `grace_s`.
 
         Raises:
-          DrainRefusedError: values or work would be lost, and `force` is False. Nothing has changed.
-          FailedPreconditionError: no launcher holds the workers, or `count` is out of the bounds of the cluster file.
+          DrainRefusedError: values or work would be lost, and `force` is False. Nothing has
+            changed.
+          FailedPreconditionError: no launcher holds the workers, or `count` is out of the bounds of
+            the cluster file.
           UnavailableError: a worker failed or was not in time; the text names it.
         """
         client, grace_s = self._dispatcher_client(), duration("grace_s", grace_s)
-        decision = client.call("scale", "worker", count, grace_s, force, timeout_s=CONNECT_S + DECIDED_S)
+        decision = client.call(
+            "scale", "worker", count, grace_s, force, timeout_s=CONNECT_S + DECIDED_S
+        )
         if decision["refused"]:
             raise errors.DrainRefusedError(decision["reports"])
         if problem := client.wait_scaled(decision, duration("timeout", timeout), grace_s):
             raise errors.UnavailableError(problem)
 
     def coordinator(self, **options: Any) -> ClusterCoordinator:
-        """Return a new ClusterCoordinator of this cluster. `options` are those of ClusterCoordinator.
+        """Return a new ClusterCoordinator of this cluster. `options` are those of
+        ClusterCoordinator.
 
         >>> with cluster.coordinator() as coordinator:
         ...     print(coordinator.submit(pow, 2, 3).result())
@@ -127,7 +147,8 @@ class Cluster:
         return ClusterCoordinator(self, **options)
 
     def close(self) -> None:
-        """End the connection. The cluster goes on running, and so do coordinators and Executors that were made with this object.
+        """End the connection. The cluster goes on running, and so do coordinators and Executors
+        that were made with this object.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     zd.connect(dispatcher.address).close()
@@ -157,7 +178,9 @@ class Cluster:
 
 @checks_options("connect()")
 @checked
-def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S) -> Cluster:
+def connect(
+    address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S
+) -> Cluster:
     """Connect to a cluster that runs already, and return it once its dispatcher has answered.
 
         >>> import zmqdist as zd
@@ -166,17 +189,19 @@ def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: f
         0
 
     Args:
-      address_or_file: "host:port" or "zmq://host:port" of the dispatcher, or the cluster file (`.yaml`
-        or `.yml`) that `zmqdist launch` runs on this host. None means the cluster that `zmqdist launch`
-        has named in the environment. The secrets of an address are those of the environment.
+      address_or_file: "host:port" or "zmq://host:port" of the dispatcher, or the cluster file
+        (`.yaml` or `.yml`) that `zmqdist launch` runs on this host. None means the cluster that
+        `zmqdist launch` has named in the environment. The secrets of an address are those of the
+        environment.
       timeout: seconds to wait for the dispatcher, now and at each later call.
 
     Raises:
       ValueError: `address_or_file` has another form, or the environment names no cluster.
-      ConfigError, NotFoundError: the file has a mistake, or no cluster of the file runs on this host.
+      ConfigError, NotFoundError: the file has a mistake, or no cluster of the file runs on this
+        host.
       UnavailableError: no dispatcher answers within `timeout`.
-      UnauthenticatedError, FailedPreconditionError: the dispatcher refuses the secret, the secret is
-        missing, or another kind of server listens there.
+      UnauthenticatedError, FailedPreconditionError: the dispatcher refuses the secret, the secret
+        is missing, or another kind of server listens there.
     """
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.scheduling.coordinator.dispatcher_target import resolve, target_of
@@ -186,38 +211,48 @@ def connect(address_or_file: str | os.PathLike[str] | None = None, *, timeout: f
     config = ClusterConfig.from_environment() if name is None else None
     if name is not None and name.endswith((".yaml", ".yml")):
         config = running_cluster(name)
-    place = resolve(name) if config is None or config.runtime is None else target_of(config, config.runtime)
+    place = (
+        resolve(name)
+        if config is None or config.runtime is None
+        else target_of(config, config.runtime)
+    )
     cluster = Cluster(f"zmq://{place.address}", place.credentials, config)
     cluster._dispatcher_client(timeout_s)
     return cluster
 
 
 def running_cluster(file: str) -> ClusterConfig:
-    """Return the config of the cluster that runs on this host under the `name` in a cluster file."""
+    """Return the config of the cluster that runs on this host under the `name` in a cluster
+    file.
+    """
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.launch.folders import folders_in_use
 
     name = ClusterConfig.load(file, runtime_allowed=True).name
     found: list[ClusterConfig] = []
     for folder in folders_in_use():
-        with contextlib.suppress(errors.ConfigError):  # the file is incomplete while its launcher starts or ends
+        with contextlib.suppress(errors.ConfigError):
+            # the file is incomplete while its launcher starts or ends
             running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
             if running.name == name and running.runtime is not None:
                 found.append(running)
     if not found:
         raise errors.NotFoundError(
-            f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch {file}`"
+            f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch "
+            f"{file}`"
         )
     if len(found) > 1:
         targets = ", or ".join(map(_target_and_options, found))
         raise errors.FailedPreconditionError(
-            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the option for its secret: {targets}"
+            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the "
+            f"option for its secret: {targets}"
         )
     return found[0]
 
 
 def _target_and_options(cluster: ClusterConfig) -> str:
-    """Return the words of a command line that name a running cluster: its dispatcher's address, and the option for its token or keys."""
+    """Return the words of a command line that name a running cluster: its dispatcher's address, and
+    the option for its token or keys."""
     runtime = cluster.runtime
     assert runtime is not None
     words = [runtime.dispatcher.removeprefix("zmq://")]
@@ -230,8 +265,8 @@ class DispatcherClient:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: the role whose key is used. "client" may read the status, "submit" may also drain workers and stop the dispatcher, and "admin"
-        may also manage keys.
+      role: the role whose key is used. "client" may read the status, "submit" may also drain
+        workers and stop the dispatcher, and "admin" may also manage keys.
       timeout_s: time limit of each call, including the time to connect.
 
     Raises:
@@ -247,7 +282,9 @@ class DispatcherClient:
         self._timeout_s = timeout_s
         security = credentials.client(address, role)
         try:
-            self._client: ZmqClient = ZmqClient(address, "zmqdist", True, round(timeout_s * 1000), security=security)
+            self._client: ZmqClient = ZmqClient(
+                address, "zmqdist", True, round(timeout_s * 1000), security=security
+            )
         except errors.DeadlineExceededError:
             raise self._silent() from None
         if not hasattr(self._client, "status_blocking"):
@@ -256,15 +293,19 @@ class DispatcherClient:
             raise errors.FailedPreconditionError(problem)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
-        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the constructor's `timeout_s`. Raises OpError."""
+        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the
+        constructor's `timeout_s`. Raises OpError."""
         try:
-            return getattr(self._client, f"{method}_blocking")(*arguments, timeout_in_ms=round(timeout_s * 1000))
+            return getattr(self._client, f"{method}_blocking")(
+                *arguments, timeout_in_ms=round(timeout_s * 1000)
+            )
         except errors.DeadlineExceededError:
             raise self._silent() from None
 
     def wait_scaled(self, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
-        """Wait until the workers that the launcher starts and ends by this decision have registered or
-        left, and return "". If a worker fails or a time limit passes, return a sentence that names them.
+        """Wait until the workers that the launcher starts and ends by this decision have registered
+        or left, and return "". If a worker fails or a time limit passes, return a sentence that
+        names them.
         """
         starts, leaves = set(decision["starts"]), set(decision["leaves"])
         begun = time.monotonic()
@@ -273,7 +314,8 @@ class DispatcherClient:
             failed = sorted(starts & set(scaling["failed"]))
             if failed:
                 return f"{', '.join(failed)} failed; the launcher shows why"
-            # Wait only for new workers that are still starting, because another command may meanwhile have told a new worker to leave.
+            # Wait only for new workers that are still starting, because another command may
+            # meanwhile have told a new worker to leave.
             waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
             passed_s = time.monotonic() - begun
             if waiting and passed_s >= wait_s:
@@ -300,7 +342,10 @@ class DispatcherClient:
         try:
             socket.getaddrinfo(host, port)
         except OSError as error:
-            return errors.UnavailableError(f"{self.address}: the name {host!r} cannot be looked up ({error.strerror})")
+            return errors.UnavailableError(
+                f"{self.address}: the name {host!r} cannot be looked up ({error.strerror})"
+            )
         return errors.UnavailableError(
-            f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
+            f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it "
+            f"running, and is this its address?",
         )

@@ -1,5 +1,6 @@
-"""The runtime of elasticity_machine.py. One thread hands the machine the requests of users, the ends of workers and figures of the
-dispatcher. It carries out the machine's effects through `Tasks` (tasks.py), and through the dispatcher, which drains workers.
+"""The runtime of elasticity_machine.py. One thread hands the machine the requests of users, the
+ends of workers and figures of the dispatcher. It carries out the machine's effects through `Tasks`
+(tasks.py), and through the dispatcher, which drains workers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.events import Ticked
 from zmqdist.launch import elasticity_machine as machine
-from zmqdist.launch.elasticity_machine import Elasticity, ElasticityEffect, ElasticityEvent, SeenWorker
+from zmqdist.launch.elasticity_machine import (
+    Elasticity,
+    ElasticityEffect,
+    ElasticityEvent,
+    SeenWorker,
+)
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.roles import OK
 from zmqdist.launch.tasks import Tasks
@@ -29,19 +35,23 @@ from zmqdist.servers.dispatch_server import DispatchServer
 log = logging.getLogger("zmqdist.launch")
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at the dispatcher's queue. Without `min` and `max` in the cluster file the thread does not look."""
+"""Seconds between two looks at the dispatcher's queue. Without `min` and `max` in the cluster file
+the thread does not look."""
 
 DECIDED_S: Final = 10.0
-"""Seconds that `scale` waits for a decision. The thread decides sooner, because it waits for nothing but the dispatcher's loop thread."""
+"""Seconds that `scale` waits for a decision. The thread decides sooner, because it waits for
+nothing but the dispatcher's loop thread."""
 
 WORKER: Final = "worker"
 
 
 class ElasticWorkers:
-    """The workers of one launcher. This object is the Scaler of the launcher's dispatcher, which passes requests of users on to it.
+    """The workers of one launcher. This object is the Scaler of the launcher's dispatcher, which
+    passes requests of users on to it.
 
     Args:
-      elasticity: the machine. The caller starts the workers that the machine holds at the beginning.
+      elasticity: the machine. The caller starts the workers that the machine holds at the
+        beginning.
       start: a function that starts the worker with the given index through `tasks`.
       ps_problem: a function that returns why the number of parameter servers cannot change.
     """
@@ -69,22 +79,34 @@ class ElasticWorkers:
         self._thread.start()
         dispatcher.watch_members(
             lambda members: self._events.put(
-                machine.RegisteredChanged(frozenset(index for job, index in members if job == WORKER))
+                machine.RegisteredChanged(
+                    frozenset(index for job, index in members if job == WORKER)
+                )
             )
         )
 
-    # -- in any thread ------------------------------------------------------------------------------------------------------
+    # -- in any thread -----------------------------------------------------------------------------
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
         """Change the number of workers and return the decision (`Scaler.scale`)."""
         if job == "ps":
             raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
-            raise errors.InvalidArgumentError(f"only the number of workers can change, not that of job {job!r}")
+            raise errors.InvalidArgumentError(
+                f"only the number of workers can change, not that of job {job!r}"
+            )
         if isinstance(count, bool) or not isinstance(count, int):
-            raise errors.InvalidArgumentError(f"the number of workers is an int, as 8, not {count!r}")
-        if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-            raise errors.InvalidArgumentError(f"grace_s is {grace_s!r}, wants a finite number of seconds, 0 or more")
+            raise errors.InvalidArgumentError(
+                f"the number of workers is an int, as 8, not {count!r}"
+            )
+        if (
+            isinstance(grace_s, bool)
+            or not isinstance(grace_s, int | float)
+            or not 0 <= grace_s < math.inf
+        ):
+            raise errors.InvalidArgumentError(
+                f"grace_s is {grace_s!r}, wants a finite number of seconds, 0 or more"
+            )
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         losing = {name for name, report in reports.items() if report.losses}
         seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]
@@ -100,7 +122,8 @@ class ElasticWorkers:
             decision = reply.result(DECIDED_S)
         except FutureTimeoutError:
             raise errors.DeadlineExceededError(
-                f"the launcher has not replied within {DECIDED_S:g} s whether it changes the number of workers"
+                f"the launcher has not replied within {DECIDED_S:g} s whether it changes the "
+                f"number of workers"
             ) from None
         if isinstance(decision, machine.RefuseSize):
             names = refused = _names(decision.refused)
@@ -116,19 +139,25 @@ class ElasticWorkers:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return the wanted size, its bounds, and the workers that start, leave or have failed (`Scaler.figures`)."""
+        """Return the wanted size, its bounds, and the workers that start, leave or have failed
+        (`Scaler.figures`)."""
         return self._figures
 
     def close(self) -> None:
-        """Have the thread start and stop no more workers, and refuse all later requests (`Scaler.close`)."""
+        """Have the thread start and stop no more workers, and refuse all later requests
+        (`Scaler.close`)."""
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
-        """Record that the process of a worker has ended. `role` is None if the process could not be started."""
-        self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
+        """Record that the process of a worker has ended. `role` is None if the process could not be
+        started."""
+        self._events.put(
+            machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts)
+        )
 
     def room_changed(self, room: int | None, reason: str) -> None:
-        """Record for how many workers the hosts have room now, and why not for more (`room` and `room_reason` of SizeBounds)."""
+        """Record for how many workers the hosts have room now, and why not for more (`room` and
+        `room_reason` of SizeBounds)."""
         self._events.put(machine.RoomChanged(room, reason))
 
     def stop(self) -> None:
@@ -139,18 +168,23 @@ class ElasticWorkers:
             self._events.put(None)
         self._thread.join()
 
-    # -- in the thread ------------------------------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         look_at = time.monotonic()
         while True:
             due = [
                 at
-                for at in (self._machine.deadline, look_at if self._machine.bounds.are_given else None)
+                for at in (
+                    self._machine.deadline,
+                    look_at if self._machine.bounds.are_given else None,
+                )
                 if at is not None
             ]
             try:
-                event = self._events.get(timeout=max(0.0, min(due) - time.monotonic()) if due else None)
+                event = self._events.get(
+                    timeout=max(0.0, min(due) - time.monotonic()) if due else None
+                )
             except queue.Empty:
                 if self._machine.bounds.are_given and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_S
@@ -169,18 +203,23 @@ class ElasticWorkers:
         self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, seen))
 
     def _seen(self) -> list[SeenWorker]:
-        rows = [row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")]
+        rows = [
+            row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")
+        ]
         tasks = self._dispatcher.data_tasks_by_worker()
         return [_seen_worker(row, tasks.get(row.name, 0)) for row in rows]
 
     def _handle(self, event: ElasticityEvent) -> None:
         try:
             effects = self._machine.handle(event, time.monotonic())
-        # An error does not end this thread, because the thread must handle later events. A caller that waits for a reply gets the error.
+        # An error does not end this thread, because the thread must handle later events. A caller
+        # that waits for a reply gets the error.
         except Exception as error:
             log.exception("an event of the workers failed: %s", event)
             if isinstance(event, machine.SizeRequested):
-                self._take_reply(event.request).set_exception(errors.InternalError(f"the launcher failed: {error!r}"))
+                self._take_reply(event.request).set_exception(
+                    errors.InternalError(f"the launcher failed: {error!r}")
+                )
             return
         self._figures = self._new_figures()
         for effect in effects:
@@ -212,8 +251,8 @@ class ElasticWorkers:
                 self._take_reply(request).set_result(effect)
 
     def _retire(self, index: int) -> bool:
-        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process. If it was waiting for a restart,
-        report its end to the machine.
+        """Make sure that `tasks` never starts this worker again. Return whether the worker has a
+        process. If it was waiting for a restart, report its end to the machine.
         """
         if self._tasks.retire(f"{WORKER}:{index}"):
             return True

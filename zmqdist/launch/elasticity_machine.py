@@ -1,37 +1,45 @@
-"""The rules by which a launcher has more or fewer workers: when a worker starts, which worker leaves, and which request is refused.
-No I/O, no clock.
+"""The rules by which a launcher has more or fewer workers: when a worker starts, which worker
+leaves, and which request is refused. No I/O, no clock.
 
 Theory of operation
-    The *wanted size* is how many workers the launcher wants. It begins as the `count` of the cluster file, and a user's request sets it
-    within the bounds. If the file has `min` and `max`, the wanted size also grows while work waits, and shrinks when workers have been
-    idle for `idle_s`.
-    A worker is *held* from the start of its process until it is told to leave or its process has ended for good. The index of a worker that
-    was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave (DrainWorker); the launcher
-    sends SIGTERM to a worker that has not registered (StopWorker).
-    A worker that crashes and may not be restarted again has failed. It stays held and keeps its index, because a new worker in its place
-    would most likely fail as well. The next accepted request starts it again.
-    If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by
-    one, but not below `min`.
-    *Room* is how many workers the hosts have slots for. When a host is lost, the room shrinks, but the wanted size remains: workers of
-    that host that find no slot on another host fail. Later sizes have to fit into the room that is left.
+    The *wanted size* is how many workers the launcher wants. It begins as the `count` of the
+    cluster file, and a user's request sets it within the bounds. If the file has `min` and `max`,
+    the wanted size also grows while work waits, and shrinks when workers have been idle for
+    `idle_s`.
+    A worker is *held* from the start of its process until it is told to leave or its process has
+    ended for good. The index of a worker that was told to leave is free once its process has ended.
+    The dispatcher tells a registered worker to leave (DrainWorker); the launcher sends SIGTERM to a
+    worker that has not registered (StopWorker).
+    A worker that crashes and may not be restarted again has failed. It stays held and keeps its
+    index, because a new worker in its place would most likely fail as well. The next accepted
+    request starts it again.
+    If a worker stops in good order and was not told to leave by this machine, an admin has drained
+    it. The wanted size then shrinks by one, but not below `min`.
+    *Room* is how many workers the hosts have slots for. When a host is lost, the room shrinks, but
+    the wanted size remains: workers of that host that find no slot on another host fail. Later
+    sizes have to fit into the room that is left.
 
 Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations/elasticity.py
     P1   the wanted size is within the bounds of the file, and never grows beyond `room`
-    P2   no more workers are held than are wanted, and no worker starts while `room` workers have a process
+    P2   no more workers are held than are wanted, and no worker starts while `room` workers have a
+         process
     P3   a worker starts only under an index that has no process and waits for no restart
-    P4   a worker is told to leave at most once, and is not started again before its process has ended; a process that outlives its grace
-         by LEAVE_MARGIN_S is killed once
-    P5   a worker whose drain would be refused leaves for a request only if the request has `force`; the workers with the least to lose
-         leave first
-    P6   without a request a worker leaves only if it has been idle for `idle_s` with nothing to lose, no work waits, and `min` workers
-         remain
-    P7   without a request the wanted size grows only after work has waited for BACKLOG_S without a pause, and while no worker is starting
-    P8   a request gets one reply, which is the accepted size or a refusal with its reason; a refused request changes nothing
+    P4   a worker is told to leave at most once, and is not started again before its process has
+         ended; a process that outlives its grace by LEAVE_MARGIN_S is killed once
+    P5   a worker whose drain would be refused leaves for a request only if the request has `force`;
+         the workers with the least to lose leave first
+    P6   without a request a worker leaves only if it has been idle for `idle_s` with nothing to
+         lose, no work waits, and `min` workers remain
+    P7   without a request the wanted size grows only after work has waited for BACKLOG_S without a
+         pause, and while no worker is starting
+    P8   a request gets one reply, which is the accepted size or a refusal with its reason; a
+         refused request changes nothing
     P9   after Closing no worker starts or is told to leave, and each request is refused
-    P10  when no more faults occur, as many workers are held as are wanted or as there is room for, and all of them run except those that
-         failed
+    P10  when no more faults occur, as many workers are held as are wanted or as there is room for,
+         and all of them run except those that failed
 
-Not here: processes and their restarts (tasks.py), and what a worker has to lose (scheduling/dispatcher/drain_report.py).
+Not here: processes and their restarts (tasks.py), and what a worker has to lose
+(scheduling/dispatcher/drain_report.py).
 """
 
 from __future__ import annotations
@@ -46,10 +54,12 @@ from zmqdist.events import Ticked
 from zmqdist.limits import GRACE_S, WORKERS_MAX
 
 BACKLOG_S: Final = 1.0
-"""Seconds for which work has to wait before workers are started for it, because a short burst ends before new workers have registered."""
+"""Seconds for which work has to wait before workers are started for it, because a short burst ends
+before new workers have registered."""
 
 LEAVE_MARGIN_S: Final = 5.0
-"""Seconds after its grace at which a worker that was told to leave is killed if its process still runs."""
+"""Seconds after its grace at which a worker that was told to leave is killed if its process still
+runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,8 @@ class SizeBounds:
     """The bounds of the wanted size, and how much room the hosts have.
 
     Attributes:
-      least, most: `min` and `max` of the cluster file. None means that the file has no such bound. The size then changes by requests only.
+      least, most: `min` and `max` of the cluster file. None means that the file has no such bound.
+        The size then changes by requests only.
       idle_s: how long a worker is idle before it leaves without a request.
       room: how many workers can run at a time. None means any number.
       room_reason: why more than `room` workers cannot run, as the end of a sentence.
@@ -71,7 +82,8 @@ class SizeBounds:
 
     @property
     def are_given(self) -> bool:
-        """Whether the cluster file has `min` and `max`, so that the size also changes without a request."""
+        """Whether the cluster file has `min` and `max`, so that the size also changes without a
+        request."""
         return self.least is not None and self.most is not None
 
     @property
@@ -80,7 +92,10 @@ class SizeBounds:
 
     @property
     def max(self) -> int:
-        return min(WORKERS_MAX if self.most is None else self.most, WORKERS_MAX if self.room is None else self.room)
+        return min(
+            WORKERS_MAX if self.most is None else self.most,
+            WORKERS_MAX if self.room is None else self.room,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +105,10 @@ class SeenWorker:
     Attributes:
       leases: number of work items that the worker has.
       done: number of work items that the worker has ended.
-      burden: how much would be lost if the worker left: the number of its kept values, its data tasks, its snapshot streams and the
-        work items pinned to it.
-      refused: whether the dispatcher would refuse to drain the worker, because something would be lost. Always False except in
-        SizeRequested.
+      burden: how much would be lost if the worker left: the number of its kept values, its data
+        tasks, its snapshot streams and the work items pinned to it.
+      refused: whether the dispatcher would refuse to drain the worker, because something would be
+        lost. Always False except in SizeRequested.
     """
 
     index: int
@@ -104,7 +119,7 @@ class SeenWorker:
     refused: bool = False
 
 
-# -- events -------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,8 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The runtime has learned how many workers the hosts have slots for, at the start or after the loss of a host. SizeBounds explains the
-    fields.
+    """The runtime has learned how many workers the hosts have slots for, at the start or after the
+    loss of a host. SizeBounds explains the fields.
     """
 
     room: int | None
@@ -150,7 +165,9 @@ class RoomChanged:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredChanged:
-    """The set of registered workers has changed. `indices` has all workers that are registered now."""
+    """The set of registered workers has changed. `indices` has all workers that are registered
+    now.
+    """
 
     indices: frozenset[int]
 
@@ -161,7 +178,8 @@ class WorkerEnded:
 
     Attributes:
       in_order: whether the worker stopped in good order. False if it crashed or could not run.
-      restarts: whether the launcher will start the worker again, as the `restarts` of the cluster file allows.
+      restarts: whether the launcher will start the worker again, as the `restarts` of the cluster
+        file allows.
     """
 
     index: int
@@ -171,7 +189,8 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """The runtime could not carry out a DrainWorker, because the dispatcher does not know the worker with this index."""
+    """The runtime could not carry out a DrainWorker, because the dispatcher does not know the
+    worker with this index."""
 
     index: int
 
@@ -181,7 +200,7 @@ class Closing:
     """The cluster shuts down."""
 
 
-# -- effects ------------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +227,17 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Send SIGKILL to this worker, because its process still runs LEAVE_MARGIN_S after its grace."""
+    """Send SIGKILL to this worker, because its process still runs LEAVE_MARGIN_S after its
+    grace.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptSize:
-    """Accept a request. The reply has the new wanted size, and the workers that start or leave because of the request."""
+    """Accept a request. The reply has the new wanted size, and the workers that start or leave
+    because of the request."""
 
     request: int
     count: int
@@ -238,9 +260,18 @@ class RefuseSize:
 
 
 ElasticityEvent: TypeAlias = (
-    SizeRequested | ClusterSeen | RoomChanged | RegisteredChanged | WorkerEnded | DrainFailed | Closing | Ticked
+    SizeRequested
+    | ClusterSeen
+    | RoomChanged
+    | RegisteredChanged
+    | WorkerEnded
+    | DrainFailed
+    | Closing
+    | Ticked
 )
-ElasticityEffect: TypeAlias = StartWorker | DrainWorker | StopWorker | KillWorker | AcceptSize | RefuseSize
+ElasticityEffect: TypeAlias = (
+    StartWorker | DrainWorker | StopWorker | KillWorker | AcceptSize | RefuseSize
+)
 
 
 @dataclass(slots=True)
@@ -250,9 +281,10 @@ class _Held:
     Attributes:
       registered: whether the worker is registered with the dispatcher.
       failed: whether its process has failed and is not restarted.
-      done: number of work items that it had ended when its figures were last read, -1 before the first time.
-      idle_since: since when it has had no work and nothing to lose. None means that it has work or something to lose, or that it was not
-        seen yet.
+      done: number of work items that it had ended when its figures were last read, -1 before the
+        first time.
+      idle_since: since when it has had no work and nothing to lose. None means that it has work or
+        something to lose, or that it was not seen yet.
     """
 
     registered: bool = False
@@ -272,8 +304,9 @@ class Elasticity:
     """The wanted size and the workers of a launcher. The module's docstring has the rules.
 
     Args:
-      indices: the workers that are held from the beginning. The caller starts them, so that the machine returns no StartWorker for them.
-        When another worker starts, it gets the lowest free index of these, or else the lowest free index of all.
+      indices: the workers that are held from the beginning. The caller starts them, so that the
+        machine returns no StartWorker for them. When another worker starts, it gets the lowest free
+        index of these, or else the lowest free index of all.
 
     Attributes:
       wanted: the wanted size.
@@ -287,14 +320,17 @@ class Elasticity:
         self._leaving: dict[int, _Leaving] = {}
         self._own = set(indices)
         self._others: frozenset[int] = frozenset()
-        """Registered workers that a user has started by hand. The machine only avoids their indices."""
+        """Registered workers that a user has started by hand. The machine only avoids their
+        indices."""
         self._backlog_since: float | None = None
         self._closing = False
 
     @property
     def starting(self) -> list[int]:
         """The held workers that have not registered and have not failed."""
-        return sorted(index for index, each in self._held.items() if not each.registered and not each.failed)
+        return sorted(
+            index for index, each in self._held.items() if not each.registered and not each.failed
+        )
 
     @property
     def leaving(self) -> list[int]:
@@ -308,14 +344,15 @@ class Elasticity:
 
     @property
     def deadline(self) -> float | None:
-        """When the caller has to call `handle(Ticked(), now)` next, to kill a worker that is overdue. None means that no such call is
-        due.
+        """When the caller has to call `handle(Ticked(), now)` next, to kill a worker that is
+        overdue. None means that no such call is due.
         """
         at = min((each.kill_at for each in self._leaving.values()), default=inf)
         return None if at == inf or self._closing else at
 
     def handle(self, event: ElasticityEvent, now: float) -> list[ElasticityEffect]:
-        """Apply one event and return the effects, in order. `now` is in monotonic seconds and never less than in an earlier call."""
+        """Apply one event and return the effects, in order. `now` is in monotonic seconds and never
+        less than in an earlier call."""
         if self._closing:
             if isinstance(event, SizeRequested):
                 return [RefuseSize(event.request, "the cluster shuts down")]
@@ -332,7 +369,8 @@ class Elasticity:
                 self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
-                    if not held.registered:  # when the worker registers again, its idle time begins anew
+                    if not held.registered:
+                        # when the worker registers again, its idle time begins anew
                         held.idle_since = None
                 return []
             case WorkerEnded():
@@ -345,7 +383,7 @@ class Elasticity:
             case Ticked():
                 return self._kill_overdue(now)
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _request(self, event: SizeRequested, now: float) -> list[ElasticityEffect]:
         problem = self._problem(event.count)
@@ -363,7 +401,8 @@ class Elasticity:
                 self._held[index] = _Held()
                 started.append(StartWorker(index))
             else:
-                # There is no room to restart this worker now. When a leaving worker has ended, `_fill` starts a worker instead.
+                # There is no room to restart this worker now. When a leaving worker has ended,
+                # `_fill` starts a worker instead.
                 del self._held[index]
         started += self._fill()
         starts = tuple(each.index for each in started if isinstance(each, StartWorker))
@@ -375,12 +414,17 @@ class Elasticity:
         if bounds.room is not None and size > bounds.room:
             return f"there cannot be {size} workers: {bounds.room_reason}"
         if not bounds.min <= size <= bounds.max:
-            where = "the cluster file has" if bounds.least is not None or bounds.most is not None else "a cluster has"
+            where = (
+                "the cluster file has"
+                if bounds.least is not None or bounds.most is not None
+                else "a cluster has"
+            )
             return f"worker={size} is out of bounds: {where} min {bounds.min} and max {bounds.max}"
         return ""
 
     def _choose(self, how_many: int, seen: Sequence[SeenWorker]) -> list[int]:
-        """Return the `how_many` held workers with the least to lose. Among workers with equal losses the highest index is taken first."""
+        """Return the `how_many` held workers with the least to lose. Among workers with equal
+        losses the highest index is taken first."""
         by_index = {each.index: each for each in seen}
 
         def loss(index: int) -> tuple[bool, bool, int, int, int]:
@@ -391,7 +435,7 @@ class Elasticity:
 
         return sorted(self._held, key=loss)[: max(0, how_many)]
 
-    # -- by itself --------------------------------------------------------------------------------------------------------
+    # -- by itself ---------------------------------------------------------------------------------
 
     def _look(self, event: ClusterSeen, now: float) -> list[ElasticityEffect]:
         for each in event.seen:
@@ -427,16 +471,22 @@ class Elasticity:
             idle_since = self._held[index].idle_since
             is_idle = self._held[index].registered and idle_since is not None
             running = len(self._held) - len(self.failed)
-            if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
-                # The worker gets a grace, because it may have received work since the runtime read the figures.
+            if (
+                is_idle
+                and now - (idle_since or 0.0) >= self.bounds.idle_s
+                and running > self.bounds.min
+            ):
+                # The worker gets a grace, because it may have received work since the runtime read
+                # the figures.
                 effects += self._leave(index, GRACE_S, now)
                 self.wanted = len(self._held)
         return effects
 
-    # -- steps ------------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def _fill(self) -> list[ElasticityEffect]:
-        """Start workers until as many are held as are wanted. Workers that are still leaving count against `room`."""
+        """Start workers until as many are held as are wanted. Workers that are still leaving count
+        against `room`."""
         effects: list[ElasticityEffect] = []
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < self._room:
             used = self._held.keys() | self._leaving.keys() | self._others

@@ -15,26 +15,28 @@ from zmqdist.scheduling.coordinator.executor import ClusterExecutor
 
 
 class Executor(ClusterExecutor):
-    """Runs submitted functions on the workers of a cluster, as ProcessPoolExecutor runs them in its processes.
+    """Runs submitted functions on the workers of a cluster, as ProcessPoolExecutor runs them in its
+    processes.
 
         >>> import zmqdist as zd
         >>> with zd.Executor(max_workers=2) as executor:
         ...     print(executor.submit(pow, 2, 5).result(), list(executor.map(abs, [-1, -2])))
         32 [1, 2]
 
-    Without `target` it uses the cluster that `zmqdist launch` has named in the environment. If there
-    is none, it starts a `local_cluster` with one worker process for each core that this process may
-    use (or with `max_workers`), and ends it with `shutdown`, at the end of the program, or when the
-    program is killed. No `__main__` guard is needed. A function on a worker must name a target: an
-    Executor in each function would start as many workers again.
+    Without `target` it uses the cluster that `zmqdist launch` has named in the environment. If
+    there is none, it starts a `local_cluster` with one worker process for each core that this
+    process may use (or with `max_workers`), and ends it with `shutdown`, at the end of the program,
+    or when the program is killed. No `__main__` guard is needed. A function on a worker must name a
+    target: an Executor in each function would start as many workers again.
 
     Args:
       target, and other keyword arguments: the arguments of ClusterCoordinator.
       max_workers: the largest number of functions that the executor hands to the cluster at a time.
         None means no bound, so that the workers' slots are the limit.
-      initializer, initargs: each slot process (if slots are threads, each worker) that runs functions
-        of this executor calls `initializer(*initargs)` before its first function. With an initializer,
-        the first `submit` waits for a worker. If the initializer raises, the executor is broken.
+      initializer, initargs: each slot process (if slots are threads, each worker) that runs
+        functions of this executor calls `initializer(*initargs)` before its first function. With an
+        initializer, the first `submit` waits for a worker. If the initializer raises, the executor
+        is broken.
 
     Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`,
     `sys.exit` or an uncaught error, but not after Ctrl-C. If the cluster is lost at that time, the
@@ -62,7 +64,13 @@ class Executor(ClusterExecutor):
         if target is None and (max_workers is None or max_workers > 0):
             target = self._own = _cluster_if_none(max_workers)
         try:
-            super().__init__(target, max_workers=max_workers, initializer=initializer, initargs=initargs, **options)
+            super().__init__(
+                target,
+                max_workers=max_workers,
+                initializer=initializer,
+                initargs=initargs,
+                **options,
+            )
         except BaseException:
             self._end_cluster()
             raise
@@ -87,7 +95,8 @@ def _cluster_if_none(max_workers: int | None) -> local_cluster | None:
         return None
     if task_context.scheduled():
         raise errors.FailedPreconditionError(
-            "Executor() without a target starts workers, and this function runs on one already: give it a target, "
+            "Executor() without a target starts workers, and this function runs on one already: "
+            "give it a target, "
             "or submit from the program"
         )
     return local_cluster(workers=max_workers or cores())

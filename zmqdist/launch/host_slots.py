@@ -1,11 +1,12 @@
 """Decides on which host a role is placed.
 
 Rules
-    A new role is placed on the host that has the fewest roles. If several hosts have the fewest, the role is placed on the one that the
-    cluster file lists first.
-    A host with `slots` has at most this number of roles. A crashed role keeps its place, so that it is restarted on its host. `release`
-    frees the place of a role that is not restarted.
-    The roles of a lost host lose their places. Each of these roles gets a place on another host when it is restarted.
+    A new role is placed on the host that has the fewest roles. If several hosts have the fewest,
+    the role is placed on the one that the cluster file lists first.
+    A host with `slots` has at most this number of roles. A crashed role keeps its place, so that it
+    is restarted on its host. `release` frees the place of a role that is not restarted.
+    The roles of a lost host lose their places. Each of these roles gets a place on another host
+    when it is restarted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class HostSlots:
     """The places of roles on hosts.
 
     Args:
-      slots: the largest number of roles of each host, in the order of the cluster file. None means no bound.
+      slots: the largest number of roles of each host, in the order of the cluster file. None means
+        no bound.
 
     Attributes:
       hosts: the hosts that are not lost, in the order of the file.
@@ -32,7 +34,8 @@ class HostSlots:
         return list(self._roles)
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role. If the role has no place yet, choose one for it. Return None if no host has a free slot."""
+        """Return the host of a role. If the role has no place yet, choose one for it. Return None
+        if no host has a free slot."""
         for host, roles in self._roles.items():
             if role in roles:
                 return host
@@ -57,7 +60,8 @@ class HostSlots:
         return None if None in slots else sum(each or 0 for each in slots)
 
     def lose(self, host: str) -> list[str]:
-        """Record that a host is lost, so that no more roles are placed on the host. Return the roles that had a place on it."""
+        """Record that a host is lost, so that no more roles are placed on the host. Return the
+        roles that had a place on it."""
         return self._roles.pop(host, [])
 
     def _is_full(self, host: str, roles: list[str]) -> bool:

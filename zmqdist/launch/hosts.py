@@ -1,9 +1,10 @@
-"""The launcher that starts roles on other hosts through host agents. `AgentPool` holds the connections to the agents, and `Hosts` is the
-`Launcher`.
+"""The launcher that starts roles on other hosts through host agents. `AgentPool` holds the
+connections to the agents, and `Hosts` is the `Launcher`.
 
-The pool is made before the dispatcher, because the pool knows the address at which the hosts reach the dispatcher. The pool also reserves
-the addresses of parameter servers before the first role starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which starts the agent
-of a host and returns the byte stream to the agent.
+The pool is made before the dispatcher, because the pool knows the address at which the hosts reach
+the dispatcher. The pool also reserves the addresses of parameter servers before the first role
+starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which starts the agent of a host and
+returns the byte stream to the agent.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ Say = Callable[[str], object]
 
 LOOPBACK: Final = "127.0.0.1"
 ANSWER_S: Final = 5.0
-"""Seconds in which an agent has to answer CloseAgent. After the grace the agent has the same time to report the ends of its roles."""
+"""Seconds in which an agent has to answer CloseAgent. After the grace the agent has the same time
+to report the ends of its roles."""
 POLL_S: Final = 0.1
 ANY_PORT: Final = 9
 """A port for an address that is only looked up: any port will do, because no data is sent to it."""
@@ -55,8 +57,9 @@ class AgentHost:
     Attributes:
       name: the name of the host, as the user wrote it.
       slots: the largest number of roles on the host. None means no bound.
-      open: a function that starts the agent and returns the byte stream to the agent. Its argument is a handler that is called with each
-        line of the agent's standard error. The function raises OSError if the agent cannot be started.
+      open: a function that starts the agent and returns the byte stream to the agent. Its argument
+        is a handler that is called with each line of the agent's standard error. The function
+        raises OSError if the agent cannot be started.
     """
 
     name: str
@@ -69,17 +72,23 @@ class AgentPool:
 
     Args:
       hosts: at least one host. No two hosts have the same name.
-      say: a function that is called with each warning, and with each line of an agent's standard error, prefixed by the host's name.
-      cancelled: a function that is called while the agents start. If it returns True, the constructor gives up.
+      say: a function that is called with each warning, and with each line of an agent's standard
+        error, prefixed by the host's name.
+      cancelled: a function that is called while the agents start. If it returns True, the
+        constructor gives up.
 
     Raises:
       UnavailableError: a host cannot be reached.
-      FailedPreconditionError: a host cannot run roles, for example because its Python or zmqdist has another version.
+      FailedPreconditionError: a host cannot run roles, for example because its Python or zmqdist
+        has another version.
       CancelledError: `cancelled` returned True.
     """
 
-    def __init__(self, hosts: Sequence[AgentHost], say: Say, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Start the agents of all hosts at the same time. Return when each agent has sent its hello and can run roles."""
+    def __init__(
+        self, hosts: Sequence[AgentHost], say: Say, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Start the agents of all hosts at the same time. Return when each agent has sent its hello
+        and can run roles."""
         self._say = say
         self._lock = threading.Lock()
         self.slots = HostSlots({host.name: host.slots for host in hosts})
@@ -92,7 +101,9 @@ class AgentPool:
                 try:
                     stream = host.open(note)
                 except OSError as error:
-                    raise errors.UnavailableError(f"{host.name}: its agent cannot be started: {error}") from None
+                    raise errors.UnavailableError(
+                        f"{host.name}: its agent cannot be started: {error}"
+                    ) from None
                 self.links[host.name] = AgentLink(host.name, stream, note)
             self._wait(cancelled)
         except BaseException:
@@ -100,8 +111,12 @@ class AgentPool:
             raise
 
     def close(self) -> None:
-        """Close the byte streams to all agents. Each agent then kills its roles that still run. A second call does nothing."""
-        closing = [threading.Thread(target=link.close, name="zmqdist-close") for link in self.links.values()]
+        """Close the byte streams to all agents. Each agent then kills its roles that still run. A
+        second call does nothing."""
+        closing = [
+            threading.Thread(target=link.close, name="zmqdist-close")
+            for link in self.links.values()
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -134,12 +149,16 @@ class AgentPool:
         with self._lock:
             self.slots.lose(host)
 
-    def reserve(self, role: str, port: int = 0, *, interface: str | None = None, ports: str = "") -> str:
-        """Place a role, reserve a port on its host, and return the address. After this call the role can run on the host of the port only.
+    def reserve(
+        self, role: str, port: int = 0, *, interface: str | None = None, ports: str = ""
+    ) -> str:
+        """Place a role, reserve a port on its host, and return the address. After this call the
+        role can run on the host of the port only.
 
         Args:
           port: the port. 0 means a free port.
-          interface: an address or interface of the role's host. None means the address at which the launcher has reached the host.
+          interface: an address or interface of the role's host. None means the address at which the
+            launcher has reached the host.
           ports: the range from which a free port is taken. "" means any port.
 
         Raises:
@@ -148,13 +167,18 @@ class AgentPool:
         """
         host = self.place(role)
         if host is None:
-            raise errors.UnavailableError(f"no host has a free slot for {role}: raise the number of slots or of hosts")
+            raise errors.UnavailableError(
+                f"no host has a free slot for {role}: raise the number of slots or of hosts"
+            )
         self._reserved[role] = host
-        return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
+        return self.links[host].reserve(
+            interface or self.hello(host).reached_at or LOOPBACK, port, ports
+        )
 
     def send_code(self, bundle: CodeBundle) -> None:
-        """Send this code to all hosts at the same time, so that all later roles run with it. Raises the errors of `AgentLink.send_code`. If
-        several hosts fail, the error is that of the first of them.
+        """Send this code to all hosts at the same time, so that all later roles run with it. Raises
+        the errors of `AgentLink.send_code`. If several hosts fail, the error is that of the first
+        of them.
         """
 
         def send(link: AgentLink) -> None:
@@ -165,8 +189,9 @@ class AgentPool:
                 sending.result()
 
     def lost_port_host(self, role: str) -> str:
-        """Return the name of the host of the role's reserved port if this host is lost, so that the role cannot run any more. "" means that
-        the host is not lost, or that the role has no reserved port.
+        """Return the name of the host of the role's reserved port if this host is lost, so that the
+        role cannot run any more. "" means that the host is not lost, or that the role has no
+        reserved port.
         """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
@@ -179,9 +204,12 @@ class AgentPool:
         """
         seen = {host: _own_address(self.hello(host)) for host in self.links}
         if len(set(seen.values())) > 1:
-            (one, first), (other, second) = list({address: host for host, address in seen.items()}.items())[:2]
+            (one, first), (other, second) = list(
+                {address: host for host, address in seen.items()}.items()
+            )[:2]
             raise errors.FailedPreconditionError(
-                f"{first} reaches this host at {one} and {second} at {other}: write an address that all hosts reach as "
+                f"{first} reaches this host at {one} and {second} at {other}: write an address "
+                f"that all hosts reach as "
                 "jobs.dispatcher.address, with port 0 for a free one"
             )
         return next(iter(seen.values()))
@@ -190,7 +218,8 @@ class AgentPool:
         def note(line: str) -> None:
             link = self.links.get(host)
             if link is not None and link.greeting is not None:
-                # Lines before the hello are not printed: if the agent does not start, they are in `why_ended`.
+                # Lines before the hello are not printed: if the agent does not start, they are in
+                # `why_ended`.
                 self._say(f"[{host}] {line}")
 
         return note
@@ -203,26 +232,31 @@ class AgentPool:
                     raise errors.CancelledError("stopped while the hosts were being reached")
                 if time.monotonic() > until:
                     raise errors.UnavailableError(
-                        f"{link.host}: its agent has not sent its hello within {limits.AGENT_HELLO_S:g} s"
+                        f"{link.host}: its agent has not sent its hello within "
+                        f"{limits.AGENT_HELLO_S:g} s"
                     )
             hello = _checked(link)
             ahead_s = hello.clock_s - time.time()
             if abs(ahead_s) > limits.AGENT_CLOCK_S:
                 self._say(
                     f"[{link.host}] warning: its clock is {abs(ahead_s) / 60:.1f} minutes "
-                    f"{'ahead of' if ahead_s > 0 else 'behind'} this host's: times in logs will not match; set it by NTP"
+                    f"{'ahead of' if ahead_s > 0 else 'behind'} this host's: times in logs will "
+                    f"not match; set it by NTP"
                 )
 
 
 class Hosts:
-    """The `Launcher` (launcher_interface.py) that starts roles through the agents of a pool. Its `close` also closes the pool.
+    """The `Launcher` (launcher_interface.py) that starts roles through the agents of a pool. Its
+    `close` also closes the pool.
 
     Args:
-      on_exit: a function that is called with each role that has ended, in the reader thread of the link to the role's agent. For a role
-        that was never started a new thread calls it.
+      on_exit: a function that is called with each role that has ended, in the reader thread of the
+        link to the role's agent. For a role that was never started a new thread calls it.
       say: a function that is called with a line for each host that is lost.
-      files: the RoleFiles that makes the files that are sent with each role. None means that no files are sent.
-      on_lost: a function that is called when a host was lost, before `on_exit` is called with the roles of the host.
+      files: the RoleFiles that makes the files that are sent with each role. None means that no
+        files are sent.
+      on_lost: a function that is called when a host was lost, before `on_exit` is called with the
+        roles of the host.
     """
 
     def __init__(
@@ -250,10 +284,13 @@ class Hosts:
             return list(self._running)
 
     def start_role(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
+        self,
+        config: WorkerConfig | TaskConfig,
+        environment: Mapping[str, str],
+        on_line: LineHandler | None = None,
     ) -> RemoteRole:
-        """Start a role on a host that has a free slot, and return the role. If this is not possible, the returned role ends at once, and
-        its `tail` is the reason.
+        """Start a role on a host that has a free slot, and return the role. If this is not
+        possible, the returned role ends at once, and its `tail` is the reason.
         """
         name = f"{config.job}:{config.index}"
         stranded = self.stranded(name)
@@ -276,14 +313,16 @@ class Hosts:
         return role
 
     def stranded(self, name: str) -> str:
-        """Return why no host can run this role any more (`Launcher.stranded`). A role with a reserved port can run on the host of that port
-        only."""
+        """Return why no host can run this role any more (`Launcher.stranded`). A role with a
+        reserved port can run on the host of that port only."""
         lost = self._pool.lost_port_host(name)
         if not lost:
             return ""
         return (
-            f"its address is on {lost}, which is lost, and programs know no other address of it: start "
-            "`zmqdist launch` again without that host; a program that restores its last checkpoint continues from it"
+            f"its address is on {lost}, which is lost, and programs know no other address of it: "
+            f"start "
+            "`zmqdist launch` again without that host; a program that restores its last "
+            "checkpoint continues from it"
         )
 
     def release(self, name: str) -> None:
@@ -291,7 +330,8 @@ class Hosts:
         self._pool.release(name)
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles (`Launcher.close`). A role on a host whose agent does not answer is reported as killed."""
+        """Stop all roles (`Launcher.close`). A role on a host whose agent does not answer is
+        reported as killed."""
         self._closing = True
         begun = time.monotonic()
         for link in self._pool.links.values():
@@ -301,7 +341,7 @@ class Hosts:
                 link.wait_until_ended(max(0.0, begun + grace_s + ANSWER_S - time.monotonic()))
         self._pool.close()
 
-    # -- in the threads of the links --------------------------------------------------------------------------------
+    # -- in the threads of the links ---------------------------------------------------------------
 
     def role_ended(self, role: RemoteRole) -> None:
         with self._lock:
@@ -316,20 +356,24 @@ class Hosts:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order that starts a role; `AgentLink.start` gives the order its number. Raises OpError if the dispatcher makes no join
-        ticket for the role.
+    def _order(
+        self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]
+    ) -> StartRole:
+        """Return the order that starts a role; `AgentLink.start` gives the order its number. Raises
+        OpError if the dispatcher makes no join ticket for the role.
         """
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
             hello = self._pool.hello(host)
-            config, variables, files = self.files.pack(config, environment, hello.folder, hello.cores)
+            config, variables, files = self.files.pack(
+                config, environment, hello.folder, hello.cores
+            )
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
-        """Report a role that was never started as ended. A new thread calls `on_exit`, because `on_exit` may need a lock that the caller of
-        this method holds.
+        """Report a role that was never started as ended. A new thread calls `on_exit`, because
+        `on_exit` may need a lock that the caller of this method holds.
         """
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()
@@ -337,11 +381,13 @@ class Hosts:
 
 
 def _checked(link: AgentLink) -> AgentHello:
-    """Return the hello of a link's agent, after checking that the agent's host can run functions that were pickled in this process.
+    """Return the hello of a link's agent, after checking that the agent's host can run functions
+    that were pickled in this process.
 
     Raises:
       UnavailableError: the agent's byte stream ended before the hello.
-      FailedPreconditionError: the host lacks zmqdist or a package, or has another version of Python or zmqdist.
+      FailedPreconditionError: the host lacks zmqdist or a package, or has another version of Python
+        or zmqdist.
     """
     greeting = link.greeting
     if greeting is None:
@@ -349,15 +395,22 @@ def _checked(link: AgentLink) -> AgentHello:
     here, there = sys.version.split()[0], greeting.python
     if here.split(".")[:2] != there.split(".")[:2]:
         raise errors.FailedPreconditionError(
-            f"{link.host}: Python {there} there and {here} here cannot exchange functions: name a Python "
+            f"{link.host}: Python {there} there and {here} here cannot exchange functions: name a "
+            f"Python "
             f"{'.'.join(here.split('.')[:2])} of that host as `python` in the file"
         )
     if isinstance(greeting, AgentUnfit):
-        remedy = greeting.remedy or f"install zmqdist {__version__} there, or name the Python that has it as `python`"
-        raise errors.FailedPreconditionError(f"{link.host}: {greeting.executable}: {greeting.reason}: {remedy}")
+        remedy = (
+            greeting.remedy
+            or f"install zmqdist {__version__} there, or name the Python that has it as `python`"
+        )
+        raise errors.FailedPreconditionError(
+            f"{link.host}: {greeting.executable}: {greeting.reason}: {remedy}"
+        )
     if greeting.version != __version__:
         raise errors.FailedPreconditionError(
-            f"{link.host}: zmqdist {greeting.version} there ({greeting.path}) and {__version__} here "
+            f"{link.host}: zmqdist {greeting.version} there ({greeting.path}) and {__version__} "
+            f"here "
             f"({Path(__file__).parents[1]}): install the same version on both"
         )
     return greeting
@@ -369,6 +422,6 @@ def _own_address(hello: AgentHello) -> str:
         return hello.reached_from
     if not hello.reached_at:
         return LOOPBACK
-    # The agent has reported the address of a jump host, not an address of this host. Use the address of the interface that leads to the
-    # agent.
+    # The agent has reported the address of a jump host, not an address of this host. Use the
+    # address of the interface that leads to the agent.
     return own_host(join_address(hello.reached_at, ANY_PORT))

@@ -1,16 +1,19 @@
-"""Translates a cluster file into manifests of Kubernetes, as text for `kubectl apply -f -`. Kubernetes then does the work of a launcher.
+"""Translates a cluster file into manifests of Kubernetes, as text for `kubectl apply -f -`.
+Kubernetes then does the work of a launcher.
 
 Promises
     K1  The same file, arguments and grace give the same bytes.
-    K2  A pod mounts only the keys of its role, so that no worker and no program has the server's key. The manifests contain no key: they
-        name the Secret that has the keys.
-    K3  Workers, parameter servers and the program find the cluster by ZMQDIST_CONFIG, TF_CONFIG and ZMQDIST_KEYS_DIR, and the evaluator
-        by TF_CONFIG, as under the local launcher. The addresses are names of Services, which do not change when a pod is replaced.
-    K4  Pods do not run as root and have no privileges. They have a token for the API of Kubernetes only if the file names a service
-        account.
+    K2  A pod mounts only the keys of its role, so that no worker and no program has the server's
+        key. The manifests contain no key: they name the Secret that has the keys.
+    K3  Workers, parameter servers and the program find the cluster by ZMQDIST_CONFIG, TF_CONFIG and
+        ZMQDIST_KEYS_DIR, and the evaluator by TF_CONFIG, as under the local launcher. The addresses
+        are names of Services, which do not change when a pod is replaced.
+    K4  Pods do not run as root and have no privileges. They have a token for the API of Kubernetes
+        only if the file names a service account.
 
-Two things differ from the local launcher. Kubernetes ignores `restarts`, and restarts workers and parameter servers without a bound.
-Workers and parameter servers run until the manifests are deleted, even if the program has ended.
+Two things differ from the local launcher. Kubernetes ignores `restarts`, and restarts workers and
+parameter servers without a bound. Workers and parameter servers run until the manifests are
+deleted, even if the program has ended.
 
 This module does not connect to Kubernetes.
 """
@@ -33,7 +36,14 @@ from zmqdist.blas_threads import VARIABLES as THREAD_VARIABLES
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig, yaml_documents
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
-from zmqdist.cluster.file_sections import DispatcherJob, JobsConfig, RuntimeConfig, SecurityConfig, SingleJob, WorkerJob
+from zmqdist.cluster.file_sections import (
+    DispatcherJob,
+    JobsConfig,
+    RuntimeConfig,
+    SecurityConfig,
+    SingleJob,
+    WorkerJob,
+)
 from zmqdist.cluster.launcher_sections import KubernetesConfig, PodResources
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.transport import keys
@@ -56,11 +66,19 @@ ROLE_FILES: Final = {
     "program": ("submit.key", keys.AUTHORIZED, "server.pub"),
     "evaluator": (),
 }
-"""The key files of each role, as SECURITY.md lists them. The dispatcher and ps also have the client's key, because their liveness probes
-are clients."""
+"""The key files of each role, as SECURITY.md lists them. The dispatcher and ps also have the
+client's key, because their liveness probes are clients."""
 
-SECRET_FILES: Final = ("server.key", "worker.key", "submit.key", "client.key", "server.pub", keys.AUTHORIZED)
-"""The files in the Secret. The admin's key is not among them: it stays in the folder in which it was made."""
+SECRET_FILES: Final = (
+    "server.key",
+    "worker.key",
+    "submit.key",
+    "client.key",
+    "server.pub",
+    keys.AUTHORIZED,
+)
+"""The files in the Secret. The admin's key is not among them: it stays in the folder in which it
+was made."""
 
 _INDEX_ENV: Final = "POD_INDEX"
 _INDEX: Final = f"$({_INDEX_ENV})"
@@ -69,18 +87,29 @@ _READ_BY_OWNER: Final = 0o400
 _Object = dict[str, Any]
 
 
-def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float = limits.GRACE_S) -> str:
-    """Return the manifests of a cluster file as YAML documents. Comments at the beginning of the text say how to apply the manifests.
+def render(
+    config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float = limits.GRACE_S
+) -> str:
+    """Return the manifests of a cluster file as YAML documents. Comments at the beginning of the
+    text say how to apply the manifests.
 
     Args:
-      config: the cluster file. Its check (cluster/check.py) has refused settings that pods cannot have.
+      config: the cluster file. Its check (cluster/check.py) has refused settings that pods cannot
+        have.
       arguments: words to add to the program's command line.
-      grace_s: when Kubernetes ends a pod, the seconds that a worker or ps may drain, or that the program may take to end.
+      grace_s: when Kubernetes ends a pod, the seconds that a worker or ps may drain, or that the
+        program may take to end.
     """
     cluster = _Cluster(config, arguments, grace_s)
     head = [
-        f"Manifests of the cluster {config.name}, written by `zmqdist launch --on kubernetes --render`; apply them with kubectl apply -f.",
-        f"The program is in the image {cluster.section.image}; its command runs in the working directory of the image.",
+        (
+            f"Manifests of the cluster {config.name}, written by `zmqdist launch --on kubernetes "
+            f"--render`; apply them with kubectl apply -f."
+        ),
+        (
+            f"The program is in the image {cluster.section.image}; its command runs in the working "
+            f"directory of the image."
+        ),
         f"The pods mount their keys from the Secret {cluster.secret}. This command makes it, once:",
         f"  {secret_command(config)}",
     ]
@@ -88,11 +117,13 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
 
 
 def secret_command(config: ClusterConfig) -> str:
-    """Return the shell command that makes the Secret. The command uses the keys in the folder that the file names, or else makes new
-    keys.
+    """Return the shell command that makes the Secret. The command uses the keys in the folder that
+    the file names, or else makes new keys.
     """
     folder = config.security.keys or "keys"
-    files = " ".join(f"--from-file={shlex.quote(posixpath.join(folder, name))}" for name in SECRET_FILES)
+    files = " ".join(
+        f"--from-file={shlex.quote(posixpath.join(folder, name))}" for name in SECRET_FILES
+    )
     create = f"kubectl create secret generic {config.name}-keys --namespace {config.kubernetes.namespace} {files}"
     return create if config.security.keys else f"zmqdist keygen {folder} && {create}"
 
@@ -114,8 +145,12 @@ class _Cluster:
         """Yield all objects of the cluster. Each object follows the objects that it needs."""
         jobs = self._config.jobs
         text = self._config.to_yaml()
-        yield self._object("v1", "ConfigMap", "config", {"data": {posixpath.basename(CONFIG_FILE): text}})
-        yield self._service("dispatcher", split_address(self._dispatcher.address)[1], headless=False)
+        yield self._object(
+            "v1", "ConfigMap", "config", {"data": {posixpath.basename(CONFIG_FILE): text}}
+        )
+        yield self._service(
+            "dispatcher", split_address(self._dispatcher.address)[1], headless=False
+        )
         yield self._dispatcher_set()
         if jobs.ps is not None:
             yield self._service("ps", PS_PORT)
@@ -129,10 +164,11 @@ class _Cluster:
             yield self._job("evaluator", jobs.evaluator, command)
         yield self._job("program", jobs.chief or SingleJob(), self._program)
 
-    # -- the cluster file as pods see it -----------------------------------------------------------------------------------
+    # -- the cluster file as pods see it -----------------------------------------------------------
 
     def _with_addresses(self, config: ClusterConfig) -> ClusterConfig:
-        """Return the cluster file for the pods. Its addresses are names of Services, and it has no settings that only this module reads.
+        """Return the cluster file for the pods. Its addresses are names of Services, and it has no
+        settings that only this module reads.
 
         It also has no `env`, because a pod gets only the environment variables of its own job.
         """
@@ -167,17 +203,26 @@ class _Cluster:
         return msgspec.structs.replace(section, count=None, tasks=tasks, env={})
 
     def _slots(self, worker: WorkerJob) -> int:
-        """Return the number of slots of a worker. `auto` means one slot for each core of the pod. This is computed here, because the worker
-        itself would count the cores of the whole node.
+        """Return the number of slots of a worker. `auto` means one slot for each core of the pod.
+        This is computed here, because the worker itself would count the cores of the whole node.
         """
-        return math.ceil(self.section.resources.worker.cpu or 1) if worker.slots == "auto" else worker.slots
+        return (
+            math.ceil(self.section.resources.worker.cpu or 1)
+            if worker.slots == "auto"
+            else worker.slots
+        )
 
     def _threads_per_slot(self, worker: WorkerJob) -> int | None:
-        """Return the number of threads of BLAS in each slot: the number in the file, or else the pod's cores divided by its slots. This is
-        computed here, because the worker itself would divide the cores of the whole node.
+        """Return the number of threads of BLAS in each slot: the number in the file, or else the
+        pod's cores divided by its slots. This is computed here, because the worker itself would
+        divide the cores of the whole node.
         """
         cores = self.section.resources.worker.cpu
-        if worker.threads_per_slot is not None or cores is None or any(name in worker.env for name in THREAD_VARIABLES):
+        if (
+            worker.threads_per_slot is not None
+            or cores is None
+            or any(name in worker.env for name in THREAD_VARIABLES)
+        ):
             return worker.threads_per_slot
         return max(1, math.floor(cores / self._slots(worker)))
 
@@ -190,7 +235,7 @@ class _Cluster:
         assert section is not None
         return section
 
-    # -- containers --------------------------------------------------------------------------------------------------------
+    # -- containers --------------------------------------------------------------------------------
 
     def _dispatcher_set(self) -> _Object:
         port = split_address(self._dispatcher.address)[1]
@@ -203,33 +248,66 @@ class _Cluster:
             storage = {"requests": {"storage": self.section.storage}}
             claim = {"accessModes": ["ReadWriteOnce"], "resources": storage}
             made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": claim}]
-            # Without this policy each mount would open the files of the work_dir to the group, and the dispatcher refuses such files.
-            made["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] = "OnRootMismatch"
+            # Without this policy each mount would open the files of the work_dir to the group, and
+            # the dispatcher refuses such files.
+            made["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] = (
+                "OnRootMismatch"
+            )
         return made
 
     def _worker_container(self) -> _Object:
-        """Return the container of a worker. It needs no liveness probe: the dispatcher itself notices a frozen worker by heartbeats."""
-        command = ["zmqdist", "worker", "--config", CONFIG_FILE, "--index", _INDEX, "--port", str(WORKER_PORT)]
+        """Return the container of a worker. It needs no liveness probe: the dispatcher itself
+        notices a frozen worker by heartbeats."""
+        command = [
+            "zmqdist",
+            "worker",
+            "--config",
+            CONFIG_FILE,
+            "--index",
+            _INDEX,
+            "--port",
+            str(WORKER_PORT),
+        ]
         variables = {**self._task("worker", _INDEX), **_importable(self._program)}
-        return self._container("worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT)
+        return self._container(
+            "worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT
+        )
 
     def _ps_container(self) -> _Object:
         assert self._config.jobs.ps is not None
         spec = json.dumps({"ps": [*self._config.jobs.ps.addresses().values()]})
-        command = ["zmqdist", "server", "--spec", spec, "--job", "ps", "--index", _INDEX, "--bind", EVERY_INTERFACE]
+        command = [
+            "zmqdist",
+            "server",
+            "--spec",
+            spec,
+            "--job",
+            "ps",
+            "--index",
+            _INDEX,
+            "--bind",
+            EVERY_INTERFACE,
+        ]
         variables = {**self._task("ps", _INDEX), **_importable(self._program)}
-        container = self._container("ps", [*command, "--grace", f"{self._grace_s:g}"], variables, PS_PORT)
+        container = self._container(
+            "ps", [*command, "--grace", f"{self._grace_s:g}"], variables, PS_PORT
+        )
         container["livenessProbe"] = _answers("methods", PS_PORT)
         return container
 
-    def _container(self, job: str, command: Sequence[str], variables: Mapping[str, str], port: int = 0) -> _Object:
+    def _container(
+        self, job: str, command: Sequence[str], variables: Mapping[str, str], port: int = 0
+    ) -> _Object:
         files = ROLE_FILES[job]
         own = {KEYS_DIR_VARIABLE: KEYS_DIR, **self._ports} if files else {}
         variables = {**own, **variables, **self._user_variables(job)}
-        environment: list[_Object] = [{"name": name, "value": value} for name, value in variables.items()]
+        environment: list[_Object] = [
+            {"name": name, "value": value} for name, value in variables.items()
+        ]
         if any(_INDEX in word for word in command):
             field = {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
-            # This variable has to be the first, because Kubernetes replaces references to it only in the variables after it.
+            # This variable has to be the first, because Kubernetes replaces references to it only
+            # in the variables after it.
             environment.insert(0, {"name": _INDEX_ENV, "valueFrom": {"fieldRef": field}})
         container: _Object = {"name": job, "image": self.section.image, "command": list(command)}
         if self.section.image_pull_policy is not None:
@@ -238,19 +316,29 @@ class _Cluster:
             container["env"] = environment
         if port:
             container["ports"] = [{"name": "zmq", "containerPort": port}]
-            # A pod is ready when its port is bound, because ZeroMQ keeps messages that arrive before the process serves.
-            container["readinessProbe"] = {"tcpSocket": {"port": "zmq"}, "periodSeconds": limits.POD_READY_LOOK_S}
+            # A pod is ready when its port is bound, because ZeroMQ keeps messages that arrive
+            # before the process serves.
+            container["readinessProbe"] = {
+                "tcpSocket": {"port": "zmq"},
+                "periodSeconds": limits.POD_READY_LOOK_S,
+            }
         if resources := _resources(getattr(self.section.resources, job)):
             container["resources"] = resources
-        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
         if files:
-            mounts = [{"name": "keys", "mountPath": KEYS_DIR}, {"name": "config", "mountPath": CONFIG_DIR}]
+            mounts = [
+                {"name": "keys", "mountPath": KEYS_DIR},
+                {"name": "config", "mountPath": CONFIG_DIR},
+            ]
             container["volumeMounts"] = [{**mount, "readOnly": True} for mount in mounts]
         return container
 
     def _task(self, job: str, index: str) -> dict[str, str]:
-        """Return the environment variables by which a task finds its cluster. `index` may be a reference $(NAME), which Kubernetes
-        replaces.
+        """Return the environment variables by which a task finds its cluster. `index` may be a
+        reference $(NAME), which Kubernetes replaces.
         """
         cluster = _literal(json.dumps(self._config.task_spec.as_dict()))
         tf_config = f'{{"cluster": {cluster}, "task": {{"type": "{job}", "index": {index}}}, "rpc_layer": "zmq"}}'
@@ -260,7 +348,7 @@ class _Cluster:
         given = self._environments.get("chief" if job == "program" else job, {})
         return {name: _literal(value) for name, value in given.items()}
 
-    # -- objects -----------------------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------
 
     def _stateful_set(self, job: str, container: _Object, replicas: int) -> _Object:
         spec = {
@@ -273,12 +361,14 @@ class _Cluster:
         return self._object("apps/v1", "StatefulSet", job, {"spec": spec})
 
     def _job(self, job: str, section: SingleJob, command: Sequence[str]) -> _Object:
-        """Return a Job that runs a program once. As under `zmqdist launch`, a program that failed is not restarted."""
+        """Return a Job that runs a program once. As under `zmqdist launch`, a program that failed
+        is not restarted."""
         task = "chief" if job == "program" else job
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}
         if task == "evaluator":
-            # With this variable the evaluator's program would find the dispatcher and train a second time (`Launch._start_evaluator`).
+            # With this variable the evaluator's program would find the dispatcher and train a
+            # second time (`Launch._start_evaluator`).
             del variables[CONFIG_ENV]
         container = self._container(job, [_literal(word) for word in command], variables)
         spec = {"backoffLimit": 0, "template": self._template(job, container, "Never")}
@@ -288,7 +378,8 @@ class _Cluster:
         section, user = self.section, self.section.user_id
         spec: _Object = {
             "restartPolicy": restart_policy,
-            # The pod's grace is longer than the role's, so that the role ends by itself before the kubelet kills it.
+            # The pod's grace is longer than the role's, so that the role ends by itself before the
+            # kubelet kills it.
             "terminationGracePeriodSeconds": math.ceil(self._grace_s) + limits.POD_GRACE_MARGIN_S,
             "automountServiceAccountToken": section.service_account is not None,
             "securityContext": {
@@ -312,18 +403,26 @@ class _Cluster:
         return {"metadata": {"labels": self._labels(job)}, "spec": spec}
 
     def _service(self, job: str, port: int, headless: bool = True) -> _Object:
-        """Return the Service of a job. A headless Service gives each pod a name as soon as the pod has an address.
+        """Return the Service of a job. A headless Service gives each pod a name as soon as the pod
+        has an address.
 
-        The dispatcher's Service is not headless: it has an address of its own, so that its name can be resolved at once and its address
-        stays the same when the pod is replaced.
+        The dispatcher's Service is not headless: it has an address of its own, so that its name can
+        be resolved at once and its address stays the same when the pod is replaced.
         """
-        spec: _Object = {"selector": self._selector(job), "ports": [{"name": "zmq", "port": port, "targetPort": "zmq"}]}
+        spec: _Object = {
+            "selector": self._selector(job),
+            "ports": [{"name": "zmq", "port": port, "targetPort": "zmq"}],
+        }
         if headless:
             spec = {"clusterIP": "None", "publishNotReadyAddresses": True, **spec}
         return self._object("v1", "Service", job, {"spec": spec})
 
     def _object(self, version: str, kind: str, part: str, body: _Object) -> _Object:
-        name = {"name": f"{self.name}-{part}", "namespace": self.section.namespace, "labels": self._labels(part)}
+        name = {
+            "name": f"{self.name}-{part}",
+            "namespace": self.section.namespace,
+            "labels": self._labels(part),
+        }
         return {"apiVersion": version, "kind": kind, "metadata": name, **body}
 
     def _labels(self, part: str) -> dict[str, str]:
@@ -339,19 +438,24 @@ def _literal(text: str) -> str:
 
 
 def _importable(command: Sequence[str]) -> dict[str, str]:
-    """Return the PYTHONPATH with the folder of the program's script, so that functions can import modules beside the script."""
+    """Return the PYTHONPATH with the folder of the program's script, so that functions can import
+    modules beside the script."""
     script = next((word for word in command[1:] if word.endswith(".py")), None)
     return {} if script is None else {"PYTHONPATH": _literal(str(PurePosixPath(script).parent))}
 
 
 def _resources(given: PodResources) -> _Object:
-    """Return the requests and limits of a container. Cores are requested but not limited, so that a pod may use idle cores. Memory is
-    requested and limited. GPUs are limited, and Kubernetes takes this limit as the request, too.
+    """Return the requests and limits of a container. Cores are requested but not limited, so that a
+    pod may use idle cores. Memory is requested and limited. GPUs are limited, and Kubernetes takes
+    this limit as the request, too.
     """
     whole = {} if given.memory is None else {"memory": given.memory}
     bounds = {**whole, **({"nvidia.com/gpu": str(given.gpus)} if given.gpus else {})}
     requests = {**({} if given.cpu is None else {"cpu": _cores(given.cpu)}), **whole}
-    return {**({"requests": requests} if requests else {}), **({"limits": bounds} if bounds else {})}
+    return {
+        **({"requests": requests} if requests else {}),
+        **({"limits": bounds} if bounds else {}),
+    }
 
 
 def _cores(cores: float) -> str:
@@ -362,10 +466,17 @@ def _cores(cores: float) -> str:
 def _answers(command: str, port: int) -> _Object:
     """Return a liveness probe that calls the server with the client's key.
 
-    The period of the probe is long, because each probe starts a Python interpreter, which takes half a second of a core. Kubernetes
-    restarts the pod only after POD_ALIVE_FAILURES probes in a row have failed, because a restart costs more than a wait.
+    The period of the probe is long, because each probe starts a Python interpreter, which takes
+    half a second of a core. Kubernetes restarts the pod only after POD_ALIVE_FAILURES probes in a
+    row have failed, because a restart costs more than a wait.
     """
-    words = ["zmqdist", command, f"127.0.0.1:{port}", "--timeout", f"{limits.POD_ALIVE_ANSWER_S / 2:g}"]
+    words = [
+        "zmqdist",
+        command,
+        f"127.0.0.1:{port}",
+        "--timeout",
+        f"{limits.POD_ALIVE_ANSWER_S / 2:g}",
+    ]
     return {
         "exec": {"command": words},
         "periodSeconds": limits.POD_ALIVE_LOOK_S,

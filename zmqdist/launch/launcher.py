@@ -1,14 +1,19 @@
-"""Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
+"""Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when
+the program has ended.
 
-The dispatcher runs in this process. Workers and parameter servers run as child processes of this process or, through host agents, on other
-hosts (tasks.py, host_choice.py). The program, which is the chief, is the only child process that writes to the terminal directly. `Launch`
-passes on the output of the other child processes, with a prefix. The exit code of `Launch` is that of the program.
+The dispatcher runs in this process. Workers and parameter servers run as child processes of this
+process or, through host agents, on other hosts (tasks.py, host_choice.py). The program, which is
+the chief, is the only child process that writes to the terminal directly. `Launch` passes on the
+output of the other child processes, with a prefix. The exit code of `Launch` is that of the
+program.
 
-The evaluator is another child process. When the program has ended, the evaluator has the grace to notice that the training is over and to
-end by itself. Then `Launch` stops it. A crashed evaluator is not restarted.
+The evaluator is another child process. When the program has ended, the evaluator has the grace to
+notice that the training is over and to end by itself. Then `Launch` stops it. A crashed evaluator
+is not restarted.
 
-If the program's command begins with `python` or `python3`, the Python of this process runs the program. The program and the workers
-exchange pickled functions and values, and therefore need the same Python with the same packages.
+If the program's command begins with `python` or `python3`, the Python of this process runs the
+program. The program and the workers exchange pickled functions and values, and therefore need the
+same Python with the same packages.
 """
 
 from __future__ import annotations
@@ -36,7 +41,13 @@ from zmqdist.child_command import path_variable
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
-from zmqdist.cluster.file_sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
+from zmqdist.cluster.file_sections import (
+    DispatcherJob,
+    RuntimeConfig,
+    ServingJob,
+    SingleJob,
+    WorkerJob,
+)
 from zmqdist.launch.children import Child, Children, check_descriptors, end_with_parent
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
 from zmqdist.launch.elastic_workers import ElasticWorkers
@@ -67,7 +78,8 @@ Say = Callable[[str], object]
 
 LOOPBACK = "127.0.0.1"
 DISPATCHER: Final = "zmqdist.servers.dispatch_server"
-"""The module of the dispatcher. It is imported late, because its import takes a quarter of a second."""
+"""The module of the dispatcher. It is imported late, because its import takes a quarter of a
+second."""
 
 
 class Launch:
@@ -76,18 +88,22 @@ class Launch:
     Args:
       config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: a function that is called with each line that a worker, ps or evaluator prints, after a prefix with the name of the role, and
-        with a line when such a process ends.
+      say: a function that is called with each line that a worker, ps or evaluator prints, after a
+        prefix with the name of the role, and with a line when such a process ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:
-      OpError: `run` raises it if `check` refuses the file, a host cannot run roles, the dispatcher cannot be started, or the port of a ps
-        is in use.
+      OpError: `run` raises it if `check` refuses the file, a host cannot run roles, the dispatcher
+        cannot be started, or the port of a ps is in use.
     """
 
-    def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S
+    ) -> None:
         worker = config.jobs.worker or WorkerJob(count=1)
-        self._config = msgspec.structs.replace(config, jobs=msgspec.structs.replace(config.jobs, worker=worker))
+        self._config = msgspec.structs.replace(
+            config, jobs=msgspec.structs.replace(config.jobs, worker=worker)
+        )
         self._workers = worker
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
@@ -112,13 +128,20 @@ class Launch:
         hosts = agent_hosts(self._config)
         if hosts is None:
             ps = self._config.jobs.ps
-            check_descriptors("zmqdist launch", self._workers.most() + (0 if ps is None else len(ps.indices())))
+            check_descriptors(
+                "zmqdist launch", self._workers.most() + (0 if ps is None else len(ps.indices()))
+            )
         if hosts is None and self._workers.host is not None:
-            # Fail now if workers cannot bind this address. Otherwise they would fail and be restarted again and again.
+            # Fail now if workers cannot bind this address. Otherwise they would fail and be
+            # restarted again and again.
             bindable(self._workers.host)
-        if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
+        if hosts is None:
+            # start the zygote first, so that its imports run while this process starts the
+            # dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
-            zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
+            zygote_client.prepare(
+                "zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment
+            )
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
             stack.enter_context(_ports(self._config.ports))
@@ -148,12 +171,15 @@ class Launch:
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
                 Elasticity(
-                    SizeBounds(self._workers.min, self._workers.max, self._workers.idle_s), self._workers.indices()
+                    SizeBounds(self._workers.min, self._workers.max, self._workers.idle_s),
+                    self._workers.indices(),
                 ),
                 self._dispatcher,
                 tasks,
                 lambda index: self._start_worker(tasks, credentials, index),
-                lambda: scaling_problem({} if (ps := self._config.jobs.ps) is None else ps.addresses(), credentials),
+                lambda: scaling_problem(
+                    {} if (ps := self._config.jobs.ps) is None else ps.addresses(), credentials
+                ),
             )
             stack.callback(self._elastic.stop)
             self._report_room()
@@ -168,26 +194,33 @@ class Launch:
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to the program. A second call kills the program. When the program has ended, `run` stops all jobs. Any thread may
-        call this method.
+        """Send a signal to the program. A second call kills the program. When the program has
+        ended, `run` stops all jobs. Any thread may call this method.
         """
         self._signalled(number)
 
-    # -- before -------------------------------------------------------------------------------------------------
+    # -- before ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise an error if the cluster file cannot be started on this host. The method binds no port and creates no file, so it does not
-        notice a port in use.
+        """Raise an error if the cluster file cannot be started on this host. The method binds no
+        port and creates no file, so it does not notice a port in use.
 
         Raises:
-          NotFoundError: a program or a path of `code:` that the file names, or a program that its launcher needs, is missing.
+          NotFoundError: a program or a path of `code:` that the file names, or a program that its
+            launcher needs, is missing.
           InvalidArgumentError: entries of the file contradict each other.
-          FailedPreconditionError: a key is missing in the key folder that the file names, or cannot be used.
+          FailedPreconditionError: a key is missing in the key folder that the file names, or cannot
+            be used.
           UnimplementedError: the launcher is kubernetes.
         """
-        for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
+        for key, command in (
+            ("program", self._command),
+            ("jobs.evaluator.program", self._evaluator_command()),
+        ):
             if command and shutil.which(command[0]) is None:
-                raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
+                raise errors.NotFoundError(
+                    f"{key}: {command[0]!r} is not found, or may not be executed"
+                )
         check_paths(self._config.code or ())
         if self._config.launcher != "slurm":  # outside of a job the hosts of Slurm are not known
             agent_hosts(self._config)
@@ -206,7 +239,9 @@ class Launch:
         if security.keys is not None:
             return Credentials(keys_dir=str(Path(security.keys).absolute()))
         on_hosts = self._pool is not None
-        if security.curve is True or (security.curve == "auto" and (on_hosts or not is_loopback(host))):
+        if security.curve is True or (
+            security.curve == "auto" and (on_hosts or not is_loopback(host))
+        ):
             keys.keygen(folder / "keys")
             return Credentials(keys_dir=str(folder / "keys"))
         token.create(folder / "token")
@@ -236,22 +271,28 @@ class Launch:
         return DispatchServer(self._dispatcher_config(credentials))
 
     def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
-        """Write the cluster file for the program and the tasks, with the section `runtime`, which names the running dispatcher. Return the
-        config that was written.
+        """Write the cluster file for the program and the tasks, with the section `runtime`, which
+        names the running dispatcher. Return the config that was written.
         """
         runtime = RuntimeConfig(
-            dispatcher=self._dispatcher.target, token_file=credentials.token_file, keys_dir=credentials.keys_dir
+            dispatcher=self._dispatcher.target,
+            token_file=credentials.token_file,
+            keys_dir=credentials.keys_dir,
         )
         cluster = msgspec.structs.replace(self._config, runtime=runtime)
         path.write_text(cluster.to_yaml())
         path.chmod(0o600)
         return cluster
 
-    def _launcher(self, cluster: ClusterConfig, credentials: Credentials, folder: Path) -> MakeLauncher:
+    def _launcher(
+        self, cluster: ClusterConfig, credentials: Credentials, folder: Path
+    ) -> MakeLauncher:
         """Return the function with which `Tasks` makes the launcher of the workers and ps."""
         if credentials.keys_dir is None:
             return Children
-        files = RoleFiles(cluster, lambda name, address: self._dispatcher.open_join(name, address=address))
+        files = RoleFiles(
+            cluster, lambda name, address: self._dispatcher.open_join(name, address=address)
+        )
         pool = self._pool
         if pool is None:
             return lambda on_exit: JoiningChildren(on_exit, files, folder)
@@ -262,7 +303,11 @@ class Launch:
         section = self._config.jobs.ps
         if section is None:
             return
-        tasks = self._reserve_here(section, stack) if self._pool is None else self._reserve_there(section, self._pool)
+        tasks = (
+            self._reserve_here(section, stack)
+            if self._pool is None
+            else self._reserve_there(section, self._pool)
+        )
         section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
         jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
         self._config = msgspec.structs.replace(self._config, jobs=jobs)
@@ -280,11 +325,13 @@ class Launch:
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
-        """Return the environment variables that limit the threads of BLAS in workers and ps on this host. Workers and ps have the same
-        variables, so that one zygote can fork all of them.
+        """Return the environment variables that limit the threads of BLAS in workers and ps on this
+        host. Workers and ps have the same variables, so that one zygote can fork all of them.
         """
         slots = self._workers.most() * self._workers.slots_here()
-        return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
+        return thread_variables(
+            self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env}
+        )
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
         # Workers get places before ps, so that the workers spread evenly over the hosts.
@@ -292,30 +339,36 @@ class Launch:
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
-            index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports) for index in section.indices()
+            index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports)
+            for index in section.indices()
         }
         return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
-        """Return the environment variables that a task has in addition to those of its host. `env` of the cluster file overrides all
-        others.
+        """Return the environment variables that a task has in addition to those of its host. `env`
+        of the cluster file overrides all others.
         """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        # With host agents leave out the thread variables, because each agent adds those of its own host.
+        # With host agents leave out the thread variables, because each agent adds those of its own
+        # host.
         threads = self._thread_variables() if self._pool is None else {}
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
     def _tf_config(self, job: str, index: int) -> str:
-        """Return the TF_CONFIG of a task. The index of a worker may exceed the `count` of the file, because workers can be added."""
+        """Return the TF_CONFIG of a task. The index of a worker may exceed the `count` of the file,
+        because workers can be added."""
         config, worker = self._config, self._config.jobs.worker
         if job == "worker" and worker is not None and index not in worker.indices():
             more = msgspec.structs.replace(worker, count=index + 1)
-            config = msgspec.structs.replace(config, jobs=msgspec.structs.replace(config.jobs, worker=more))
+            config = msgspec.structs.replace(
+                config, jobs=msgspec.structs.replace(config.jobs, worker=more)
+            )
         return config.tf_config(job, index)
 
     def _room(self) -> tuple[int | None, str]:
-        """Return `room` and `room_reason` of SizeBounds: for how many workers the hosts that are not lost have slots, and why no more."""
+        """Return `room` and `room_reason` of SizeBounds: for how many workers the hosts that are
+        not lost have slots, and why no more."""
         section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:
@@ -324,10 +377,19 @@ class Launch:
             names = [] if ps is None else [f"ps:{index}" for index in ps.indices()]
             room = max(0, slots - sum(not pool.lost_port_host(name) for name in names))
             left = " that are left" if len(pool.slots.hosts) < len(pool.links) else ""
-            return room, f"the hosts of launcher: {self._config.launcher}{left} have slots for {room} workers"
+            return (
+                room,
+                (
+                    f"the hosts of launcher: {self._config.launcher}{left} have slots for {room} "
+                    f"workers"
+                ),
+            )
         if self._config.launcher == "slurm" and (cores := allocated_cores()) is not None:
             room = max(count, cores // (1 if section.slots == "auto" else section.slots))
-            return room, f"the allocation of Slurm has {cores} cores, which are slots for {room} workers"
+            return (
+                room,
+                f"the allocation of Slurm has {cores} cores, which are slots for {room} workers",
+            )
         return None, ""
 
     def _start_worker(self, tasks: Tasks, credentials: Credentials, index: int) -> None:
@@ -343,7 +405,9 @@ class Launch:
             slots=section.slots_here(),
             processes=True,
             threads_per_slot=section.threads_per_slot,
-            workers_on_host=1 if self._pool is None else -(-section.most() // len(self._pool.links)),
+            workers_on_host=1
+            if self._pool is None
+            else -(-section.most() // len(self._pool.links)),
             orphan_limit_s=section.orphan_limit_s,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
@@ -369,14 +433,18 @@ class Launch:
         section = self._config.jobs.evaluator
         if section is None:
             return []
-        return self._command if section.program is None else _with_this_python(split_command(section.program))
+        return (
+            self._command
+            if section.program is None
+            else _with_this_python(split_command(section.program))
+        )
 
     def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
-        """Start the evaluator without the environment variable CONFIG_ENV, which names the running cluster. Return None if the file has no
-        evaluator.
+        """Start the evaluator without the environment variable CONFIG_ENV, which names the running
+        cluster. Return None if the file has no evaluator.
 
-        The evaluator often runs the training program itself. If it had CONFIG_ENV and its program did not check which task it is, the
-        evaluator would train a second time.
+        The evaluator often runs the training program itself. If it had CONFIG_ENV and its program
+        did not check which task it is, the evaluator would train a second time.
         """
         section = self._config.jobs.evaluator
         if section is None:
@@ -395,35 +463,48 @@ class Launch:
         )
 
     def _script(self) -> str | None:
-        """Return the path of the program's script. None means that the program's command has no script."""
-        return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
+        """Return the path of the program's script. None means that the program's command has no
+        script."""
+        return next(
+            (word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)),
+            None,
+        )
 
     def _importable(self) -> dict[str, str]:
-        """Return the variable that puts the folder of the program that Python puts on the program's module path on that of workers and ps,
-        too. An agent that has received code replaces the variable.
+        """Return the variable that puts the folder of the program that Python puts on the program's
+        module path on that of workers and ps, too. An agent that has received code replaces the
+        variable.
         """
         script = self._script()
         if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, which the program inherits
             return path_variable([])
-        if {"-m", "-c"}.intersection(self._command[: None if script is None else self._command.index(script)]):
+        if {"-m", "-c"}.intersection(
+            self._command[: None if script is None else self._command.index(script)]
+        ):
             return path_variable([os.getcwd()])
         return path_variable([] if script is None else [str(Path(script).resolve().parent)])
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system. None means that no code has to be sent."""
+        """Return the code for hosts that do not share this file system. None means that no code has
+        to be sent."""
         paths = self._code_paths()
         return bundle_of(paths, self._script()) if paths else None
 
     def _code_paths(self) -> list[str]:
-        """Return the paths of the code to send: `code` of the file, or else the folder of the script. By default no code is sent to the
-        nodes of Slurm, because they share the folder of the job.
+        """Return the paths of the code to send: `code` of the file, or else the folder of the
+        script. By default no code is sent to the nodes of Slurm, because they share the folder of
+        the job.
         """
         if self._config.code is not None:
             return self._config.code
         script = self._script()
-        return [] if script is None or self._config.launcher == "slurm" else [os.path.dirname(script) or "."]
+        return (
+            []
+            if script is None or self._config.launcher == "slurm"
+            else [os.path.dirname(script) or "."]
+        )
 
-    # -- while it runs ------------------------------------------------------------------------------------------
+    # -- while it runs -----------------------------------------------------------------------------
 
     def _run_program(self) -> int:
         chief = self._config.jobs.chief or SingleJob()
@@ -443,7 +524,8 @@ class Launch:
         return 128 - code if code < 0 else code
 
     def _wait_for_program(self) -> int:
-        """Wait until the program has ended, and return its exit code. After a signal, kill the program when the grace is over."""
+        """Wait until the program has ended, and return its exit code. After a signal, kill the
+        program when the grace is over."""
         assert self._program is not None
         killed_at: float | None = None
         while True:
@@ -458,8 +540,8 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass the first signal on to the program, and kill the program on a later signal. If the terminal sends the signal to the program
-        itself, do neither.
+        """Pass the first signal on to the program, and kill the program on a later signal. If the
+        terminal sends the signal to the program itself, do neither.
         """
         with self._lock:
             first = not self._signals
@@ -470,11 +552,12 @@ class Launch:
                 self._program.send_signal(number if first else signal.SIGKILL)
 
     def _by_terminal(self, number: int) -> bool:
-        """Return whether the terminal sends this signal to the program as well as to the launcher. If so, the launcher does not pass the
-        signal on, because a second signal would interrupt the clean-up that the first signal has started.
+        """Return whether the terminal sends this signal to the program as well as to the launcher.
+        If so, the launcher does not pass the signal on, because a second signal would interrupt the
+        clean-up that the first signal has started.
 
-        If Ctrl-C is pressed while the program is being started, it can happen that only the launcher gets the signal. The program then runs
-        until the grace is over.
+        If Ctrl-C is pressed while the program is being started, it can happen that only the
+        launcher gets the signal. The program then runs until the grace is over.
         """
         return number == signal.SIGINT and self._shares_terminal
 
@@ -485,17 +568,21 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the elasticity machine for how many workers the hosts have room. `run` calls this method before it starts the workers. When
-        a host is lost, the reader thread of the link to that host calls it again.
+        """Tell the elasticity machine for how many workers the hosts have room. `run` calls this
+        method before it starts the workers. When a host is lost, the reader thread of the link to
+        that host calls it again.
         """
-        with self._lock:  # with the lock, the number that was computed last reaches the machine last
+        with self._lock:
+            # with the lock, the number that was computed last reaches the machine last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())
 
     def _evaluator_exited(self, child: Child) -> None:
         if child.exit_code and not self._program_ended:
             how = errors.describe_exit(child.exit_code)
-            self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
+            self._say(
+                f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more"
+            )
 
     def _wait_for_evaluator(self, evaluator: Child) -> None:
         """Wait until the evaluator has ended, `grace_s` has passed, or a signal has arrived."""
@@ -506,7 +593,8 @@ class Launch:
 
 
 class _Signals:
-    """A context manager in which SIGINT and SIGTERM call a function. Outside the main thread the context manager does nothing."""
+    """A context manager in which SIGINT and SIGTERM call a function. Outside the main thread the
+    context manager does nothing."""
 
     def __init__(self, fn: Callable[[int], object]) -> None:
         self._fn = fn
@@ -524,13 +612,17 @@ class _Signals:
 
 def _advertised(section: ServingJob, bound: str) -> str:
     """Return the address at which other processes reach a task that binds the address `bound`."""
-    return bound if section.advertise is None else advertised_address(section.advertise, split(bound)[1])
+    return (
+        bound
+        if section.advertise is None
+        else advertised_address(section.advertise, split(bound)[1])
+    )
 
 
 @contextlib.contextmanager
 def _ports(ports: str | None) -> Iterator[None]:
-    """Return a context manager in which servers of this process and of its child processes take free ports from this range. None leaves the
-    range unchanged.
+    """Return a context manager in which servers of this process and of its child processes take
+    free ports from this range. None leaves the range unchanged.
     """
     before = os.environ.get(PORTS_ENV)
     if ports is not None:
@@ -545,7 +637,8 @@ def _ports(ports: str | None) -> Iterator[None]:
 
 
 def _in_foreground() -> bool:
-    """Return whether Ctrl-C at the terminal signals the process group of this process. Standard input need not be the terminal."""
+    """Return whether Ctrl-C at the terminal signals the process group of this process. Standard
+    input need not be the terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -559,10 +652,12 @@ def _in_foreground() -> bool:
 
 
 def _end_with_parent_apart() -> None:
-    """Put this process into a process group of its own, and call `end_with_parent`. The child calls this before it executes the program.
+    """Put this process into a process group of its own, and call `end_with_parent`. The child calls
+    this before it executes the program.
 
-    A signal to the launcher's process group then arrives at the program only once, when the launcher passes it on. A second
-    KeyboardInterrupt would interrupt the clean-up that the first KeyboardInterrupt has started.
+    A signal to the launcher's process group then arrives at the program only once, when the
+    launcher passes it on. A second KeyboardInterrupt would interrupt the clean-up that the first
+    KeyboardInterrupt has started.
     """
     os.setpgid(0, 0)
     end_with_parent()
@@ -573,12 +668,21 @@ def _with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def _print(line: str) -> None:
-    # Write each line with one write, because the program writes to the same terminal. With PYTHONUNBUFFERED, `print` makes two writes.
+    # Write each line with one write, because the program writes to the same terminal. With
+    # PYTHONUNBUFFERED, `print` makes two writes.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 @errors.naming_system_errors()
-def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:
-    """Run a cluster file, and return the program's exit code. The arguments are those of `Launch`."""
+def launch(
+    config: ClusterConfig,
+    arguments: Sequence[str] = (),
+    *,
+    say: Say = _print,
+    grace_s: float = GRACE_S,
+) -> int:
+    """Run a cluster file, and return the program's exit code. The arguments are those of
+    `Launch`.
+    """
     return Launch(config, arguments, say, grace_s).run()

@@ -1,17 +1,23 @@
 """The interface of launchers. A launcher places roles on hosts and starts them there.
 
-A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes on its output,
-reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
+A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of
+each role, passes on its output, reports its end, and stops all roles. `tasks.py` decides for all
+launchers which roles run and whether a role is restarted.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
-  R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if the role could not be started.
-  R2  `on_line` is called once for each line of output, in order, and for the last line before `on_exit`.
-  R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was called for each role.
-  R4  When the launching process ends in any way, even by SIGKILL, its roles end themselves: at once if their lifeline breaks, otherwise
-      after `orphan_limit_s`.
-  R5  A role has the environment of its host, with the variables that were passed to `start_role` added or replaced.
+  R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if
+      the role could not be started.
+  R2  `on_line` is called once for each line of output, in order, and for the last line before
+      `on_exit`.
+  R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was
+      called for each role.
+  R4  When the launching process ends in any way, even by SIGKILL, its roles end themselves: at once
+      if their lifeline breaks, otherwise after `orphan_limit_s`.
+  R5  A role has the environment of its host, with the variables that were passed to `start_role`
+      added or replaced.
 
-`Children` is the launcher for this host. The other launchers place roles through a `HostAgent` (agent.py, hosts.py).
+`Children` is the launcher for this host. The other launchers place roles through a `HostAgent`
+(agent.py, hosts.py).
 """
 
 from __future__ import annotations
@@ -50,19 +56,21 @@ class RunningRole(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None means that the process runs."""
+        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the
+        process. None means that the process runs."""
 
     @property
     def tail(self) -> str:
-        """The last lines of the role's output. If the role could not be started, a sentence that says why and what to do."""
+        """The last lines of the role's output. If the role could not be started, a sentence that
+        says why and what to do."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the role. After the role has ended, this does nothing."""
 
 
 class Launcher(Protocol):
-    """Starts roles on hosts and watches the roles. The constructor gets a function `on_exit`, which the launcher calls with each role that
-    has ended.
+    """Starts roles on hosts and watches the roles. The constructor gets a function `on_exit`, which
+    the launcher calls with each role that has ended.
     """
 
     @property
@@ -75,15 +83,18 @@ class Launcher(Protocol):
         environment: Mapping[str, str],
         on_line: LineHandler | None = None,
     ) -> RunningRole:
-        """Start a role on a host that this launcher chooses. A restarted role stays on its host, unless the host is lost."""
+        """Start a role on a host that this launcher chooses. A restarted role stays on its host,
+        unless the host is lost."""
 
     def stranded(self, name: str) -> str:
-        """Return why no host can run this role any more, and what the user can do. "" means that a host can run it."""
+        """Return why no host can run this role any more, and what the user can do. "" means that a
+        host can run it."""
 
     def release(self, name: str) -> None:
-        """Free the place of a role that has ended and is not restarted, so that its host can run another role."""
+        """Free the place of a role that has ended and is not restarted, so that its host can run
+        another role."""
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then gets SIGKILL. A second call does
-        nothing.
+        """Stop all roles. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then
+        gets SIGKILL. A second call does nothing.
         """

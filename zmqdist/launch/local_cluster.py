@@ -1,8 +1,9 @@
-"""`local_cluster`: a cluster on this host for a with-statement. The dispatcher runs in this process. Workers and parameter servers run in
-child processes, or in threads of this process.
+"""`local_cluster`: a cluster on this host for a with-statement. The dispatcher runs in this
+process. Workers and parameter servers run in child processes, or in threads of this process.
 
-The zygote, from which workers are forked, is started before this process imports the dispatcher. Imports take most of the start-up time,
-and those of the zygote and of this process then run at the same time on two cores.
+The zygote, from which workers are forked, is started before this process imports the dispatcher.
+Imports take most of the start-up time, and those of the zygote and of this process then run at the
+same time on two cores.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ POLL_S = 0.005
 
 
 class local_cluster(Cluster):
-    """A cluster on this host. `with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher and workers, and waits until they are
-    ready.
+    """A cluster on this host. `with zmqdist.local_cluster(workers=2) as cluster:` starts a
+    dispatcher and workers, and waits until they are ready.
 
     >>> with zd.local_cluster(workers=2, processes=False) as cluster:
     ...     with cluster.coordinator() as coordinator:
@@ -62,49 +63,65 @@ class local_cluster(Cluster):
 
     Args:
       workers: number of workers.
-      slots: number of functions that each worker runs at a time. If slots are processes, the cores of this host are divided among the slots
-        of the workers that the constructor starts. In each slot NumPy's BLAS has as many threads as the slot has cores, unless
-        OMP_NUM_THREADS or a similar variable is set.
+      slots: number of functions that each worker runs at a time. If slots are processes, the cores
+        of this host are divided among the slots of the workers that the constructor starts. In each
+        slot NumPy's BLAS has as many threads as the slot has cores, unless OMP_NUM_THREADS or a
+        similar variable is set.
       ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
-      processes: if True, workers and their slots are processes. They are not forked from this process, so that scripts and notebooks need
-        no `__main__` guard. If False, they are threads of this process, which start faster. Use threads for examples and debugging.
-      options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`, `keys_dir` and `insecure`.
+      processes: if True, workers and their slots are processes. They are not forked from this
+        process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
+        of this process, which start faster. Use threads for examples and debugging.
+      options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`,
+        `keys_dir` and `insecure`.
 
-    The cluster closes at the end of the with-statement, on `close`, when the program ends, or when the cluster is garbage-collected. A
-    coordinator or strategy keeps the cluster alive if it was made with the cluster object, and does not if it was made with `target`.
+    The cluster closes at the end of the with-statement, on `close`, when the program ends, or when
+    the cluster is garbage-collected. A coordinator or strategy keeps the cluster alive if it was
+    made with the cluster object, and does not if it was made with `target`.
 
-    The cluster has its own token, so that no other process of this user joins the cluster by accident. A coordinator that is made with the
-    cluster object has the token. One that is made with `target` reads it from the file that ZMQDIST_TOKEN_FILE names.
+    The cluster has its own token, so that no other process of this user joins the cluster by
+    accident. A coordinator that is made with the cluster object has the token. One that is made
+    with `target` reads it from the file that ZMQDIST_TOKEN_FILE names.
 
     `status`, `scale` and `coordinator` are those of every cluster (zmqdist/launch/connection.py).
 
     Attributes:
-      target: "zmq://host:port". ClusterCoordinator and Executor also accept the cluster object itself.
+      target: "zmq://host:port". ClusterCoordinator and Executor also accept the cluster object
+        itself.
       credentials: the place of the cluster's token, `credentials.token_file`.
       dispatcher: the DispatchServer.
-      workers: the number of workers that the cluster is to have, killed ones included. The indices of all workers are below this number.
-      ps: the addresses of the parameter servers, by index. A restarted parameter server has the same address.
+      workers: the number of workers that the cluster is to have, killed ones included. The indices
+        of all workers are below this number.
+      ps: the addresses of the parameter servers, by index. A restarted parameter server has the
+        same address.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
-      pids: pids of the running child processes by task name, such as "worker:0". If `processes` is False, only `add_worker` starts such
-        processes.
+      pids: pids of the running child processes by task name, such as "worker:0". If `processes` is
+        False, only `add_worker` starts such processes.
 
     Raises:
-      UnavailableError: a process ended before it was ready, and the text has its exit code; or it was not ready after 30 s.
+      UnavailableError: a process ended before it was ready, and the text has its exit code; or it
+        was not ready after 30 s.
       UnknownError: the port could not be bound.
-      ResourceExhaustedError: the operating system gives this process too few descriptors, threads or bytes of disk.
-      InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or `slots` or an option is invalid.
+      ResourceExhaustedError: the operating system gives this process too few descriptors, threads
+        or bytes of disk.
+      InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or `slots` or an
+        option is invalid.
       TypeError: there is no option of this name.
       FailedPreconditionError: the cluster is used after `close`.
     """
 
-    @checks_options("local_cluster()", DispatcherConfig.__init__, but=("token_file", "keys_dir", "insecure"))
+    @checks_options(
+        "local_cluster()", DispatcherConfig.__init__, but=("token_file", "keys_dir", "insecure")
+    )
     @errors.naming_system_errors()
-    def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
+    def __init__(
+        self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any
+    ) -> None:
         _check_count("workers", workers)
         _check_count("ps", ps)
         check_type("slots", slots, int, "a whole number")
         check_type("processes", processes, bool, "True or False")
-        # The config is made before a process is started, because its constructor raises if an option is wrong.
+        # The config is made before a process is started, because its constructor raises if an
+        # option is wrong.
         config = DispatcherConfig(**options)
         config = dataclasses.replace(config, host=bindable(config.host))
         self._slots = slots
@@ -116,9 +133,13 @@ class local_cluster(Cluster):
             self._address = join_address(config.host, self._listener.getsockname()[1])
             self._folder = RunFolder()
             undo.callback(self._folder.close)
-            super().__init__(f"zmq://{self._address}", Credentials(token_file=str(self._folder.path / "token")))
+            super().__init__(
+                f"zmq://{self._address}", Credentials(token_file=str(self._folder.path / "token"))
+            )
             token.create(self._folder.path / "token")
-            self._ports = [undo.enter_context(contextlib.closing(Reserved(config.host))) for _ in range(ps)]
+            self._ports = [
+                undo.enter_context(contextlib.closing(Reserved(config.host))) for _ in range(ps)
+            ]
             undo.pop_all()
         self.ps = [port.address for port in self._ports]
         self._children: Children | None = None
@@ -132,7 +153,10 @@ class local_cluster(Cluster):
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
-        self._variables = {**self.credentials.variables(), **thread_variables(None, workers * slots, os.environ)}
+        self._variables = {
+            **self.credentials.variables(),
+            **thread_variables(None, workers * slots, os.environ),
+        }
         try:
             if processes and (workers or ps):
                 kind = "WorkerConfig" if workers else "TaskConfig"
@@ -161,7 +185,10 @@ class local_cluster(Cluster):
             from zmqdist.tasks.server import Server
 
             secret = self.credentials.token_file
-            self._threads += [Server({"ps": self.ps}, "ps", index, token_file=secret) for index in range(len(self.ps))]
+            self._threads += [
+                Server({"ps": self.ps}, "ps", index, token_file=secret)
+                for index in range(len(self.ps))
+            ]
 
     @property
     def dispatcher(self) -> DispatchServer:
@@ -170,8 +197,8 @@ class local_cluster(Cluster):
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """The workers and then the parameter servers that the constructor started as threads, in the order of their indices. Empty if
-        `processes` is True.
+        """The workers and then the parameter servers that the constructor started as threads, in
+        the order of their indices. Empty if `processes` is True.
         """
         return tuple(self._threads)
 
@@ -186,18 +213,25 @@ class local_cluster(Cluster):
 
     @property
     def cancel_grace_s(self) -> float:
-        """The `cancel_grace_s` of the dispatcher, which is the default of coordinators that get this cluster as their target."""
+        """The `cancel_grace_s` of the dispatcher, which is the default of coordinators that get
+        this cluster as their target."""
         return self.dispatcher.cancel_grace_s
 
     @property
     def spec(self) -> ClusterSpec:
         from zmqdist.cluster.spec import ClusterSpec
 
-        return ClusterSpec({"dispatcher": [self.dispatcher.address], **({"ps": self.ps} if self.ps else {})})
+        return ClusterSpec(
+            {"dispatcher": [self.dispatcher.address], **({"ps": self.ps} if self.ps else {})}
+        )
 
     @property
     def pids(self) -> dict[str, int]:
-        return {name: child.pid for name, child in list(self._processes.items()) if not child.ended.is_set()}
+        return {
+            name: child.pid
+            for name, child in list(self._processes.items())
+            if not child.ended.is_set()
+        }
 
     @checked
     def kill_worker(self, index: int) -> None:
@@ -213,7 +247,8 @@ class local_cluster(Cluster):
 
     @checked
     def kill_ps(self, index: int) -> None:
-        """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost, and its port stays reserved.
+        """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost, and its
+        port stays reserved.
 
         >>> with zd.local_cluster(workers=1, ps=1) as cluster:
         ...     cluster.kill_ps(0)
@@ -225,7 +260,8 @@ class local_cluster(Cluster):
 
     @checked
     def restart_worker(self, index: int) -> None:
-        """Start a worker again under its index, after killing the old process if it runs. Return when the worker has registered.
+        """Start a worker again under its index, after killing the old process if it runs. Return
+        when the worker has registered.
 
         >>> with zd.local_cluster(workers=1) as cluster:
         ...     cluster.kill_worker(0)
@@ -233,17 +269,19 @@ class local_cluster(Cluster):
 
         Raises:
           ValueError: there is no such worker process.
-          UnavailableError: the new process ended before it had registered, or had not registered after 30 s.
+          UnavailableError: the new process ended before it had registered, or had not registered
+            after 30 s.
         """
         self._kill("worker", index)
-        # Wait until the dispatcher has dropped the old worker. `_wait_for` would take it for the new worker, which has the same name.
+        # Wait until the dispatcher has dropped the old worker. `_wait_for` would take it for the
+        # new worker, which has the same name.
         self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
         self._wait_for([self._start(self._worker(index, True))])
 
     @checked
     def restart_ps(self, index: int) -> None:
-        """Start a parameter server again at its address, after killing the old process if it runs. Its variables are lost. Return when the
-        parameter server serves.
+        """Start a parameter server again at its address, after killing the old process if it runs.
+        Its variables are lost. Return when the parameter server serves.
 
         >>> with zd.local_cluster(workers=1, ps=1) as cluster:
         ...     cluster.kill_ps(0)
@@ -277,12 +315,16 @@ class local_cluster(Cluster):
         child = self._processes.get(f"{job}:{index}")
         if child is None:
             count = sum(name.startswith(f"{job}:") for name in self._processes)
-            raise ValueError(f"this cluster has no process {job}:{index}; the number of its {job} processes is {count}")
+            raise ValueError(
+                f"this cluster has no process {job}:{index}; the number of its {job} processes is "
+                f"{count}"
+            )
         child.signal(signal.SIGKILL)
         child.ended.wait(5.0)
 
     def add_worker(self) -> int:
-        """Start one more worker process, wait until the worker has registered, and return its index.
+        """Start one more worker process, wait until the worker has registered, and return its
+        index.
 
         >>> with zd.local_cluster(workers=1, processes=False) as cluster:
         ...     _ = cluster.add_worker()
@@ -297,9 +339,15 @@ class local_cluster(Cluster):
         return self._workers - 1
 
     def scale(
-        self, count: int, *, grace_s: float = limits.GRACE_S, force: bool = False, timeout: float = START_LIMIT_S
+        self,
+        count: int,
+        *,
+        grace_s: float = limits.GRACE_S,
+        force: bool = False,
+        timeout: float = START_LIMIT_S,
     ) -> None:
-        """Set the number of workers, and wait until the new ones have registered and the others, with the highest indices, have left.
+        """Set the number of workers, and wait until the new ones have registered and the others,
+        with the highest indices, have left.
 
         >>> with zd.local_cluster(workers=1, processes=False) as cluster:
         ...     cluster.scale(2)
@@ -308,8 +356,10 @@ class local_cluster(Cluster):
 
         Raises:
           InvalidArgumentError: `count` is not a whole number of 0 or more.
-          DrainRefusedError: values or work would be lost with the workers that would leave, and `force` is False. Nothing has changed.
-          UnavailableError: a new worker ended or was not in time, or a worker has not left within `grace_s` and `timeout`.
+          DrainRefusedError: values or work would be lost with the workers that would leave, and
+            `force` is False. Nothing has changed.
+          UnavailableError: a new worker ended or was not in time, or a worker has not left within
+            `grace_s` and `timeout`.
         """
         self._check_own()
         _check_count("count", count)
@@ -325,24 +375,28 @@ class local_cluster(Cluster):
                 self.dispatcher.drain("worker", leaving[report.worker], grace_s)
         within_s = grace_s + duration("timeout", timeout)
         if not self.dispatcher.wait_for(
-            lambda present: present.isdisjoint(("worker", index) for index in leaving.values()), within_s
+            lambda present: present.isdisjoint(("worker", index) for index in leaving.values()),
+            within_s,
         ):
-            raise errors.UnavailableError(f"not all of {', '.join(leaving)} have left after {within_s:g} s")
+            raise errors.UnavailableError(
+                f"not all of {', '.join(leaving)} have left after {within_s:g} s"
+            )
         for name in leaving.keys() & self._processes.keys():
             self._processes.pop(name).ended.wait(within_s)
         if count > self._workers:
             self._wait_for(self._start_processes(count - self._workers))
 
     def close(self) -> None:
-        """Stop the workers, the parameter servers and the dispatcher. A second call does nothing, nor does a call in a forked child of the
-        program.
+        """Stop the workers, the parameter servers and the dispatcher. A second call does nothing,
+        nor does a call in a forked child of the program.
 
         >>> zd.local_cluster(workers=1, processes=False).close()
         """
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
-        # The stack runs the steps in reverse order, so the last step below is the first. If Ctrl-C interrupts a step, the others still run.
+        # The stack runs the steps in reverse order, so the last step below is the first. If Ctrl-C
+        # interrupts a step, the others still run.
         with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)
@@ -359,8 +413,8 @@ class local_cluster(Cluster):
                 steps.callback(executor.cluster_closed)
 
     def __del__(self) -> None:
-        """Close a cluster that is no longer referenced, for example because a cell of a notebook was run again. A new thread closes it,
-        because a finalizer must not block.
+        """Close a cluster that is no longer referenced, for example because a cell of a notebook
+        was run again. A new thread closes it, because a finalizer must not block.
         """
         if "_at_exit" in self.__dict__ and os.getpid() == self._pid and not self._closed.locked():
             in_background("zmqdist-local-cluster-close", self.close)
@@ -376,17 +430,23 @@ class local_cluster(Cluster):
         )
 
     def _ps(self, index: int) -> TaskConfig:
-        return TaskConfig({"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file)
+        return TaskConfig(
+            {"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file
+        )
 
     def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
-        """Start `workers` more workers, and the parameter servers with the indices `ps`. Return the processes."""
+        """Start `workers` more workers, and the parameter servers with the indices `ps`. Return the
+        processes."""
         first, self._workers = self._workers, self._workers + workers
-        configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self._workers)]
+        configs: list[WorkerConfig | TaskConfig] = [
+            self._worker(index, True) for index in range(first, self._workers)
+        ]
         return [self._start(config) for config in [*configs, *map(self._ps, ps)]]
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            # `Children` gets only a weak reference, so that its thread does not keep the cluster alive.
+            # `Children` gets only a weak reference, so that its thread does not keep the cluster
+            # alive.
             on_exit = functools.partial(_exited, weakref.ref(self))
             self._children = Children(on_exit)
         child = self._children.start_role(config, self._variables)
@@ -394,15 +454,19 @@ class local_cluster(Cluster):
         return child
 
     def _wait_for(self, started: list[Child]) -> None:
-        """Wait until the started workers have registered and the started parameter servers serve. Raise UnavailableError if one of the
-        processes ends first, or if this takes longer than START_LIMIT_S.
+        """Wait until the started workers have registered and the started parameter servers serve.
+        Raise UnavailableError if one of the processes ends first, or if this takes longer than
+        START_LIMIT_S.
         """
         until = time.monotonic() + START_LIMIT_S
-        tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]
+        tasks = [
+            (job, int(index)) for job, _, index in (child.name.partition(":") for child in started)
+        ]
         workers = {task for task in tasks if task[0] == "worker"}
         servers = {task: self.ps[task[1]] for task in tasks if task[0] == "ps"}
         if not self.dispatcher.wait_for(
-            lambda present: workers <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
+            lambda present: workers <= present or any(child.ended.is_set() for child in started),
+            START_LIMIT_S,
         ):
             raise errors.UnavailableError(
                 f"not all workers had registered after {START_LIMIT_S:g} s; see standard error"
@@ -413,7 +477,9 @@ class local_cluster(Cluster):
             for task in listening(servers):
                 del servers[task]
             if servers and time.monotonic() > until:
-                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s; see standard error")
+                raise errors.UnavailableError(
+                    f"not all ps served after {START_LIMIT_S:g} s; see standard error"
+                )
             started[0].ended.wait(POLL_S)
         for child in started:
             if child.ended.is_set():
@@ -458,8 +524,6 @@ def _listen(config: DispatcherConfig) -> socket.socket:
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
-            problem = (
-                f"could not bind {join_address(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
-            )
+            problem = f"could not bind {join_address(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
             raise errors.UnknownError(problem) from None
         raise

@@ -1,9 +1,10 @@
-"""Reserved ports for child processes. The launcher knows the port of a child before the child starts, and a restarted child has the same
-port.
+"""Reserved ports for child processes. The launcher knows the port of a child before the child
+starts, and a restarted child has the same port.
 
-The launcher reserves a port by binding a socket that never listens. The kernel then gives the port to no process that requests a free port,
-but a child that sets SO_REUSEADDR, as ZeroMQ does, may bind the port. While no child listens, the kernel refuses connections, so that a
-client knows at once that the server does not run.
+The launcher reserves a port by binding a socket that never listens. The kernel then gives the port
+to no process that requests a free port, but a child that sets SO_REUSEADDR, as ZeroMQ does, may
+bind the port. While no child listens, the kernel refuses connections, so that a client knows at
+once that the server does not run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Reserved:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Reserve a port. Raises UnknownError if the port is in use, or if `host` is not an address of this host.
+        """Reserve a port. Raises UnknownError if the port is in use, or if `host` is not an address
+        of this host.
 
         Args:
           host: an address, or the name of an interface.
@@ -37,11 +39,14 @@ class Reserved:
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     bound.bind((host, port))
                 else:
-                    # Set SO_REUSEADDR, which lets a child bind the port, only after the bind, so that no two launchers reserve one port.
+                    # Set SO_REUSEADDR, which lets a child bind the port, only after the bind, so
+                    # that no two launchers reserve one port.
                     bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:
-                raise UnknownError(f"could not bind {join_address(host, port)}: {error.strerror}") from None
+                raise UnknownError(
+                    f"could not bind {join_address(host, port)}: {error.strerror}"
+                ) from None
             self.address = join_address(host, bound.getsockname()[1])
             self._descriptor = bound.detach()
 

@@ -1,4 +1,5 @@
-"""The error text for a user who asks a launcher for more or fewer parameter servers. It names the variables on each parameter server."""
+"""The error text for a user who asks a launcher for more or fewer parameter servers. It names the
+variables on each parameter server."""
 
 from __future__ import annotations
 
@@ -18,15 +19,21 @@ NAMES_SHOWN_MAX: Final = 20
 
 
 def scaling_problem(addresses: Mapping[int, str], credentials: Credentials) -> str:
-    """Return why the number of parameter servers cannot change. The text has the names of the variables on each parameter server. This
-    blocks until the parameter servers have replied, at most ANSWER_S seconds.
+    """Return why the number of parameter servers cannot change. The text has the names of the
+    variables on each parameter server. This blocks until the parameter servers have replied, at
+    most ANSWER_S seconds.
     """
     if not addresses:
-        return "this cluster has no parameter servers: write jobs.ps into its file and launch it again"
+        return (
+            "this cluster has no parameter servers: write jobs.ps into its file and launch it again"
+        )
     due = time.monotonic() + ANSWER_S
-    held = "; ".join(f"ps:{index}: {_names(address, credentials, due)}" for index, address in addresses.items())
+    held = "; ".join(
+        f"ps:{index}: {_names(address, credentials, due)}" for index, address in addresses.items()
+    )
     return (
-        f"the number of parameter servers is fixed, because each holds variables ({held}): for another number save a checkpoint, change "
+        f"the number of parameter servers is fixed, because each holds variables ({held}): for "
+        f"another number save a checkpoint, change "
         "jobs.ps in the file, and launch it again"
     )
 

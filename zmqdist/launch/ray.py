@@ -1,9 +1,11 @@
-"""The launcher `ray`: its hosts are actors of a running Ray cluster. Each actor runs one host agent, and passes lines on between the agent
-and the launcher.
+"""The launcher `ray`: its hosts are actors of a running Ray cluster. Each actor runs one host
+agent, and passes lines on between the agent and the launcher.
 
-Each worker and each ps has an actor of its own, because Ray chooses the node of an actor by the resources that the actor requests. These
-are CPUs (for a worker, one for each slot), GPUs, and resources that the user has defined. When this process ends in any way, Ray ends the
-actors, because they are not detached. Then the standard input of each agent ends, and the agent ends its roles (agent.py, A1).
+Each worker and each ps has an actor of its own, because Ray chooses the node of an actor by the
+resources that the actor requests. These are CPUs (for a worker, one for each slot), GPUs, and
+resources that the user has defined. When this process ends in any way, Ray ends the actors, because
+they are not detached. Then the standard input of each agent ends, and the agent ends its roles
+(agent.py, A1).
 
 The package `ray` is imported when the first byte stream to an agent is opened.
 """
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
 
 ACTOR_THREADS: Final = 4
-"""Number of methods of an actor that may run at the same time: `end` must be able to run while `receive` and `send` block."""
+"""Number of methods of an actor that may run at the same time: `end` must be able to run while
+`receive` and `send` block."""
 
 _KEEPER: Final = """\
 import os, sys
@@ -46,22 +49,25 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A program that runs the agent as its child process. When Ray kills an actor, it also kills the child processes of the actor. The agent is
-a grandchild of the actor, so that it survives long enough to remove its folder."""
+"""A program that runs the agent as its child process. When Ray kills an actor, it also kills the
+child processes of the actor. The agent is a grandchild of the actor, so that it survives long
+enough to remove its folder."""
 
 _REASON_MAX: Final = 300
-"""The most characters of an error of Ray that are shown, because its text may contain a traceback."""
+"""The most characters of an error of Ray that are shown, because its text may contain a
+traceback.
+"""
 
 _OUTPUT: Final = "output"
 _NOTE: Final = "note"
 _Item = tuple[str, bytes]
-"""(kind, line): a line that the agent has written to its standard output (_OUTPUT) or standard error (_NOTE). b"" means that this output
-has ended."""
+"""(kind, line): a line that the agent has written to its standard output (_OUTPUT) or standard
+error (_NOTE). b"" means that this output has ended."""
 
 
 def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
-    """Return one host for each worker, and then one host for each ps, each host with one slot. If roles are placed in this order, each role
-    gets the host that was made for it.
+    """Return one host for each worker, and then one host for each ps, each host with one slot. If
+    roles are placed in this order, each role gets the host that was made for it.
 
     This function starts no actor.
 
@@ -85,7 +91,8 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
 
 
 def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
-    """Return the options of the actor of a role: the resources that the actor requests from Ray, and where and how Ray starts it."""
+    """Return the options of the actor of a role: the resources that the actor requests from Ray,
+    and where and how Ray starts it."""
     asked_for: RayRole = getattr(config, job)
     return {
         "num_cpus": slots if asked_for.cpus is None else asked_for.cpus,
@@ -98,18 +105,24 @@ def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
 
 
 def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that limit the threads of BLAS in an actor. Variables in the launcher's environment have precedence.
-    Without them the CPUs of the actor are divided among its slots.
+    """Return the environment variables that limit the threads of BLAS in an actor. Variables in the
+    launcher's environment have precedence. Without them the CPUs of the actor are divided among its
+    slots.
 
-    Ray sets OMP_NUM_THREADS in the actor's environment to the number of all CPUs of the actor. AgentProcess replaces this value by the
-    returned variables, because each slot would start so many threads.
+    Ray sets OMP_NUM_THREADS in the actor's environment to the number of all CPUs of the actor.
+    AgentProcess replaces this value by the returned variables, because each slot would start so
+    many threads.
     """
     chosen = {name: environment[name] for name in VARIABLES if name in environment}
     return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})
 
 
 def _host(
-    name: str, cluster: RayCluster, options: dict[str, Any], threads: dict[str, str], silence_limit_s: float
+    name: str,
+    cluster: RayCluster,
+    options: dict[str, Any],
+    threads: dict[str, str],
+    silence_limit_s: float,
 ) -> AgentHost:
     def open_stream(on_note: NoteHandler) -> AgentStream:
         return RayStream(cluster, options, threads, silence_limit_s, on_note)
@@ -118,7 +131,8 @@ def _host(
 
 
 class RayCluster:
-    """The connection of this process to Ray. The first `RayStream` opens the connection, and the last one closes it."""
+    """The connection of this process to Ray. The first `RayStream` opens the connection, and the
+    last one closes it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -127,8 +141,8 @@ class RayCluster:
         self._is_ours = False
 
     def enter(self) -> Any:
-        """Connect this process to Ray if it is not connected, and return the module `ray`. Raises UnavailableError if Ray cannot be
-        reached.
+        """Connect this process to Ray if it is not connected, and return the module `ray`. Raises
+        UnavailableError if Ray cannot be reached.
         """
         ray = _ray()
         with self._lock:
@@ -139,7 +153,8 @@ class RayCluster:
         return ray
 
     def leave(self) -> None:
-        """Disconnect from Ray if no other `RayStream` is left, unless the program itself had connected to Ray before."""
+        """Disconnect from Ray if no other `RayStream` is left, unless the program itself had
+        connected to Ray before."""
         ray = _ray()
         with self._lock:
             self._streams -= 1
@@ -148,8 +163,9 @@ class RayCluster:
                 self._is_ours = False
 
     def _connect(self, ray: Any) -> None:
-        """Connect to Ray in a new thread and wait at most RAY_JOIN_S. A thread is needed because Ray waits minutes for a cluster that does
-        not run, and changes signal handlers if it runs in the main thread.
+        """Connect to Ray in a new thread and wait at most RAY_JOIN_S. A thread is needed because
+        Ray waits minutes for a cluster that does not run, and changes signal handlers if it runs in
+        the main thread.
         """
         logging.getLogger("ray").setLevel(logging.ERROR)
         joined: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -160,17 +176,19 @@ class RayCluster:
             except queue.Empty:
                 reason = f"it has not answered within {limits.RAY_JOIN_S:g} s"
             if threading.current_thread() is threading.main_thread():
-                # Ray's C++ library has replaced Python's handler of SIGTERM by one that prints a stack and may abort the process. Undo it.
+                # Ray's C++ library has replaced Python's handler of SIGTERM by one that prints a
+                # stack and may abort the process. Undo it.
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if reason:
             raise errors.UnavailableError(
-                f"launcher: ray cannot join the Ray cluster at {self._address}: {reason}: start one with `ray start --head`, or "
+                f"launcher: ray cannot join the Ray cluster at {self._address}: {reason}: start "
+                f"one with `ray start --head`, or "
                 "write its address as ray.address"
             )
 
     def _unreachable(self) -> str | None:
-        """Return why no process listens at the address. None means that a process listens, or that the address has no port and Ray finds
-        its cluster itself.
+        """Return why no process listens at the address. None means that a process listens, or that
+        the address has no port and Ray finds its cluster itself.
         """
         host, colon, port = self._address.rpartition(":")
         if not colon:
@@ -184,21 +202,27 @@ class RayCluster:
     def _join(self, ray: Any, joined: queue.SimpleQueue[str]) -> None:
         try:
             ray.init(address=self._address, log_to_driver=False, configure_logging=False)
-        except Exception as error:  # Ray raises ConnectionError, RuntimeError, ValueError and errors of its own
+        except Exception as error:
+            # Ray raises ConnectionError, RuntimeError, ValueError and errors of its own
             joined.put(_shortened(error))
         else:
             joined.put("")
 
 
 class AgentProcess:
-    """An actor of Ray, which starts the agent through a child process (`_KEEPER`) and holds the agent's standard input and output."""
+    """An actor of Ray, which starts the agent through a child process (`_KEEPER`) and holds the
+    agent's standard input and output."""
 
-    def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
+    def __init__(
+        self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]
+    ) -> None:
         here = _ray().util.get_node_ip_address()
-        # The agent reads the addresses of launcher and host from SSH_CONNECTION. The variables of Slurm are removed, because the agent
-        # would prefer them.
+        # The agent reads the addresses of launcher and host from SSH_CONNECTION. The variables of
+        # Slurm are removed, because the agent would prefer them.
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("SLURM_") and name not in VARIABLES
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SLURM_") and name not in VARIABLES
         }
         environment |= threads
         environment["SSH_CONNECTION"] = f"{launcher_address} 0 {here} 0"
@@ -215,11 +239,14 @@ class AgentProcess:
         self._items: queue.Queue[_Item] = queue.Queue(limits.RAY_LINES_MAX)
         for kind, pipe in ((_OUTPUT, self._process.stdout), (_NOTE, self._process.stderr)):
             assert pipe is not None
-            in_background(f"zmqdist-{kind}", self._read, kind, os.fdopen(os.dup(pipe.fileno()), "rb"))
+            in_background(
+                f"zmqdist-{kind}", self._read, kind, os.fdopen(os.dup(pipe.fileno()), "rb")
+            )
             pipe.close()
 
     def place(self) -> str:
-        """Return the name of this host. When the caller gets the name, it knows that Ray has placed the actor."""
+        """Return the name of this host. When the caller gets the name, it knows that Ray has placed
+        the actor."""
         return os.uname().nodename
 
     def send(self, line: bytes) -> None:
@@ -229,7 +256,8 @@ class AgentProcess:
             rest = rest[self._process.stdin.write(rest) :]
 
     def receive(self) -> list[_Item]:
-        """Wait for a line, and return the line together with all further lines that have been read by then."""
+        """Wait for a line, and return the line together with all further lines that have been read
+        by then."""
         items = [self._items.get()]
         with contextlib.suppress(queue.Empty):
             while len(items) < limits.RAY_LINES_MAX:
@@ -237,7 +265,8 @@ class AgentProcess:
         return items
 
     def end(self) -> None:
-        """Close the agent's standard input, and wait until the agent has ended. Kill the agent if this takes longer than END_S."""
+        """Close the agent's standard input, and wait until the agent has ended. Kill the agent if
+        this takes longer than END_S."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -255,8 +284,8 @@ class AgentProcess:
 
 
 class RayStream:
-    """The byte stream to the agent in an actor (`AgentStream`). Its methods block while Ray runs methods of the actor. The threads of an
-    `AgentLink` call them.
+    """The byte stream to the agent in an actor (`AgentStream`). Its methods block while Ray runs
+    methods of the actor. The threads of an `AgentLink` call them.
     """
 
     def __init__(
@@ -267,7 +296,8 @@ class RayStream:
         silence_limit_s: float,
         on_note: NoteHandler,
     ) -> None:
-        """Request the actor from Ray, without waiting until Ray has placed it. Raises UnavailableError if Ray cannot be reached."""
+        """Request the actor from Ray, without waiting until Ray has placed it. Raises
+        UnavailableError if Ray cannot be reached."""
         self._cluster = cluster
         self._ray = cluster.enter()
         self._leave_once = threading.Lock()
@@ -284,7 +314,8 @@ class RayStream:
     def send(self, line: bytes) -> None:
         try:
             self._ray.get(self._actor.send.remote(line))
-        except Exception as error:  # Ray or the agent's pipe has failed, or this process has disconnected from Ray
+        except Exception as error:
+            # Ray or the agent's pipe has failed, or this process has disconnected from Ray
             raise BrokenPipeError(str(error)) from None
 
     def receive(self) -> bytes:
@@ -309,7 +340,8 @@ class RayStream:
             if self._is_closed:
                 return
             self._is_closed = True
-            # `get` and `kill` raise if the actor or Ray has already ended. The agent has ended as well, so there is nothing to do.
+            # `get` and `kill` raise if the actor or Ray has already ended. The agent has ended as
+            # well, so there is nothing to do.
             with contextlib.suppress(Exception):
                 if self._is_placed:
                     self._ray.get(self._actor.end.remote(), timeout=2 * END_S)
@@ -326,7 +358,8 @@ class RayStream:
         exceptions = self._ray.exceptions
         if isinstance(error, exceptions.GetTimeoutError):
             return (
-                f"Ray has not placed its actor within {limits.RAY_PLACE_S:g} s, which asks for {self._asks}: `ray status` shows "
+                f"Ray has not placed its actor within {limits.RAY_PLACE_S:g} s, which asks for "
+                f"{self._asks}: `ray status` shows "
                 "what is free"
             )
         reason = _shortened(error)
@@ -350,4 +383,6 @@ def _shortened(error: Exception) -> str:
 def _asked(options: dict[str, Any]) -> str:
     """Return the resources that an actor requests, in words: "2 CPU, 1 GPU"."""
     amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
-    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "nothing"
+    return (
+        ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "nothing"
+    )

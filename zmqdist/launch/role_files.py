@@ -1,8 +1,10 @@
-"""The files that a launcher makes for a role if the cluster has keys: a join ticket, and the cluster file with the paths of its host.
+"""The files that a launcher makes for a role if the cluster has keys: a join ticket, and the
+cluster file with the paths of its host.
 
-The launcher gives a role no key, because the role makes its own keys and joins with the ticket, which works once
-(transport/join_ticket.py). A ticket is a secret. It reaches the role only as a file of the order `StartRole`, or as a private file on the
-launcher's host, never in an argument or an environment variable (docs/internals/launching.md).
+The launcher gives a role no key, because the role makes its own keys and joins with the ticket,
+which works once (transport/join_ticket.py). A ticket is a secret. It reaches the role only as a
+file of the order `StartRole`, or as a private file on the launcher's host, never in an argument or
+an environment variable (docs/internals/launching.md).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
 
 OpenJoin: TypeAlias = Callable[[str, str], str]
-"""A function that returns a new join ticket. Its arguments are the name of the role and, for a ps, the address at which the ps listens."""
+"""A function that returns a new join ticket. Its arguments are the name of the role and, for a ps,
+the address at which the ps listens."""
 
 
 class JoiningChildren(Children):
@@ -45,7 +48,10 @@ class JoiningChildren(Children):
         self._folder = folder
 
     def start_role(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
+        self,
+        config: WorkerConfig | TaskConfig,
+        environment: Mapping[str, str],
+        on_line: LineHandler | None = None,
     ) -> Child:
         config, variables, files = self._files.pack(
             config, environment, str(self._folder), len(os.sched_getaffinity(0))
@@ -68,9 +74,14 @@ class RoleFiles:
         self._open_join = open_join
 
     def pack(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], parent: str, cores: int
+        self,
+        config: WorkerConfig | TaskConfig,
+        environment: Mapping[str, str],
+        parent: str,
+        cores: int,
     ) -> tuple[WorkerConfig | TaskConfig, dict[str, str], dict[str, str]]:
-        """Return the config, the environment variables and the files of a role. The names of the files are relative to `parent`.
+        """Return the config, the environment variables and the files of a role. The names of the
+        files are relative to `parent`.
 
         Args:
           parent: the folder on the role's host that will have the files.
@@ -78,7 +89,9 @@ class RoleFiles:
         """
         folder = f"{config.job}-{config.index}"
         keys_dir = f"{parent}/{folder}/keys"
-        address = "" if isinstance(config, WorkerConfig) else config.cluster[config.job][config.index]
+        address = (
+            "" if isinstance(config, WorkerConfig) else config.cluster[config.job][config.index]
+        )
         files = {
             f"{folder}/ticket": self._open_join(f"{config.job}:{config.index}", address),
             f"{folder}/cluster.yaml": self._cluster_file(keys_dir),
@@ -88,7 +101,9 @@ class RoleFiles:
         if isinstance(config, WorkerConfig) and self._one_slot_a_core():
             config = dataclasses.replace(config, slots=min(cores, limits.SLOTS_MAX))
         ticket_file = f"{parent}/{folder}/ticket"
-        config = dataclasses.replace(config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file)
+        config = dataclasses.replace(
+            config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file
+        )
         return config, {**kept, **paths}, files
 
     def _one_slot_a_core(self) -> bool:

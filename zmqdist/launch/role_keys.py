@@ -1,5 +1,6 @@
-"""The keys of a role that joins a cluster with a join ticket. The role makes its keys in the folder that its launcher or its user has
-named, or else in a private folder of its own, which it removes before it ends.
+"""The keys of a role that joins a cluster with a join ticket. The role makes its keys in the folder
+that its launcher or its user has named, or else in a private folder of its own, which it removes
+before it ends.
 """
 
 from __future__ import annotations
@@ -33,34 +34,41 @@ class JoinedAs:
 
 
 def given_ticket(ticket_file: str | None, ticket_fd: int | None) -> JoinTicket | None:
-    """Read the join ticket of this process from its private file or descriptor. Return None if both arguments are None. Raises the errors
-    of `read_ticket`.
+    """Read the join ticket of this process from its private file or descriptor. Return None if both
+    arguments are None. Raises the errors of `read_ticket`.
     """
     if ticket_file is None and ticket_fd is None:
         return None
-    from zmqdist.transport.join_ticket import read_ticket  # imported here, because few roles have a ticket
+    # imported here, because few roles have a ticket
+    from zmqdist.transport.join_ticket import read_ticket
 
     return read_ticket(ticket_file, ticket_fd)
 
 
 def check_name(ticket: JoinTicket, job: str, index: int | None) -> None:
-    """Raise InvalidArgumentError if a ticket is for another task than JOB:INDEX. If `index` is None, every task of the job fits."""
+    """Raise InvalidArgumentError if a ticket is for another task than JOB:INDEX. If `index` is
+    None, every task of the job fits."""
     wanted = f"{job}:{'?' if index is None else index}"
     fits = ticket.name.partition(":")[0] == job if index is None else ticket.name == wanted
     if not fits:
         raise InvalidArgumentError(
-            f"the join ticket is for {ticket.name}, and this process was started as {wanted}. The ticket was not used"
+            f"the join ticket is for {ticket.name}, and this process was started as {wanted}. The "
+            f"ticket was not used"
         )
 
 
 @contextmanager
-def joined(ticket: JoinTicket | None, keys_dir: str | None, dispatcher: str | None = None) -> Iterator[JoinedAs | None]:
-    """Return a context manager that joins a cluster with a ticket, and yields a JoinedAs. If `ticket` is None, it joins no cluster and
-    yields None.
+def joined(
+    ticket: JoinTicket | None, keys_dir: str | None, dispatcher: str | None = None
+) -> Iterator[JoinedAs | None]:
+    """Return a context manager that joins a cluster with a ticket, and yields a JoinedAs. If
+    `ticket` is None, it joins no cluster and yields None.
 
     Args:
-      keys_dir: the folder for the keys. None means a new folder, which is removed at the end of the context.
-      dispatcher: the address at which this process will connect to its dispatcher. None means the address in the ticket.
+      keys_dir: the folder for the keys. None means a new folder, which is removed at the end of the
+        context.
+      dispatcher: the address at which this process will connect to its dispatcher. None means the
+        address in the ticket.
 
     Raises:
       OpError: the dispatcher does not admit this process. The text says why.

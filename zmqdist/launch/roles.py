@@ -1,8 +1,10 @@
-"""Runs one role until it has to stop, for `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server` and the child processes of launchers.
+"""Runs one role until it has to stop, for `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server`
+and the child processes of launchers.
 
-A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The lifeline is a pipe whose other end the
-launcher has, so that no role outlives a killed launcher. Before it stops, a role drains for at most `grace_s`. If its lifeline broke, it
-does not drain, because no process needs the results. A second signal ends the role at once.
+A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The
+lifeline is a pipe whose other end the launcher has, so that no role outlives a killed launcher.
+Before it stops, a role drains for at most `grace_s`. If its lifeline broke, it does not drain,
+because no process needs the results. A second signal ends the role at once.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ FAILED = 1
 USAGE = 2
 UNAVAILABLE = 3
 REFUSED = 4
-"""The exit codes of roles. cli/exit_codes.py has the same numbers, and docs/command.md lists them."""
+"""The exit codes of roles. cli/exit_codes.py has the same numbers, and docs/command.md lists
+them.
+"""
 
 _EXITS = {
     errors.UNAVAILABLE: UNAVAILABLE,
@@ -61,7 +65,8 @@ class TaskConfig:
     Attributes:
       cluster: the addresses of the tasks of each job, by index.
       bind_host: the address or interface to bind. None means the host in the task's address.
-      ticket_file, ticket_fd: the file or file descriptor with the task's join ticket, as in WorkerConfig.
+      ticket_file, ticket_fd: the file or file descriptor with the task's join ticket, as in
+        WorkerConfig.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -84,8 +89,11 @@ def exit_code_for(code: int) -> int:
     return OK if code == errors.OK else _EXITS.get(code, FAILED)
 
 
-def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
-    """Run a dispatcher until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
+def run_dispatcher(
+    config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print
+) -> int:
+    """Run a dispatcher until it has to stop, and return the exit code. An expected failure is
+    written as one line to standard error."""
     from zmqdist.servers.dispatch_server import DispatchServer
 
     with _Signals() as signals:
@@ -93,16 +101,24 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
             server = DispatchServer(config)
         except errors.OpError as error:
             return _failed("dispatcher", error)
-        announce(f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}")
+        announce(
+            f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}"
+        )
         _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
     return OK
 
 
 def run_worker(
-    config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
+    config: WorkerConfig,
+    *,
+    grace_s: float = GRACE_S,
+    lifeline: int = -1,
+    announce: Announce = print,
 ) -> int:
-    """Run a worker until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
-    # The environment variables for threads are set before the imports, because NumPy reads the variables when it is loaded.
+    """Run a worker until it has to stop, and return the exit code. An expected failure is written
+    as one line to standard error."""
+    # The environment variables for threads are set before the imports, because NumPy reads the
+    # variables when it is loaded.
     are_limited = not config.processes or _limit_threads(config)
     try:
         ticket = given_ticket(config.ticket_file, config.ticket_fd)
@@ -110,21 +126,30 @@ def run_worker(
             check_name(ticket, config.job, config.index)
         with joined(ticket, config.keys_dir, config.dispatcher_address) as member:
             if member is not None:
-                config = replace(config, index=member.index, keys_dir=member.keys_dir, ticket_file=None, ticket_fd=None)
+                config = replace(
+                    config,
+                    index=member.index,
+                    keys_dir=member.keys_dir,
+                    ticket_file=None,
+                    ticket_fd=None,
+                )
             return _run_worker(config, are_limited, grace_s, lifeline, announce)
     except errors.OpError as error:
         return _failed("worker", error)
 
 
-def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce) -> int:
+def _run_worker(
+    config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce
+) -> int:
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.runtime import end_log
     from zmqdist.servers.children import import_modules
     from zmqdist.servers.worker_server import WorkerServer
 
     zygote = None
-    # Fork the zygote only if NumPy has the right numbers of threads, because a fork keeps them, and only while this process has one thread,
-    # because a fork would copy the locks of other threads. Otherwise `WorkerServer` starts a zygote as a new Python interpreter.
+    # Fork the zygote only if NumPy has the right numbers of threads, because a fork keeps them, and
+    # only while this process has one thread, because a fork would copy the locks of other threads.
+    # Otherwise `WorkerServer` starts a zygote as a new Python interpreter.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
@@ -137,7 +162,10 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
         except errors.OpError as error:
             return _failed("worker", error)
         plural = "slot" if config.slots == 1 else "slots"
-        announce(f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} {plural}")
+        announce(
+            f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} "
+            f"{plural}"
+        )
         _serve(server, signals, lifeline, grace_s, server.stop)
         ended = server.ended
         if ended is not None and ended.code:
@@ -147,7 +175,8 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
 
 
 def _limit_threads(config: WorkerConfig) -> bool:
-    """Set the environment variables that limit the threads of each slot. Return False if NumPy was already loaded with other variables."""
+    """Set the environment variables that limit the threads of each slot. Return False if NumPy was
+    already loaded with other variables."""
     variables = config.thread_variables(os.environ)
     if "numpy" in sys.modules:
         return variables.items() <= os.environ.items()
@@ -178,12 +207,14 @@ def run_server(
     ticket_file: str | None = None,
     ticket_fd: int | None = None,
 ) -> int:
-    """Run a task of a cluster until it has to stop, and return the exit code. An expected failure is written as one line to standard error.
+    """Run a task of a cluster until it has to stop, and return the exit code. An expected failure
+    is written as one line to standard error.
 
     Args:
       config: the argument `config` of `zmqdist.Server`.
-      ticket_file, ticket_fd: the private file or the file descriptor from which a join ticket is read. With a ticket, the task makes its
-        own key and uses this key in place of the server's key.
+      ticket_file, ticket_fd: the private file or the file descriptor from which a join ticket is
+        read. With a ticket, the task makes its own key and uses this key in place of the server's
+        key.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
@@ -195,21 +226,28 @@ def run_server(
         with joined(ticket, credentials.keys_dir) as member:
             if member is not None:
                 credentials = replace(credentials, keys_dir=member.keys_dir)
-            return _run_server(cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce)
+            return _run_server(
+                cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce
+            )
     except errors.OpError as error:
         return _failed("server", error)
 
 
-def _check_ticket(ticket: JoinTicket, cluster: ClusterSpec, job: str | None, index: int | None) -> None:
-    """Raise InvalidArgumentError if the ticket is for another task, or has no address at which programs can connect to the task."""
+def _check_ticket(
+    ticket: JoinTicket, cluster: ClusterSpec, job: str | None, index: int | None
+) -> None:
+    """Raise InvalidArgumentError if the ticket is for another task, or has no address at which
+    programs can connect to the task."""
     from zmqdist.tasks.definition import effective  # imported here, because workers do not need it
 
     task = effective(cluster, job, index)
     check_name(ticket, task.job_name, task.task_index)
     if not ticket.listens:
         raise errors.InvalidArgumentError(
-            f"the join ticket for {ticket.name} names no address, so programs could not get the key of this server: make a ticket with "
-            f"`zmqdist keys token --role {ticket.name} --listens {task.own_address()}`. This ticket was not used"
+            f"the join ticket for {ticket.name} names no address, so programs could not get the "
+            f"key of this server: make a ticket with "
+            f"`zmqdist keys token --role {ticket.name} --listens {task.own_address()}`. This "
+            f"ticket was not used"
         )
 
 
@@ -224,7 +262,8 @@ def _run_server(
     lifeline: int,
     announce: Announce,
 ) -> int:
-    from zmqdist.tasks.server import Server  # imported here, because workers also run this module and do not need it
+    # imported here, because workers also run this module and do not need it
+    from zmqdist.tasks.server import Server
 
     with _Signals() as signals:
         try:
@@ -246,9 +285,11 @@ def _run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start the worker, and wait until it has registered. Return False if a signal arrives or the lifeline breaks before that."""
+    """Start the worker, and wait until it has registered. Return False if a signal arrives or the
+    lifeline breaks before that."""
     failed: list[BaseException] = []
-    # The thread's `is_alive` cannot replace this event, because the thread is still alive when it calls `wake`.
+    # The thread's `is_alive` cannot replace this event, because the thread is still alive when it
+    # calls `wake`.
     tried = threading.Event()
 
     def start() -> None:
@@ -269,9 +310,15 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     return True
 
 
-def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Wait until the server ends by itself. On a signal, call `stop(grace_s)`, and if the lifeline breaks, `stop(0)`. A further signal then
-    ends the process at once.
+def _serve(
+    server: _Server,
+    signals: _Signals,
+    lifeline: int,
+    grace_s: float,
+    stop: Callable[[float], object],
+) -> None:
+    """Wait until the server ends by itself. On a signal, call `stop(grace_s)`, and if the lifeline
+    breaks, `stop(0)`. A further signal then ends the process at once.
     """
 
     def wake_when_ended() -> None:
@@ -280,11 +327,15 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
         finally:
             signals.wake()
 
-    threading.Thread(target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True).start()
+    threading.Thread(
+        target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True
+    ).start()
     while not server.join(0):
         if signals.wait(lifeline):
             grace_s = 0.0 if _lifeline_broken(lifeline) else grace_s
-            stopping = threading.Thread(target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True)
+            stopping = threading.Thread(
+                target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True
+            )
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):
@@ -298,11 +349,13 @@ def _lifeline_broken(lifeline: int) -> bool:
 
 
 class _Signals:
-    """A context manager in which a thread can wait for SIGINT, SIGTERM and the break of the lifeline.
+    """A context manager in which a thread can wait for SIGINT, SIGTERM and the break of the
+    lifeline.
 
-    As soon as a signal arrives, the interpreter writes the signal's number into a pipe, which ends the wait. A handler written in Python
-    could not end the wait if the signal arrived just before the wait began: such a handler runs only between two bytecode instructions, and
-    the wait is one instruction.
+    As soon as a signal arrives, the interpreter writes the signal's number into a pipe, which ends
+    the wait. A handler written in Python could not end the wait if the signal arrived just before
+    the wait began: such a handler runs only between two bytecode instructions, and the wait is one
+    instruction.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -319,8 +372,8 @@ class _Signals:
         signal.set_wakeup_fd(self._wakeup_before)
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
-        """Wait for a signal, a broken lifeline, a call of `wake` or the time-out. Return whether a signal has arrived or the lifeline has
-        broken.
+        """Wait for a signal, a broken lifeline, a call of `wake` or the time-out. Return whether a
+        signal has arrived or the lifeline has broken.
         """
         descriptors = [self._read] if lifeline < 0 else [self._read, lifeline]
         ready, _, _ = select.select(descriptors, [], [], timeout_s)
@@ -337,7 +390,8 @@ def _failed(role: str, error: errors.OpError) -> int:
 
 
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
-    """Import the modules that `main` needs for these arguments. The zygote calls this function before it forks roles."""
+    """Import the modules that `main` needs for these arguments. The zygote calls this function
+    before it forks roles."""
     if kind == "WorkerConfig":
         import zmqdist.servers.worker_server
         from zmqdist.servers import children
@@ -349,9 +403,11 @@ def prepare(lifeline: str, kind: str, text: str = "") -> None:
 
 
 def main() -> int:
-    """Run a role for a launcher, without the imports of the command line. The arguments in `sys.argv` are LIFELINE KIND JSON.
+    """Run a role for a launcher, without the imports of the command line. The arguments in
+    `sys.argv` are LIFELINE KIND JSON.
 
-    LIFELINE is a file descriptor, KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
+    LIFELINE is a file descriptor, KIND is WorkerConfig or TaskConfig, and JSON has the fields of
+    that class.
     """
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     worker: WorkerConfig | None = None

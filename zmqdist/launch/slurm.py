@@ -1,9 +1,10 @@
-"""The launcher `slurm`: its hosts are the nodes of an allocation of Slurm. This module makes the srun command that starts the agent of each
-node, and explains why the command failed.
+"""The launcher `slurm`: its hosts are the nodes of an allocation of Slurm. This module makes the
+srun command that starts the agent of each node, and explains why the command failed.
 
-The launcher runs inside a job of Slurm. `zmqdist launch` has submitted this job (slurm_job.py), or the user has, with sbatch or salloc. On
-each node one step of the job runs the agent. This step may use all resources that the job has on the node, because it overlaps with the
-batch step, in which the dispatcher and the program run.
+The launcher runs inside a job of Slurm. `zmqdist launch` has submitted this job (slurm_job.py), or
+the user has, with sbatch or salloc. On each node one step of the job runs the agent. This step may
+use all resources that the job has on the node, because it overlaps with the batch step, in which
+the dispatcher and the program run.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
       FailedPreconditionError: this process does not run in an allocation of Slurm.
     """
     if shutil.which(SRUN) is None:
-        raise errors.NotFoundError("launcher: slurm needs the program `srun`, which is not found: load Slurm's module")
+        raise errors.NotFoundError(
+            "launcher: slurm needs the program `srun`, which is not found: load Slurm's module"
+        )
     nodes = os.environ.get(NODELIST_ENV)
     if nodes is None:
         raise errors.FailedPreconditionError(
-            f"{NODELIST_ENV} is not set, so this is no allocation of Slurm: run this in a job of sbatch or salloc"
+            f"{NODELIST_ENV} is not set, so this is no allocation of Slurm: run this in a job of "
+            f"sbatch or salloc"
         )
     try:
         return [_host(node, silence_limit_s) for node in expand_hostlist(nodes)]
@@ -47,7 +51,8 @@ def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
 
 
 def allocated_cores() -> int | None:
-    """Return how many cores the allocation has on all its nodes together. None means that Slurm does not report it."""
+    """Return how many cores the allocation has on all its nodes together. None means that Slurm
+    does not report it."""
     text = os.environ.get(CORES_ENV, "")
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
     if not all(parts):
@@ -65,9 +70,17 @@ def _host(node: str, silence_limit_s: float) -> AgentHost:
 
 
 def srun_command(node: str, command: list[str]) -> list[str]:
-    """Return the srun command that runs `command` on a node of the allocation and passes on the standard input and output of `command`."""
+    """Return the srun command that runs `command` on a node of the allocation and passes on the
+    standard input and output of `command`."""
     return [
-        *(SRUN, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--job-name=zmqdist-agent"),
+        *(
+            SRUN,
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--nodelist={node}",
+            "--job-name=zmqdist-agent",
+        ),
         *("--export=ALL", "--mpi=none", "--cpu-bind=none", "--unbuffered"),
         *command,
     ]
@@ -83,7 +96,11 @@ def explain(exit_code: int, notes: str) -> str:
         found = re.search(pattern, notes, re.IGNORECASE)
         if found is not None:
             return cause.format(found=found[0].strip())
-    lines = [re.sub(r"^(srun|slurmstepd): (error: )?", "", line) for line in notes.splitlines() if line.strip()]
+    lines = [
+        re.sub(r"^(srun|slurmstepd): (error: )?", "", line)
+        for line in notes.splitlines()
+        if line.strip()
+    ]
     last = lines[-1].strip() if lines else "it said nothing"
     return f"srun ended ({errors.describe_exit(exit_code)}): {last}"
 
@@ -96,22 +113,37 @@ _CAUSES: Final = (
     (r"DUE TO PREEMPTION", "Slurm has ended the job in favour of another one: submit it again"),
     (
         r"oom[-_ ]?kill|Out Of Memory|memory limit",
-        "Slurm ended its processes because the job ran out of memory: ask for more, such as extra: [--mem=16G]",
+        (
+            "Slurm ended its processes because the job ran out of memory: ask for more, such as "
+            "extra: [--mem=16G]"
+        ),
     ),
     (
-        r"DUE TO NODE FAILURE|Node failure|Socket timed out|Communication connection failure|Unable to contact|not responding",
+        (
+            r"DUE TO NODE FAILURE|Node failure|Socket timed out|Communication connection "
+            r"failure|Unable to contact|not responding"
+        ),
         "its node does not answer any more ({found}): `sinfo -R` says why",
     ),
     (
         r"execve\(\): [^:\n]*: No such file or directory",
-        "its node does not see this Python ({found}): put the environment on a file system that all nodes mount",
+        (
+            "its node does not see this Python ({found}): put the environment on a file system that "
+            "all nodes mount"
+        ),
     ),
     (
-        r"Job/step already completing or completed|Invalid job id|Job has expired|Expired or invalid job",
+        (
+            r"Job/step already completing or completed|Invalid job id|Job has expired|Expired or "
+            r"invalid job"
+        ),
         "the allocation has ended",
     ),
     (
-        r"Unable to create step.*|Unable to confirm allocation.*|Step creation temporarily disabled.*",
+        (
+            r"Unable to create step.*|Unable to confirm allocation.*|Step creation temporarily "
+            r"disabled.*"
+        ),
         "Slurm starts no step there ({found}): `scontrol show job` shows what the job has",
     ),
     (r"CANCELLED AT", "its step was cancelled"),

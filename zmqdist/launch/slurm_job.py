@@ -1,14 +1,18 @@
-"""Submits, follows and cancels one job of Slurm that runs a whole cluster. This code runs on the host on which the user submits the job.
+"""Submits, follows and cancels one job of Slurm that runs a whole cluster. This code runs on the
+host on which the user submits the job.
 
 Rules
-    The job runs the command `zmqdist launch` in its batch step, on its first node. In the job SLURM_JOB_ID is set. The launcher then starts
-    its roles with srun (slurm.py), and does not submit another job.
+    The job runs the command `zmqdist launch` in its batch step, on its first node. In the job
+    SLURM_JOB_ID is set. The launcher then starts its roles with srun (slurm.py), and does not
+    submit another job.
 
-    This module runs Slurm's programs and does not use Slurm's library. If a program fails, the module raises an error with one sentence.
+    This module runs Slurm's programs and does not use Slurm's library. If a program fails, the
+    module raises an error with one sentence.
 
-    The job belongs to Slurm and continues when this process ends. Only Ctrl-C and SIGTERM in this process cancel it. The job writes its
-    output to a file on a shared file system. This process opens the file anew each time it looks for new output, because a network file
-    system shows new contents only after an open.
+    The job belongs to Slurm and continues when this process ends. Only Ctrl-C and SIGTERM in this
+    process cancel it. The job writes its output to a file on a shared file system. This process
+    opens the file anew each time it looks for new output, because a network file system shows new
+    contents only after an open.
 """
 
 from __future__ import annotations
@@ -33,23 +37,26 @@ Say = Callable[[str], object]
 
 JOB_ENV: Final = "SLURM_JOB_ID"
 COMMAND_S: Final = 60.0
-"""Seconds that a program of Slurm may take. The limit is high, because the controller is slow under load and the program repeats its
-requests.
+"""Seconds that a program of Slurm may take. The limit is high, because the controller is slow under
+load and the program repeats its requests.
 """
 LOOK_S: Final = 0.2
 """Seconds between two looks at the job's output."""
 ASK_S: Final = 2.0
-"""Seconds between two requests to Slurm's controller. The requests are rare, because all users of the cluster share the controller."""
+"""Seconds between two requests to Slurm's controller. The requests are rare, because all users of
+the cluster share the controller."""
 PATIENCE_S: Final = 120.0
-"""Seconds without an answer of the controller after which `JobFollower.run` raises. A restart of the controller takes less."""
+"""Seconds without an answer of the controller after which `JobFollower.run` raises. A restart of
+the controller takes less."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of output that are read at a time. They are bounded, because a job may have written gigabytes before a user follows the job."""
+"""Bytes of output that are read at a time. They are bounded, because a job may have written
+gigabytes before a user follows the job."""
 DRAIN_MARGIN_S: Final = 40
-"""Slurm sends SIGTERM to the job this many seconds, plus twice the grace, before the job's time limit. The margin is needed because Slurm
-checks time limits only every 30 s."""
+"""Slurm sends SIGTERM to the job this many seconds, plus twice the grace, before the job's time
+limit. The margin is needed because Slurm checks time limits only every 30 s."""
 SHORT_JOB_S: Final = 300
-"""Slurm sends no signal before the time limit to a job whose limit is below this many seconds, because the signal might arrive at the
-start of the job."""
+"""Slurm sends no signal before the time limit to a job whose limit is below this many seconds,
+because the signal might arrive at the start of the job."""
 
 _RUNNING: Final = (
     "PENDING",
@@ -74,7 +81,8 @@ _NEVER: Final = {
     "InvalidAccount": _NOT_ALLOWED,
     "InvalidQOS": _NOT_ALLOWED,
 }
-"""The reasons for which a pending job never starts. The value is a phrase about the job's partition and the command that shows more."""
+"""The reasons for which a pending job never starts. The value is a phrase about the job's partition
+and the command that shows more."""
 
 
 @dataclass(frozen=True)
@@ -102,30 +110,34 @@ class JobState:
         return self.state not in _RUNNING
 
 
-# -- submit ----------------------------------------------------------------------------------------------------------------
+# -- submit ----------------------------------------------------------------------------------------
 
 
 def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int:
-    """Submit a job that runs a command on its first node, and return the number of the job. This function does not wait until the job
-    starts.
+    """Submit a job that runs a command on its first node, and return the number of the job. This
+    function does not wait until the job starts.
 
     Args:
       config: the cluster file. Its section `slurm` has the resources that the job requests.
-      command: `zmqdist launch` with its arguments. The command runs in the working directory and with the environment of this process.
-      grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command 2 * `grace_s` + DRAIN_MARGIN_S seconds before the
-        time limit, unless the limit is below SHORT_JOB_S.
+      command: `zmqdist launch` with its arguments. The command runs in the working directory and
+        with the environment of this process.
+      grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command 2 *
+        `grace_s` + DRAIN_MARGIN_S seconds before the time limit, unless the limit is below
+        SHORT_JOB_S.
 
     Raises:
       NotFoundError: this host has no sbatch.
       InvalidArgumentError: Slurm refuses the requested resources.
       UnavailableError: Slurm's controller does not answer.
     """
-    # Python writes lines to a file only when its buffer is full. PYTHONUNBUFFERED makes the output visible at once.
+    # Python writes lines to a file only when its buffer is full. PYTHONUNBUFFERED makes the output
+    # visible at once.
     script = f"#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec {shlex.join(command)}\n"
     done = _run(_sbatch(config, grace_s), input=script)
     if done.returncode != 0:
         raise _refused(done.stderr)
-    number = done.stdout.strip().partition(";")[0]  # the output is "17;cluster" if Slurm has several clusters
+    # the output is "17;cluster" if Slurm has several clusters
+    number = done.stdout.strip().partition(";")[0]
     return int(number)
 
 
@@ -133,7 +145,8 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     section = config.slurm
     worker = config.jobs.worker
     words = ["sbatch", "--parsable", f"--job-name={config.name}", f"--output={config.name}-%j.out"]
-    # The options make a requeued job append to its output file, and let the job continue when one of its nodes is lost.
+    # The options make a requeued job append to its output file, and let the job continue when one
+    # of its nodes is lost.
     words += [
         "--open-mode=append",
         "--no-kill",
@@ -155,8 +168,8 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
 
 
 def _seconds(time_limit: str) -> int | None:
-    """Return a time limit of Slurm in seconds. None means that the text has an unknown form. In Slurm "90" means minutes, "1:30" minutes
-    and seconds, and "2-4" days and hours.
+    """Return a time limit of Slurm in seconds. None means that the text has an unknown form. In
+    Slurm "90" means minutes, "1:30" minutes and seconds, and "2-4" days and hours.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
@@ -178,11 +191,17 @@ _REFUSALS: Final = (
     ),
     (
         r"Invalid account|Invalid qos",
-        "Slurm refuses the account for this partition: write one that `sacctmgr show associations` lists as slurm.account",
+        (
+            "Slurm refuses the account for this partition: write one that `sacctmgr show "
+            "associations` lists as slurm.account"
+        ),
     ),
     (
         r"Invalid --time specification",
-        "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, such as '01:30:00'",
+        (
+            "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, such as "
+            "'01:30:00'"
+        ),
     ),
     (
         r"Requested time limit is invalid|time limit",
@@ -193,8 +212,14 @@ _REFUSALS: Final = (
         "Slurm has no such slurm.gres: `sinfo -o '%N %G'` lists what the nodes have",
     ),
     (
-        r"Node count specification|node configuration is not available|can not be satisfied|More processors requested|nodes are busy",
-        "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): `sinfo -N -l` lists what they have",
+        (
+            r"Node count specification|node configuration is not available|can not be satisfied|More "
+            r"processors requested|nodes are busy"
+        ),
+        (
+            "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): `sinfo -N "
+            "-l` lists what they have"
+        ),
     ),
     (
         r"unrecognized option '(?P<what>[^']*)'|[Ii]nvalid option|invalid argument",
@@ -205,48 +230,55 @@ _REFUSALS: Final = (
         "the job exceeds what your account may have: `sacctmgr show qos` lists the limits",
     ),
 )
-_NO_ANSWER: Final = (
-    r"[Uu]nable to contact|configuration source|DNS SRV|Connection refused|timed out|Zero Bytes|Protocol auth"
-)
+_NO_ANSWER: Final = r"[Uu]nable to contact|configuration source|DNS SRV|Connection refused|timed out|Zero Bytes|Protocol auth"
 
 
 def _refused(said: str) -> errors.OpError:
-    """Return an error that explains why sbatch refused the job. `said` is the text that sbatch has written to standard error."""
+    """Return an error that explains why sbatch refused the job. `said` is the text that sbatch has
+    written to standard error."""
     quoted = _last_line(said)
     if re.search(_NO_ANSWER, said):
-        return errors.UnavailableError(f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here")
+        return errors.UnavailableError(
+            f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here"
+        )
     for pattern, sentence in _REFUSALS:
         if (found := re.search(pattern, said)) is not None:
             what = found.groupdict().get("what") or ""
-            text = " ".join(sentence.format(what=repr(what) if what else "").replace(" :", ":").split())
+            text = " ".join(
+                sentence.format(what=repr(what) if what else "").replace(" :", ":").split()
+            )
             return errors.InvalidArgumentError(f"{text} ({quoted})")
     return errors.InvalidArgumentError(f"sbatch refuses the job: {quoted}")
 
 
-# -- follow ----------------------------------------------------------------------------------------------------------------
+# -- follow ----------------------------------------------------------------------------------------
 
 
 def job_state(number: int) -> JobState:
     """Return the state of a job, as Slurm reports it.
 
     Raises:
-      NotFoundError: Slurm does not know the job, or has forgotten the job, or this host has no scontrol.
+      NotFoundError: Slurm does not know the job, or has forgotten the job, or this host has no
+        scontrol.
       UnavailableError: Slurm's controller does not answer.
     """
     done = _run(["scontrol", "show", "job", str(number)])
     if done.returncode != 0:
         if "Invalid job id" in done.stderr:
             raise errors.NotFoundError(
-                f"Slurm knows no job {number}. Slurm forgets a job some minutes after its end, but `sacct -j {number}` may still list it"
+                f"Slurm knows no job {number}. Slurm forgets a job some minutes after its end, "
+                f"but `sacct -j {number}` may still list it"
             )
         raise errors.UnavailableError(
-            f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` works here"
+            f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` "
+            f"works here"
         )
     return _parsed(done.stdout)
 
 
 def _parsed(text: str) -> JobState:
-    """Return the state of a job. `text` is the output of `scontrol show job`, which has one or more `Key=value` on each line."""
+    """Return the state of a job. `text` is the output of `scontrol show job`, which has one or more
+    `Key=value` on each line."""
 
     def value(key: str, pattern: str = r"\S+") -> str:
         found = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
@@ -265,13 +297,15 @@ def _parsed(text: str) -> JobState:
 
 
 class JobFollower:
-    """Passes on the output of a job until the job has ended. Inside its context, SIGINT and SIGTERM cancel the job.
+    """Passes on the output of a job until the job has ended. Inside its context, SIGINT and SIGTERM
+    cancel the job.
 
-    Enter the context before the job is submitted, so that Ctrl-C always cancels the job. Enter it in the main thread, because only the main
-    thread can handle signals.
+    Enter the context before the job is submitted, so that Ctrl-C always cancels the job. Enter it
+    in the main thread, because only the main thread can handle signals.
 
     Args:
-      say: a function that is called with each line of the job's output, and with a line for each change of the job's state.
+      say: a function that is called with each line of the job's output, and with a line for each
+        change of the job's state.
     """
 
     def __init__(self, say: Say) -> None:
@@ -285,7 +319,9 @@ class JobFollower:
 
     def __enter__(self) -> JobFollower:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, lambda number, _: self._signals.append(number))
+            self._before[number] = signal.signal(
+                number, lambda number, _: self._signals.append(number)
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -293,17 +329,20 @@ class JobFollower:
             signal.signal(number, handler)
 
     def run(self, number: int, submitted: bool) -> int:
-        """Follow a job until it has ended, and return the job's exit code. If the job was cancelled because this process got signal n,
-        return 128 + n. Call this method once.
+        """Follow a job until it has ended, and return the job's exit code. If the job was cancelled
+        because this process got signal n, return 128 + n. Call this method once.
 
-        After the first signal this method waits until the job has ended. After the second signal it returns at once.
+        After the first signal this method waits until the job has ended. After the second signal it
+        returns at once.
 
         Args:
-          submitted: whether this process has submitted the job. If so, this method cancels a job that can never start.
+          submitted: whether this process has submitted the job. If so, this method cancels a job
+            that can never start.
 
         Raises:
           NotFoundError, UnavailableError: as `job_state` raises them.
-          InvalidArgumentError: Slurm can never start the submitted job, because of the configuration of its partition.
+          InvalidArgumentError: Slurm can never start the submitted job, because of the
+            configuration of its partition.
         """
         self._number = number
         cancelled = False
@@ -314,10 +353,15 @@ class JobFollower:
             self._pass_on(state.output)
             if self._signals and not cancelled:
                 cancelled = True
-                self._say(f"[slurm] job {number} is cancelled; a second Ctrl-C does not wait for its end")
+                self._say(
+                    f"[slurm] job {number} is cancelled; a second Ctrl-C does not wait for its end"
+                )
                 cancel(number)
             elif len(self._signals) > 1:
-                self._say(f"[slurm] job {number} is still ending: `squeue -j {number}` lists it until it has")
+                self._say(
+                    f"[slurm] job {number} is still ending: `squeue -j {number}` lists it until "
+                    f"it has"
+                )
                 return 128 + self._signals[0]
             elif not cancelled:
                 self._report(state, submitted)
@@ -326,7 +370,8 @@ class JobFollower:
                 asked_at = time.monotonic()
                 try:
                     state, answered_at = job_state(number), asked_at
-                except errors.UnavailableError:  # the controller may be restarting, so ask again for a while
+                except errors.UnavailableError:
+                    # the controller may be restarting, so ask again for a while
                     if asked_at - answered_at > PATIENCE_S:
                         raise
         while self._pass_on(state.output):
@@ -336,7 +381,8 @@ class JobFollower:
         return 128 + self._signals[0] if self._signals else self._exit_code(state)
 
     def _pass_on(self, output: Path) -> bool:
-        """Pass on the lines that the job has written since the last call. Return whether the job has written any bytes since then."""
+        """Pass on the lines that the job has written since the last call. Return whether the job
+        has written any bytes since then."""
         try:
             with output.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -350,12 +396,14 @@ class JobFollower:
         return bool(data)
 
     def _report(self, state: JobState, submitted: bool) -> None:
-        """Tell the user where the job runs or why it waits, if this has changed. Cancel a submitted job that can never start."""
+        """Tell the user where the job runs or why it waits, if this has changed. Cancel a submitted
+        job that can never start."""
         if state.state == "PENDING":
             if submitted and state.reason in _NEVER:
                 cancel(self._number)
                 raise errors.InvalidArgumentError(
-                    f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
+                    f"Slurm cannot start job {self._number} in partition {state.partition} "
+                    f"({state.reason}), "
                     f"which {_NEVER[state.reason]}; the job is cancelled"
                 )
             # An empty reason means that Slurm has not considered the job yet.
@@ -374,7 +422,10 @@ class JobFollower:
             self._say(f"[slurm] job {self._number} {sentence.format(state=state)}")
             return state.exit_code or 1
         if self._read_bytes == 0 and not state.output.exists():
-            self._say(f"[slurm] job {self._number} has ended; this host does not see its output, {state.output}")
+            self._say(
+                f"[slurm] job {self._number} has ended; this host does not see its output, "
+                f"{state.output}"
+            )
         return state.exit_code
 
 
@@ -390,21 +441,26 @@ _ENDS: Final = {
 
 
 def cancel(number: int) -> None:
-    """Cancel a job, without waiting until it has ended. Slurm sends SIGTERM to the processes of the job, and SIGKILL after the time
-    KillWait of Slurm's configuration.
+    """Cancel a job, without waiting until it has ended. Slurm sends SIGTERM to the processes of the
+    job, and SIGKILL after the time KillWait of Slurm's configuration.
     """
     done = _run(["scancel", str(number)])
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:  # an invalid id means that the job has ended
-        raise errors.UnavailableError(f"job {number} could not be cancelled: {_last_line(done.stderr)}")
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        # an invalid id means that the job has ended
+        raise errors.UnavailableError(
+            f"job {number} could not be cancelled: {_last_line(done.stderr)}"
+        )
 
 
 def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm in a session of its own, so that Ctrl-C does not interrupt the program. Raises NotFoundError if the program is
-    missing, and UnavailableError if it takes longer than COMMAND_S.
+    """Run a program of Slurm in a session of its own, so that Ctrl-C does not interrupt the
+    program. Raises NotFoundError if the program is missing, and UnavailableError if it takes longer
+    than COMMAND_S.
     """
     if shutil.which(command[0]) is None:
         raise errors.NotFoundError(
-            f"launcher: slurm needs the program `{command[0]}`, which is not found: run this on a host that submits jobs of Slurm"
+            f"launcher: slurm needs the program `{command[0]}`, which is not found: run this on a "
+            f"host that submits jobs of Slurm"
         )
     try:
         return subprocess.run(
@@ -418,7 +474,8 @@ def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess
         )
     except subprocess.TimeoutExpired:
         raise errors.UnavailableError(
-            f"Slurm's controller has not answered `{command[0]}` for {COMMAND_S:g} s: see whether `sinfo` works here"
+            f"Slurm's controller has not answered `{command[0]}` for {COMMAND_S:g} s: see whether "
+            f"`sinfo` works here"
         ) from None
 
 

@@ -1,8 +1,9 @@
-"""The launcher `ssh`: it starts the agent of each host through the system's ssh. This module makes the ssh command, and explains why the
-command failed.
+"""The launcher `ssh`: it starts the agent of each host through the system's ssh. This module makes
+the ssh command, and explains why the command failed.
 
-ssh reads the user's own config, so that names, keys, ssh agents, jump hosts and known_hosts are those of `ssh HOST` in a shell. ssh asks no
-question (BatchMode), because there may be no user who could answer.
+ssh reads the user's own config, so that names, keys, ssh agents, jump hosts and known_hosts are
+those of `ssh HOST` in a shell. ssh asks no question (BatchMode), because there may be no user who
+could answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SSH: Final = "ssh"
 CONNECT_S: Final = 10
 ALIVE_S: Final = 10
 ALIVE_COUNT: Final = 3
-"""ssh closes a connection when the host has not replied for ALIVE_S * ALIVE_COUNT seconds. Most network disturbances are shorter."""
+"""ssh closes a connection when the host has not replied for ALIVE_S * ALIVE_COUNT seconds. Most
+network disturbances are shorter."""
 
 
 def ssh_hosts(config: SshConfig, silence_limit_s: float) -> list[AgentHost]:
@@ -46,19 +48,23 @@ def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> Ag
     command = ssh_command(host.host, config.options, agent_command(python, silence_limit_s))
 
     def open_stream(on_note: NoteHandler) -> AgentStream:
-        return ProcessStream(command, lambda code, notes: explain(host.host, python, code, notes), on_note)
+        return ProcessStream(
+            command, lambda code, notes: explain(host.host, python, code, notes), on_note
+        )
 
     return AgentHost(host.host, host.slots, open_stream)
 
 
 def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the ssh command that runs `command` on a host. ssh uses the first value of an option. The options of the user therefore
-    precede those of this module, except BatchMode, which the user cannot change.
+    """Return the ssh command that runs `command` on a host. ssh uses the first value of an option.
+    The options of the user therefore precede those of this module, except BatchMode, which the user
+    cannot change.
     """
     return [
         *(SSH, "-T", "-o", "BatchMode=yes", *options, "-o", f"ConnectTimeout={CONNECT_S}"),
         *("-o", f"ServerAliveInterval={ALIVE_S}", "-o", f"ServerAliveCountMax={ALIVE_COUNT}"),
-        *("-o", "ControlMaster=no"),  # a master process that outlives ssh would keep the pipes to this process open
+        # a master process that outlives ssh would keep the pipes to this process open
+        *("-o", "ControlMaster=no"),
         *("--", host, shlex.join(command)),
     ]
 
@@ -80,7 +86,9 @@ def explain(host: str, python: str, exit_code: int, notes: str) -> str:
     return f"ssh ended ({errors.describe_exit(exit_code)}): {last}"
 
 
-_PYTHON_MISSING: Final = "there is no {python} there: name the Python of that host as `ssh.python` in the file"
+_PYTHON_MISSING: Final = (
+    "there is no {python} there: name the Python of that host as `ssh.python` in the file"
+)
 _CAUSES: Final = (
     (
         r"Could not resolve hostname.*",
@@ -90,7 +98,10 @@ _CAUSES: Final = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         "its host key has changed",
-        "if the host was installed anew, run `ssh-keygen -R {host}` and connect once by `ssh {host}`; else another host answers",
+        (
+            "if the host was installed anew, run `ssh-keygen -R {host}` and connect once by `ssh "
+            "{host}`; else another host answers"
+        ),
     ),
     (
         r"Host key verification failed|host key is known for",

@@ -1,1 +1,2 @@
-"""Observation of a running system: a dispatcher's status as tables, benchmarks on this host, and the checks of the doctor."""
+"""Observation of a running system: a dispatcher's status as tables, benchmarks on this host, and
+the checks of the doctor."""

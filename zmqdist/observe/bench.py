@@ -1,12 +1,15 @@
-"""Measurements of the speed of zmqdist on this host, as ratios to simpler techniques that are measured in the same run.
+"""Measurements of the speed of zmqdist on this host, as ratios to simpler techniques that are
+measured in the same run.
 
 Rules
-    zmqdist and the other technique run alternately in short blocks, and the ratio is the median of the blocks' ratios. The speed of a
-    shared host varies from second to second, but the variation affects both techniques equally. Therefore compare only ratios.
-    All preparations are made before a block: connections are open, workers run, and workers have the functions.
+    zmqdist and the other technique run alternately in short blocks, and the ratio is the median of
+    the blocks' ratios. The speed of a shared host varies from second to second, but the variation
+    affects both techniques equally. Therefore compare only ratios. All preparations are made before
+    a block: connections are open, workers run, and workers have the functions.
 
-Not here: the start of a cluster. The caller passes a running cluster, because this folder may not import launch/. Start-up time, imports
-and memory are measured in benchmarks/, which is not installed.
+Not here: the start of a cluster. The caller passes a running cluster, because this folder may not
+import launch/. Start-up time, imports and memory are measured in benchmarks/, which is not
+installed.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ REPLY_MS: Final = 30_000
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The amounts that a benchmark measures. Each block is run once with zmqdist and once with the other technique.
+    """The amounts that a benchmark measures. Each block is run once with zmqdist and once with the
+    other technique.
 
     Attributes:
       blocks: number of blocks for each comparison.
@@ -73,11 +77,14 @@ class Figure:
 
     Attributes:
       name: what is measured, such as "blocking call, inline handler".
-      unit: the unit of the figures. If the unit ends in "/s", larger figures are better, otherwise smaller figures are.
-      ours, ours_p99: the median of zmqdist, and the 99th percentile of its single calls, which is None if single calls are not measured.
+      unit: the unit of the figures. If the unit ends in "/s", larger figures are better, otherwise
+        smaller figures are.
+      ours, ours_p99: the median of zmqdist, and the 99th percentile of its single calls, which is
+        None if single calls are not measured.
       against: name of the other technique. "" means that there is none.
       theirs, theirs_p99: the median and the percentile of the other technique.
-      ratio: zmqdist's figure divided by that of the other technique, as the median over the blocks. None if there is no other technique.
+      ratio: zmqdist's figure divided by that of the other technique, as the median over the blocks.
+        None if there is no other technique.
     """
 
     name: str
@@ -94,7 +101,8 @@ def table(figures: list[Figure]) -> Table:
     """Return a table with one row for each figure."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
-        f"{machine()}; medians; the ratio is the figure of zmqdist divided by that of the other technique",
+        f"{machine()}; medians; the ratio is the figure of zmqdist divided by that of the other "
+        f"technique",
         columns,
         tuple(
             (
@@ -114,7 +122,9 @@ def table(figures: list[Figure]) -> Table:
 
 def as_json(figures: list[Figure]) -> str:
     """Return the figures and the description of this host as one JSON object."""
-    return json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in figures]}, indent=2)
+    return json.dumps(
+        {"machine": machine(), "figures": [asdict(figure) for figure in figures]}, indent=2
+    )
 
 
 def machine() -> str:
@@ -131,12 +141,12 @@ def shown(number: float | None) -> str:
     return f"{number:,.{digits}f}"
 
 
-# -- calls, with a peer ---------------------------------------------------------------------------------------------------
+# -- calls, with a peer ----------------------------------------------------------------------------
 
 
 def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure blocking and pipelined calls to a peer, and compare them with a bare echo in the peer's process (peer.py). This blocks until
-    all measurements are made.
+    """Measure blocking and pipelined calls to a peer, and compare them with a bare echo in the
+    peer's process (peer.py). This blocks until all measurements are made.
 
     Raises:
       OpError: the peer cannot be reached.
@@ -146,23 +156,35 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
         if not hasattr(client, "bare_port_blocking"):
             client.methods()  # raises OpError if no server replies
             raise ValueError(
-                f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
+                f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve "
+                f"HOST:PORT` on that host"
             )
         bare_port = int(client.call("bare_port").get_value()[0])
         with BareClient(join_address(split(peer)[0], bare_port)) as bare:
             methods: Any = client
             return [
                 _blocking("blocking call, inline handler", methods.echo_blocking, bare, plan),
-                _blocking("blocking call, handler in a thread", methods.echo_pool_blocking, bare, plan),
+                _blocking(
+                    "blocking call, handler in a thread", methods.echo_pool_blocking, bare, plan
+                ),
                 _pipelined(methods.echo, bare, plan),
             ]
 
 
-def _blocking(name: str, call: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
-    return _latency(name, lambda: _timed(lambda: call(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
+def _blocking(
+    name: str, call: Callable[[int], object], bare: BareClient, plan: BenchPlan
+) -> Figure:
+    return _latency(
+        name,
+        lambda: _timed(lambda: call(7), plan.calls),
+        lambda: bare.round_trips(plan.calls),
+        plan,
+    )
 
 
-def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: BenchPlan) -> Figure:
+def _pipelined(
+    start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: BenchPlan
+) -> Figure:
     count = plan.window * plan.windows
 
     def ours() -> float:
@@ -173,14 +195,22 @@ def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, pl
         return count / (perf_counter() - start)
 
     name = f"calls, {plan.window:,} on the way"
-    return rates(name, "calls/s", ours, "bare pyzmq", lambda: count / bare.pipelined(count, plan.window), plan.blocks)
+    return rates(
+        name,
+        "calls/s",
+        ours,
+        "bare pyzmq",
+        lambda: count / bare.pipelined(count, plan.window),
+        plan.blocks,
+    )
 
 
-# -- tasks, with a cluster ------------------------------------------------------------------------------------------------
+# -- tasks, with a cluster -------------------------------------------------------------------------
 
 
 def nothing() -> None:
-    """Do nothing. Measurements schedule this function, because they then measure only the cost of scheduling."""
+    """Do nothing. Measurements schedule this function, because they then measure only the cost of
+    scheduling."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -189,17 +219,22 @@ def _cached_ones(byte_count: int) -> np.ndarray[Any, Any]:
 
 
 def large(byte_count: int) -> np.ndarray[Any, Any]:
-    """Return a large array. Each slot makes the array once, so that later calls measure only its transfer."""
+    """Return a large array. Each slot makes the array once, so that later calls measure only its
+    transfer."""
     return _cached_ones(byte_count)
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Return a context manager that delays Ctrl-C until the with-statement ends. Processes that are started inside the with-statement
-    ignore Ctrl-C, because each would otherwise print a traceback."""
+    """Return a context manager that delays Ctrl-C until the with-statement ends. Processes that are
+    started inside the with-statement ignore Ctrl-C, because each would otherwise print a traceback.
+    """
     received: list[int] = []
-    main = threading.current_thread() is threading.main_thread()  # only the main thread may set a signal handler
-    handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
+    # only the main thread may set a signal handler
+    main = threading.current_thread() is threading.main_thread()
+    handler = (
+        signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
+    )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -212,14 +247,16 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
-    """Measure how many no-op functions per second a cluster runs, including the fetch of all results. Compare this rate with that of a
-    pool of two processes. This blocks until all measurements are made.
+    """Measure how many no-op functions per second a cluster runs, including the fetch of all
+    results. Compare this rate with that of a pool of two processes. This blocks until all
+    measurements are made.
 
     Args:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # The pool's processes are spawned, because a fork of a process with threads is unsafe. They import this module, as workers do.
+    # The pool's processes are spawned, because a fork of a process with threads is unsafe. They
+    # import this module, as workers do.
     with _interrupts_held():  # Ctrl-C inside the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
@@ -240,23 +277,36 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
                 future.result()
             return pool_tasks / (perf_counter() - start)
 
-        return [rates("no-op tasks, 2 workers", "tasks/s", ours, "ProcessPoolExecutor(2)", theirs, plan.blocks)]
+        return [
+            rates(
+                "no-op tasks, 2 workers",
+                "tasks/s",
+                ours,
+                "ProcessPoolExecutor(2)",
+                theirs,
+                plan.blocks,
+            )
+        ]
 
 
 def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure the time from `schedule` to the result of a no-op function, one function at a time. Compare this time with that of a bare
-    round trip to a peer. A scheduled function needs two round trips.
+    """Measure the time from `schedule` to the result of a no-op function, one function at a time.
+    Compare this time with that of a bare round trip to a peer. A scheduled function needs two round
+    trips.
     """
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
         def ours() -> list[float]:
             return _timed(lambda: coordinator.schedule(nothing).fetch(), plan.calls)
 
-        return [_latency("task, schedule to result", ours, lambda: bare.round_trips(plan.calls), plan)]
+        return [
+            _latency("task, schedule to result", ours, lambda: bare.round_trips(plan.calls), plan)
+        ]
 
 
 def measure_results(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure the transfer of large results from a worker. Compare it with the transfer of a frame over a bare socket."""
+    """Measure the transfer of large results from a worker. Compare it with the transfer of a frame
+    over a bare socket."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
 
@@ -269,18 +319,22 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
         assert array.nbytes == size
         return size / took / 1e9
 
-    coordinator.fetch(coordinator.map(large, [size] * 4))  # a warm-up, in which each slot makes its array
+    # a warm-up, in which each slot makes its array
+    coordinator.fetch(coordinator.map(large, [size] * 4))
     name = f"result of {size // MIB} MiB" if size >= MIB else f"result of {size:,} bytes"
     return rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
 
 
 def bare_of(peer: str) -> BareClient:
-    """Return a client of the bare echo in a peer's process (peer.py). The caller closes the client, or uses it in a with-statement."""
+    """Return a client of the bare echo in a peer's process (peer.py). The caller closes the client,
+    or uses it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
-        return BareClient(join_address(split(peer)[0], int(client.call("bare_port").get_value()[0])))
+        return BareClient(
+            join_address(split(peer)[0], int(client.call("bare_port").get_value()[0]))
+        )
 
 
-# -- blocks and medians ---------------------------------------------------------------------------------------------------
+# -- blocks and medians ----------------------------------------------------------------------------
 
 
 def _timed(call: Callable[[], object], count: int) -> list[float]:
@@ -293,26 +347,39 @@ def _timed(call: Callable[[], object], count: int) -> list[float]:
     return took
 
 
-def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list[float]], plan: BenchPlan) -> Figure:
+def _latency(
+    name: str, ours: Callable[[], list[float]], bare: Callable[[], list[float]], plan: BenchPlan
+) -> Figure:
     pairs = _alternating(ours, bare, plan.blocks)
     mine = [second * 1e6 for block, _ in pairs for second in block]
     other = [second * 1e6 for _, block in pairs for second in block]
     ratio = median(median(block) / median(bare_block) for block, bare_block in pairs)
-    return Figure(name, "us", median(mine), p99(mine), "bare pyzmq", median(other), p99(other), ratio)
+    return Figure(
+        name, "us", median(mine), p99(mine), "bare pyzmq", median(other), p99(other), ratio
+    )
 
 
 def rates(
-    name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
+    name: str,
+    unit: str,
+    ours: Callable[[], float],
+    against: str,
+    theirs: Callable[[], float],
+    blocks: int,
 ) -> Figure:
-    """Call two functions in alternating blocks, and compare the rates that they return. A higher rate is better."""
+    """Call two functions in alternating blocks, and compare the rates that they return. A higher
+    rate is better."""
     pairs = _alternating(ours, theirs, blocks)
     ratio = median(mine / other for mine, other in pairs)
     mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
     return Figure(name, unit, mine, None, against, other, None, ratio)
 
 
-def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int) -> list[tuple[Any, Any]]:
-    """Call two functions `blocks` times each, in alternating order, after one call of each as a warm-up. Return the pairs of results."""
+def _alternating(
+    ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int
+) -> list[tuple[Any, Any]]:
+    """Call two functions `blocks` times each, in alternating order, after one call of each as a
+    warm-up. Return the pairs of results."""
     ours()
     theirs()
     pairs = []

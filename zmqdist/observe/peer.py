@@ -1,7 +1,9 @@
-"""The peer of the benchmarks: a process that runs an RPC server and a bare echo server, so that both are measured under equal conditions.
+"""The peer of the benchmarks: a process that runs an RPC server and a bare echo server, so that
+both are measured under equal conditions.
 
-The process prints the address of the RPC server on one line. It ends when its standard input, a pipe from the process that started it, is
-closed. `zmqdist bench --serve` runs the two servers for a user who measures between two hosts.
+The process prints the address of the RPC server on one line. It ends when its standard input, a
+pipe from the process that started it, is closed. `zmqdist bench --serve` runs the two servers for a
+user who measures between two hosts.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ def echo(value: object) -> object:
 
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[str]:
-    """Return a context manager that runs both servers and yields the "host:port" of the RPC server. The method `bare_port` of the RPC
-    server returns the port of the bare echo server.
+    """Return a context manager that runs both servers and yields the "host:port" of the RPC server.
+    The method `bare_port` of the RPC server returns the port of the bare echo server.
 
     Raises:
       UnknownError: the address cannot be bound.
@@ -49,13 +51,16 @@ def serving(address: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def peer_process() -> Iterator[str]:
-    """Return a context manager that runs a peer on loopback, in a process of its own, and yields the peer's "host:port".
+    """Return a context manager that runs a peer on loopback, in a process of its own, and yields
+    the peer's "host:port".
 
     Raises:
-      UnavailableError: the process ended before it served. It has written the reason to standard error.
+      UnavailableError: the process ended before it served. It has written the reason to standard
+        error.
     """
     command = child_command("zmqdist.observe.peer", "127.0.0.1:0")
-    # The peer has a session of its own, so that Ctrl-C reaches only this process, which ends the peer by closing its standard input.
+    # The peer has a session of its own, so that Ctrl-C reaches only this process, which ends the
+    # peer by closing its standard input.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -63,7 +68,9 @@ def peer_process() -> Iterator[str]:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         if not address:
-            raise errors.UnavailableError("the benchmark's second process ended before it served; see standard error")
+            raise errors.UnavailableError(
+                "the benchmark's second process ended before it served; see standard error"
+            )
         try:
             yield address
         finally:

@@ -1,11 +1,13 @@
 """The status of a dispatcher as tables of text, for `zmqdist status`, `zmqdist top` and the tests.
 
-Rule: the result of each function depends only on the record, which is the dictionary that the dispatcher's RPC method `status` returns. No
-function sends a request, prints, or adds colours. Names, hosts and reasons are texts of other processes. The functions therefore replace
-unprintable characters in these texts, and shorten long texts.
+Rule: the result of each function depends only on the record, which is the dictionary that the
+dispatcher's RPC method `status` returns. No function sends a request, prints, or adds colours.
+Names, hosts and reasons are texts of other processes. The functions therefore replace unprintable
+characters in these texts, and shorten long texts.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a launcher), coordinators, data, losses_count,
-losses, slot_deaths, last_slot_death, relayed, dropped, refused_handshakes. All durations are in seconds.
+Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a
+launcher), coordinators, data, losses_count, losses, slot_deaths, last_slot_death, relayed, dropped,
+refused_handshakes. All durations are in seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Table:
 
     Attributes:
       title: the subject of the rows.
-      columns: the names of the columns. If a name begins with ">", the texts of the column are aligned to the right.
+      columns: the names of the columns. If a name begins with ">", the texts of the column are
+        aligned to the right.
       rows: the rows. A row has one text for each column.
     """
 
@@ -42,7 +45,8 @@ class Table:
     rows: tuple[Row, ...]
 
     def lines(self) -> list[str]:
-        """Return the title, a line with the names of the columns, and a line for each row. The columns are aligned."""
+        """Return the title, a line with the names of the columns, and a line for each row. The
+        columns are aligned."""
         names = [name.removeprefix(">") for name in self.columns]
         grid = [names, *map(list, self.rows)]
         widths = [max(len(row[at]) for row in grid) for at in range(len(names))]
@@ -59,9 +63,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the registered workers, and the counts of queued work, coordinators and lost workers.
+    """Sums over the registered workers, and the counts of queued work, coordinators and lost
+    workers.
 
-    `waiting` is the number of functions that workers have and have not begun. `rate` is the number of functions that finish per second.
+    `waiting` is the number of functions that workers have and have not begun. `rate` is the number
+    of functions that finish per second.
     """
 
     workers: int
@@ -76,7 +82,8 @@ class Totals:
 
 
 def checked(status: Any) -> Status:
-    """Return a record that every function of this module accepts. Raises UnknownError if it is none, for example of another version."""
+    """Return a record that every function of this module accepts. Raises UnknownError if it is
+    none, for example of another version."""
     try:
         lines(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -105,7 +112,10 @@ def headline(status: Status) -> str:
     """Return a summary of the record in one line."""
     sums = totals(status)
     parts = [
-        f"dispatcher at {printable(status['address'])} (pid {status['pid']}): {plural(sums.workers, 'worker')}",
+        (
+            f"dispatcher at {printable(status['address'])} (pid {status['pid']}): "
+            f"{plural(sums.workers, 'worker')}"
+        ),
         plural(sums.slots, "slot"),
         f"{sums.queued:,} queued",
         f"{sums.waiting:,} given out",
@@ -119,13 +129,16 @@ def headline(status: Status) -> str:
 
 
 def size(status: Status) -> list[str]:
-    """Return a line about the number of workers that the launcher wants, or no line if no launcher has started the cluster."""
+    """Return a line about the number of workers that the launcher wants, or no line if no launcher
+    has started the cluster."""
     scaling = status.get("scaling")
     if scaling is None:
         return []
     parts = [f"{scaling['wanted']} wanted"]
     if scaling["min"] is not None:
-        parts.append(f"min {scaling['min']}, max {scaling['max']}, idle after {duration(scaling['idle_s'])}")
+        parts.append(
+            f"min {scaling['min']}, max {scaling['max']}, idle after {duration(scaling['idle_s'])}"
+        )
     for state in ("starting", "leaving", "failed"):
         if scaling[state]:
             parts.append(f"{state}: {', '.join(map(printable, scaling[state][:LOSSES_SHOWN_MAX]))}")
@@ -133,7 +146,8 @@ def size(status: Status) -> list[str]:
 
 
 def tables(status: Status) -> list[Table]:
-    """Return those tables of a record that have rows: workers, coordinators, jobs of the data service, and lost workers."""
+    """Return those tables of a record that have rows: workers, coordinators, jobs of the data
+    service, and lost workers."""
     every = (workers(status), coordinators(status), jobs(status), losses(status))
     return [table for table in every if table.rows]
 
@@ -142,7 +156,9 @@ def lines(status: Status) -> list[str]:
     """Return the whole record as lines of plain text."""
     text_lines = [headline(status), *size(status), *troubles(status)]
     if not status["workers"]:
-        text_lines.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
+        text_lines.append(
+            f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}"
+        )
     for table in tables(status):
         text_lines += ["", *table.lines()]
     return text_lines
@@ -151,14 +167,27 @@ def lines(status: Status) -> list[str]:
 def jobs(status: Status) -> Table:
     """Return a table with a row for each running iteration of the data service.
 
-    `left` is the number of positions of the sources that no task has been given yet; empty in the modes that give out no positions.
+    `left` is the number of positions of the sources that no task has been given yet; empty in the
+    modes that give out no positions.
     """
     data = status.get("data") or {"jobs": [], "workers_enough": None}
     enough = data["workers_enough"]
-    title = "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
+    title = (
+        "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
+    )
     return Table(
         title,
-        ("job", "mode", ">iteration", ">tasks", ">readers", ">elements/s", ">MB/s", ">buffered", ">left"),
+        (
+            "job",
+            "mode",
+            ">iteration",
+            ">tasks",
+            ">readers",
+            ">elements/s",
+            ">MB/s",
+            ">buffered",
+            ">left",
+        ),
         tuple(
             (
                 printable(row["job"]),
@@ -169,7 +198,9 @@ def jobs(status: Status) -> Table:
                 f"{row['elements_per_s']:,.0f}",
                 f"{row['bytes_per_s'] / 1e6:,.1f}",
                 f"{row['buffered'] / row['room']:.0%}" if row["room"] else "",
-                ", ".join("endless" if left is None else f"{left:,}" for left in row["positions_left"]),
+                ", ".join(
+                    "endless" if left is None else f"{left:,}" for left in row["positions_left"]
+                ),
             )
             for row in data["jobs"]
         ),
@@ -179,12 +210,25 @@ def jobs(status: Status) -> Table:
 def workers(status: Status) -> Table:
     """Return a table with a row for each worker.
 
-    `threads` is the number of threads of BLAS and OpenMP in each slot. `waiting` is the number of functions that the worker has and has not
-    begun. `heard` is the time since the last message from the worker arrived.
+    `threads` is the number of threads of BLAS and OpenMP in each slot. `waiting` is the number of
+    functions that the worker has and has not begun. `heard` is the time since the last message from
+    the worker arrived.
     """
     return Table(
         "workers",
-        ("name", "state", ">slots", ">threads", ">running", ">waiting", ">done", ">per s", ">heard", "host", ">pid"),
+        (
+            "name",
+            "state",
+            ">slots",
+            ">threads",
+            ">running",
+            ">waiting",
+            ">done",
+            ">per s",
+            ">heard",
+            "host",
+            ">pid",
+        ),
         tuple(
             (
                 printable(row["name"]),
@@ -207,8 +251,8 @@ def workers(status: Status) -> Table:
 def coordinators(status: Status) -> Table:
     """Return a table with a row for each coordinator.
 
-    `out` is the number of the coordinator's functions that workers have. `held` is the number of results that workers hold for the
-    coordinator.
+    `out` is the number of the coordinator's functions that workers have. `held` is the number of
+    results that workers hold for the coordinator.
     """
     return Table(
         "coordinators",
@@ -216,7 +260,10 @@ def coordinators(status: Status) -> Table:
         tuple(
             (
                 f"{row['coordinator'] & 0xFFFFFFFF:08x}",
-                *(f"{row[name]:,}" for name in ("queued", "out", "held", "submitted", "finished", "functions")),
+                *(
+                    f"{row[name]:,}"
+                    for name in ("queued", "out", "held", "submitted", "finished", "functions")
+                ),
             )
             for row in status["coordinators"]
         ),
@@ -224,7 +271,8 @@ def coordinators(status: Status) -> Table:
 
 
 def losses(status: Status) -> Table:
-    """Return a table with a row for each of the workers that were lost last, with the latest loss first."""
+    """Return a table with a row for each of the workers that were lost last, with the latest loss
+    first."""
     latest = sorted(status["losses"], key=lambda row: row["ago_s"])[:LOSSES_SHOWN_MAX]
     return Table(
         f"lost workers (last {len(latest)} of {status['losses_count']})",
@@ -242,28 +290,41 @@ def losses(status: Status) -> Table:
 
 
 def troubles(status: Status) -> list[str]:
-    """Return a line for each kind of failure in the record: crashed slots, relayed payloads, refused connections, dropped messages."""
+    """Return a line for each kind of failure in the record: crashed slots, relayed payloads,
+    refused connections, dropped messages."""
     notes = []
     if status.get("slot_deaths"):
         notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
         notes.append(
-            f"{pieces} of large payloads passed through the dispatcher, because a data port could not be reached"
+            f"{pieces} of large payloads passed through the dispatcher, because a data port could "
+            f"not be reached"
         )
     if status["refused_handshakes"]:
-        notes.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
+        notes.append(
+            f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no "
+            f"zmqdist"
+        )
     dropped = {printable(str(kind)): count for kind, count in status["dropped"].items() if count}
     if dropped:
-        notes.append("messages dropped: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(dropped.items())))
+        notes.append(
+            "messages dropped: "
+            + ", ".join(f"{kind} {count:,}" for kind, count in sorted(dropped.items()))
+        )
     return notes
 
 
 def slot_deaths(status: Status) -> str:
-    """Return a line with the number of crashed slot processes of each worker, and how the last of these processes ended."""
+    """Return a line with the number of crashed slot processes of each worker, and how the last of
+    these processes ended."""
     last = status["last_slot_death"]
     how = "its end was not seen" if last["exit_code"] is None else describe_exit(last["exit_code"])
-    by_worker = [f"{printable(row['name'])} {row['slot_deaths']:,}" for row in status["workers"] if row["slot_deaths"]]
+    by_worker = [
+        f"{printable(row['name'])} {row['slot_deaths']:,}"
+        for row in status["workers"]
+        if row["slot_deaths"]
+    ]
     here = f" ({', '.join(by_worker[:LOSSES_SHOWN_MAX])})" if by_worker else ""
     died = plural(status["slot_deaths"], "slot process", "slot processes")
     latest = f"the last {duration(last['ago_s'])} ago at {printable(last['name'])}, {how}"
@@ -286,7 +347,8 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of another process with unprintable characters replaced, shortened to TEXT_CHARS_MAX."""
+    """Return a text of another process with unprintable characters replaced, shortened to
+    TEXT_CHARS_MAX."""
     shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
     return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
 
@@ -296,7 +358,7 @@ def _waiting(worker: Mapping[str, Any]) -> int:
 
 
 def _rate(worker: Mapping[str, Any]) -> float:
-    """Return how many functions per second a worker finishes. This is 0 for a worker without work: the dispatcher updates the rate only
-    while the worker has work.
+    """Return how many functions per second a worker finishes. This is 0 for a worker without work:
+    the dispatcher updates the rate only while the worker has work.
     """
     return float(worker["rate"]) if worker["leases"] else 0.0

@@ -1,12 +1,13 @@
-"""The worker's side of the child processes that are bound to its zygote (zygote.py). The children run the worker's slots and its tasks of
-the data service.
+"""The worker's side of the child processes that are bound to its zygote (zygote.py). The children
+run the worker's slots and its tasks of the data service.
 
-`BoundChildren` owns the zygote and the control socket to it. Each child has file descriptors of its own, and writes its standard error to a
-pipe. The worker copies the bytes of the pipe to its own standard error. The worker also keeps the last lines, for the error that reports
-that the child has crashed.
+`BoundChildren` owns the zygote and the control socket to it. Each child has file descriptors of its
+own, and writes its standard error to a pipe. The worker copies the bytes of the pipe to its own
+standard error. The worker also keeps the last lines, for the error that reports that the child has
+crashed.
 
-All code of this module runs in the loop thread. Not here: the messages to and from children (slots.py,
-data/service/worker/task_process.py).
+All code of this module runs in the loop thread. Not here: the messages to and from children
+(slots.py, data/service/worker/task_process.py).
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""Largest number of children that are ordered and not yet forked. It is bounded because the kernel limits the number of file descriptors
-that are in transit on a socket.
+"""Largest number of children that are ordered and not yet forked. It is bounded because the kernel
+limits the number of file descriptors that are in transit on a socket.
 """
 
 Exited = Callable[[int], None]
-"""A function that is called with the exit code of a child. The code is -n if signal n ended the child, and SILENT if the zygote killed the
-child because the worker did not run.
+"""A function that is called with the exit code of a child. The code is -n if signal n ended the
+child, and SILENT if the zygote killed the child because the worker did not run.
 """
 
 
 SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], BoundChild]"
-"""`BoundChildren.spawn` with its argument `module` already given, so that the function needs only the file descriptors for the child and
-`exited`.
+"""`BoundChildren.spawn` with its argument `module` already given, so that the function needs only
+the file descriptors for the child and `exited`.
 """
 
 
@@ -50,11 +51,15 @@ class BoundChild:
 
     Attributes:
       pid: the pid of the child. 0 until the zygote has forked the child.
-      ticket: the number by which the zygote knows the child. 0 until the zygote was ordered to fork the child.
-      killed: whether `kill` was called. If the child was not ordered yet, it is killed as soon as it is ordered.
+      ticket: the number by which the zygote knows the child. 0 until the zygote was ordered to fork
+        the child.
+      killed: whether `kill` was called. If the child was not ordered yet, it is killed as soon as
+        it is ordered.
     """
 
-    def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
+    def __init__(
+        self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited
+    ) -> None:
         self.pid = 0
         self.ticket = 0
         self.exited = exited
@@ -70,22 +75,25 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Have the zygote send SIGKILL to the child's process group. `exited` is called when the child has ended."""
+        """Have the zygote send SIGKILL to the child's process group. `exited` is called when the
+        child has ended."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
 
     def tail(self) -> str:
-        """Return the last lines that the child has written to standard error. Call this in the loop thread, which also reads the pipe."""
+        """Return the last lines that the child has written to standard error. Call this in the loop
+        thread, which also reads the pipe."""
         self._read_errors()
         lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def take_order(self, ticket: int) -> list[int]:
-        """Return the file descriptors to send to the zygote. The first of them is a memfd with the order.
+        """Return the file descriptors to send to the zygote. The first of them is a memfd with the
+        order.
 
-        The caller must close the descriptors after it has sent them. If they stayed open here, the pipe of the child's standard error would
-        not end when the child ends.
+        The caller must close the descriptors after it has sent them. If they stayed open here, the
+        pipe of the child's standard error would not end when the child ends.
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
@@ -120,8 +128,9 @@ class BoundChildren:
     """The child processes of one zygote. The module's docstring has the rules.
 
     Attributes:
-      on_lost: functions that are called when the zygote has ended unexpectedly, with its exit code, or with None if the exit code is not
-        known. The function `exited` of each ordered child is called before them.
+      on_lost: functions that are called when the zygote has ended unexpectedly, with its exit code,
+        or with None if the exit code is not known. The function `exited` of each ordered child is
+        called before them.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
@@ -137,7 +146,8 @@ class BoundChildren:
         """The children that were ordered and have not ended, by ticket."""
         self._being_forked = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        """The messages to the zygote that are not sent yet, each with its file descriptors, which are closed after the message was sent."""
+        """The messages to the zygote that are not sent yet, each with its file descriptors, which
+        are closed after the message was sent."""
         self._watch_s = LEASE_S / 2
         self._closed = self._lost = self._blocked = False
         loop.call_soon(self._open)
@@ -147,13 +157,14 @@ class BoundChildren:
         self._send_beat()
 
     def spawn(self, module: str, descriptors: Sequence[int], exited: Exited) -> BoundChild:
-        """Have the zygote fork a child that runs `main` of a module. This method returns before the child exists.
+        """Have the zygote fork a child that runs `main` of a module. This method returns before the
+        child exists.
 
         Args:
-          descriptors: the file descriptors that the child gets as arguments of `main`. They are closed in this process after they were
-            sent.
-          exited: a function that is called once, when the child has ended. It is not called after `close`, or if the zygote ends before
-            the child was ordered.
+          descriptors: the file descriptors that the child gets as arguments of `main`. They are
+            closed in this process after they were sent.
+          exited: a function that is called once, when the child has ended. It is not called after
+            `close`, or if the zygote ends before the child was ordered.
         """
         child = BoundChild(self, module, descriptors, exited)
         self._unordered.append(child)
@@ -161,7 +172,8 @@ class BoundChildren:
         return child
 
     def watch(self, watch_s: float) -> None:
-        """Have the zygote kill the children if this process does not run for `watch_s` seconds. This replaces the earlier watch."""
+        """Have the zygote kill the children if this process does not run for `watch_s` seconds.
+        This replaces the earlier watch."""
         self._watch_s = watch_s
         self._send_beat()
 
@@ -183,7 +195,8 @@ class BoundChildren:
         self._zygote.close()
 
     def _order_next(self) -> None:
-        """Order the next children from the zygote, as long as fewer than SPAWNS_AT_ONCE ordered children wait to be forked."""
+        """Order the next children from the zygote, as long as fewer than SPAWNS_AT_ONCE ordered
+        children wait to be forked."""
         while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
             child = self._unordered.popleft()
             ticket = next(self._tickets)
@@ -246,18 +259,23 @@ class BoundChildren:
         child.close()
 
     def _zygote_died(self) -> None:
-        """Report the end of all children, because the zygote has ended and the kernel has killed its children."""
+        """Report the end of all children, because the zygote has ended and the kernel has killed
+        its children."""
         self._lost = True
         self._drop_unsent()
         code = self._zygote.wait(1.0)
         self.loop.remove_fd(self._control.fileno())
-        log.error("the process from which slots are forked ended with %s; this worker cannot continue", code)
+        log.error(
+            "the process from which slots are forked ended with %s; this worker cannot continue",
+            code,
+        )
         for ticket in list(self._children):
             self._exited(ticket, -int(signal.SIGKILL))
         for callback in self.on_lost:
             callback(code)
 
     def _send_beat(self) -> None:
-        """Tell the zygote that this process runs, and set a timer that repeats this after a quarter of the watch."""
+        """Tell the zygote that this process runs, and set a timer that repeats this after a quarter
+        of the watch."""
         self.send_record(BEAT, 0, round(self._watch_s * 1000))
         self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._send_beat)

@@ -1,19 +1,23 @@
 """Messages between a process and its child processes, over a socket pair.
 
-A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec encodes and decodes the
-message. The parts are buffers, and are sent unchanged.
+A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part:
+u64]*[message][part]*`. A codec encodes and decodes the message. The parts are buffers, and are sent
+unchanged.
 
 The reader's promises
     Each part is read directly into new memory, which belongs to the receiver.
-    If there is no memory for the parts of a message, the reader skips their bytes, and the receiver gets the message with an error in place
-    of the parts.
-    If the other process ends in the middle of a frame, the reader drops the incomplete frame and raises no error for it.
+    If there is no memory for the parts of a message, the reader skips their bytes, and the receiver
+    gets the message with an error in place of the parts.
+    If the other process ends in the middle of a frame, the reader drops the incomplete frame and
+    raises no error for it.
 
-There are two classes, with the same frames, because threads wait for messages in two ways. `BlockingPipe` is for a thread that has no other
-work until the next message. Such a thread is in a child, or in a parent that has one thread for each child. `LoopPipe` is for a parent
-whose loop thread serves thousands of children, and never waits.
+There are two classes, with the same frames, because threads wait for messages in two ways.
+`BlockingPipe` is for a thread that has no other work until the next message. Such a thread is in a
+child, or in a parent that has one thread for each child. `LoopPipe` is for a parent whose loop
+thread serves thousands of children, and never waits.
 
-The format has no version and the reader trusts its input, because only a process and its own children use a pipe.
+The format has no version and the reader trusts its input, because only a process and its own
+children use a pipe.
 """
 
 from __future__ import annotations
@@ -41,11 +45,12 @@ if TYPE_CHECKING:  # the loop imports ZeroMQ, which a child may not need
 M = TypeVar("M")
 
 Parts: TypeAlias = "list[bytearray] | ResourceExhaustedError"
-"""The parts of a message, which belong to the receiver, or an error if there was no memory for them."""
+"""The parts of a message, which belong to the receiver, or an error if there was no memory for
+them."""
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Bytes that are received at a time. Their memory is reused, because the C library would map and unmap new memory of this size for each
-message."""
+"""Bytes that are received at a time. Their memory is reused, because the C library would map and
+unmap new memory of this size for each message."""
 
 READS_PER_TURN: Final = 16
 """How often a pipe is read before the loop thread serves other file descriptors."""
@@ -71,30 +76,40 @@ BYTES: Final[PipeCodec[bytes]] = PipeCodec(bytes, bytes)
 
 
 def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
-    """Return the beginning of a frame, up to its parts. The caller sends this and then the parts."""
+    """Return the beginning of a frame, up to its parts. The caller sends this and then the
+    parts.
+    """
     lengths = _LENGTHS.pack(len(message), len(parts))
     if not parts:
         return lengths + message
-    return lengths + struct.pack(f"<{len(parts)}Q", *(memoryview(part).nbytes for part in parts)) + message
+    return (
+        lengths
+        + struct.pack(f"<{len(parts)}Q", *(memoryview(part).nbytes for part in parts))
+        + message
+    )
 
 
 class FrameReader(Generic[M]):
-    """Decodes frames, without a socket. The caller reads bytes into `room()`, and passes the number of bytes that it has read to
-    `received`.
+    """Decodes frames, without a socket. The caller reads bytes into `room()`, and passes the number
+    of bytes that it has read to `received`.
     """
 
     def __init__(self, codec: PipeCodec[M]) -> None:
         self._codec = codec
-        # A mapping uses memory only for the pages that were written, so that thousands of pipes cost little.
+        # A mapping uses memory only for the pages that were written, so that thousands of pipes
+        # cost little.
         self._room = memoryview(mmap.mmap(-1, RECEIVE_BYTES))
         self._buffer = bytearray()
         """The beginning of an incomplete frame."""
         self._unfilled: deque[memoryview] = deque()
         """The memory for those bytes of a message's parts that were not yet read."""
         self._filling: list[tuple[M, Parts]] = []
-        """The message to which the memory in `_unfilled` belongs. Empty if no parts are being read."""
+        """The message to which the memory in `_unfilled` belongs. Empty if no parts are being
+        read.
+        """
         self._skip = 0
-        """The number of bytes of parts that must still be read and dropped, because there was no memory for these parts."""
+        """The number of bytes of parts that must still be read and dropped, because there was no
+        memory for these parts."""
 
     @property
     def in_parts(self) -> bool:
@@ -106,7 +121,8 @@ class FrameReader(Generic[M]):
         return self._unfilled[0] if self._unfilled else self._room
 
     def received(self, count: int) -> Iterator[tuple[M, Parts]]:
-        """Yield the messages that are complete now that the caller has read `count` more bytes into `room()`."""
+        """Yield the messages that are complete now that the caller has read `count` more bytes into
+        `room()`."""
         if self._unfilled:
             rest = self._unfilled.popleft()[count:]
             if rest:
@@ -142,7 +158,8 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Allocate the parts of a message, and copy into them the bytes of the parts that were read together with the message."""
+        """Allocate the parts of a message, and copy into them the bytes of the parts that were read
+        together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
@@ -158,10 +175,12 @@ class FrameReader(Generic[M]):
 
 
 class BlockingPipe(Generic[M]):
-    """One end of a pipe, with methods that block. Any thread may send. Only one thread at a time may receive.
+    """One end of a pipe, with methods that block. Any thread may send. Only one thread at a time
+    may receive.
 
     Args:
-      fd: the file descriptor of a stream socket. The pipe takes ownership of the descriptor, and child processes do not inherit it.
+      fd: the file descriptor of a stream socket. The pipe takes ownership of the descriptor, and
+        child processes do not inherit it.
     """
 
     def __init__(self, fd: int, codec: PipeCodec[M]) -> None:
@@ -174,14 +193,16 @@ class BlockingPipe(Generic[M]):
 
     @classmethod
     def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
-        """Return one end of a new pipe as a BlockingPipe, and the other end as a file descriptor."""
+        """Return one end of a new pipe as a BlockingPipe, and the other end as a file
+        descriptor.
+        """
         fill_standard_streams()
         ours, theirs = socket.socketpair()
         return cls(ours.detach(), codec), theirs.detach()
 
     def send(self, message: M, parts: Sequence[Any] = ()) -> None:
-        """Send a message, and wait until all of its bytes are sent. `parts` are contiguous buffers. Raises OSError if the other end is
-        closed.
+        """Send a message, and wait until all of its bytes are sent. `parts` are contiguous buffers.
+        Raises OSError if the other end is closed.
         """
         head = frame(self._codec.encode(message), parts)
         with self._sending:
@@ -202,7 +223,8 @@ class BlockingPipe(Generic[M]):
         return self._whole.popleft()
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for bytes. Return whether bytes have arrived or the other end is closed."""
+        """Wait at most `timeout_s` for bytes. Return whether bytes have arrived or the other end is
+        closed."""
         if self._whole:
             return True
         poll = select.poll()
@@ -210,7 +232,8 @@ class BlockingPipe(Generic[M]):
         return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Close this end. Idempotent. Do not call this while a thread waits in `receive`: closing the socket does not wake the thread."""
+        """Close this end. Idempotent. Do not call this while a thread waits in `receive`: closing
+        the socket does not wake the thread."""
         self._socket.close()
 
 
@@ -218,14 +241,18 @@ class LoopPipe(Generic[M]):
     """The parent's end of a pipe. Only the loop thread uses it.
 
     Args:
-      on_message: a function that is called with each message and its parts. The pipe does not report the end of the child, because the
-        zygote reports it to the code that has ordered the child.
+      on_message: a function that is called with each message and its parts. The pipe does not
+        report the end of the child, because the zygote reports it to the code that has ordered the
+        child.
 
     Attributes:
-      theirs: the file descriptor of the child's end. `BoundChildren` sends this descriptor to the zygote, and then closes it here.
+      theirs: the file descriptor of the child's end. `BoundChildren` sends this descriptor to the
+        zygote, and then closes it here.
     """
 
-    def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:
+    def __init__(
+        self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]
+    ) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self.theirs = theirs.detach()
@@ -236,11 +263,13 @@ class LoopPipe(Generic[M]):
         self._out: deque[memoryview] = deque()
         self._blocked = self._ending = self._closed = False
         self._finished = False
-        """Whether the child has ended or this end is closed, so that no more bytes are read or written."""
+        """Whether the child has ended or this end is closed, so that no more bytes are read or
+        written."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
     def send(self, message: M) -> None:
-        """Send a message, or queue it if the socket has no room. If the child has ended, this does nothing."""
+        """Send a message, or queue it if the socket has no room. If the child has ended, this does
+        nothing."""
         if self._finished or self._ending:
             return
         self._out.append(memoryview(frame(self._codec.encode(message))))
@@ -248,8 +277,8 @@ class LoopPipe(Generic[M]):
             self._write()
 
     def end(self) -> bool:
-        """Close the sending direction after the queued messages are sent, so that `receive` in the child raises EOFError. Return False if
-        this end is already closed.
+        """Close the sending direction after the queued messages are sent, so that `receive` in the
+        child raises EOFError. Return False if this end is already closed.
         """
         if self._closed:
             return False
@@ -287,7 +316,8 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        # Most messages are sent at once, so the pipe calls the loop only when it begins or stops to wait for room in the socket.
+        # Most messages are sent at once, so the pipe calls the loop only when it begins or stops to
+        # wait for room in the socket.
         if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)
@@ -299,7 +329,8 @@ class LoopPipe(Generic[M]):
                 return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Read once, and return the number of bytes that were read. 0 means that no bytes have arrived, or that the child has ended."""
+        """Read once, and return the number of bytes that were read. 0 means that no bytes have
+        arrived, or that the child has ended."""
         if self._finished:
             return 0
         try:

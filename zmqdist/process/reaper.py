@@ -1,7 +1,7 @@
 """Reaping of child processes in two steps: first read the exit code, later release the process id.
 
-Between the two steps the kernel gives the process id to no other process, so that a signal to the dead child or its process group cannot
-reach another process.
+Between the two steps the kernel gives the process id to no other process, so that a signal to the
+dead child or its process group cannot reach another process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import signal
 
 
 def exit_code(pid: int) -> int:
-    """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The process id of the child stays
-    reserved until `reap`.
+    """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The
+    process id of the child stays reserved until `reap`.
     """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
@@ -22,7 +22,8 @@ def exit_code(pid: int) -> int:
 
 
 def end_group(pid: int) -> None:
-    """Kill all processes in the process group that a child leads. The child may have ended, but must not have been reaped."""
+    """Kill all processes in the process group that a child leads. The child may have ended, but
+    must not have been reaped."""
     os.killpg(pid, signal.SIGKILL)
 
 
@@ -32,7 +33,8 @@ def reap(pid: int) -> None:
 
 
 def wait_and_reap(pid: int, timeout_s: float) -> int | None:
-    """Wait at most `timeout_s` until a child has ended, and reap it. Return its exit code, or None if the child still runs."""
+    """Wait at most `timeout_s` until a child has ended, and reap it. Return its exit code, or None
+    if the child still runs."""
     pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()

@@ -1,33 +1,43 @@
-"""The zygote: a process that has imported the modules of its children, and forks a child in milliseconds when another process orders it.
+"""The zygote: a process that has imported the modules of its children, and forks a child in
+milliseconds when another process orders it.
 
-The start of Python and the imports of NumPy and zmqdist cost half a second of CPU. A fork of a process that has done this takes a few
-milliseconds. The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has a zygote for its workers and servers
-(zygote_client.py is the launcher's side). A worker has a zygote for its slots and its tasks of the data service (bound_children.py is the
-worker's side). Below, the launcher or worker is called the starting process.
+The start of Python and the imports of NumPy and zmqdist cost half a second of CPU. A fork of a
+process that has done this takes a few milliseconds. The zygote has one thread and no ZeroMQ
+context, so that a fork is safe. A launcher has a zygote for its workers and servers
+(zygote_client.py is the launcher's side). A worker has a zygote for its slots and its tasks of the
+data service (bound_children.py is the worker's side). Below, the launcher or worker is called the
+starting process.
 
 The zygote's promises
-    A child has the environment, working directory, standard streams and file descriptors that its order names. The child leads a session of
-    its own, draws its own random numbers, and has none of the zygote's file descriptors open.
-    After a child has ended, the kernel does not reuse its process id until the zygote has reported its exit code. The process id of a child
-    with a status socket stays reserved until the starting process has also closed this socket.
-    The zygote ends when the starting process ends in any way or closes the control socket. SIGINT and SIGTERM do not end the zygote.
-    A child is bound or unbound.
-        An unbound child continues when the zygote ends. Its lifeline leads to the starting process. If the zygote cannot carry out an order
-        for an unbound child, it closes the child's status socket without a report, and the starting process runs a command instead.
-        A bound child ends when the zygote ends in any way. The zygote also kills its bound children when the starting process has been
-        silent for longer than its watch. If the starting process was stopped (SIGSTOP), other processes have taken over its work, so its
-        children must not continue. When a bound child has ended, the zygote kills all processes that the child has started in its process
-        group.
+    A child has the environment, working directory, standard streams and file descriptors that its
+    order names. The child leads a session of its own, draws its own random numbers, and has none of
+    the zygote's file descriptors open.
+    After a child has ended, the kernel does not reuse its process id until the zygote has reported
+    its exit code. The process id of a child with a status socket stays reserved until the starting
+    process has also closed this socket.
+    The zygote ends when the starting process ends in any way or closes the control socket. SIGINT
+    and SIGTERM do not end the zygote. A child is bound or unbound.
+        An unbound child continues when the zygote ends. Its lifeline leads to the starting process.
+        If the zygote cannot carry out an order for an unbound child, it closes the child's status
+        socket without a report, and the starting process runs a command instead. A bound child ends
+        when the zygote ends in any way. The zygote also kills its bound children when the starting
+        process has been silent for longer than its watch. If the starting process was stopped
+        (SIGSTOP), other processes have taken over its work, so its children must not continue. When
+        a bound child has ended, the zygote kills all processes that the child has started in its
+        process group.
 
 Messages to the control socket (SOCK_SEQPACKET)
-    JSON [module, arguments] has the zygote import the modules that a child with this module and these arguments needs.
-    SPAWN orders a child. The file descriptors of the message are a memfd with the order as JSON; for an unbound child, its status socket
-    and working directory; and the file descriptors for the child.
+    JSON [module, arguments] has the zygote import the modules that a child with this module and
+    these arguments needs. SPAWN orders a child. The file descriptors of the message are a memfd
+    with the order as JSON; for an unbound child, its status socket and working directory; and the
+    file descriptors for the child.
     KILL has the zygote kill the bound child with the ticket of the message.
-    BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds within which the next BEAT must arrive.
-About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both reports have the child's ticket. The zygote
-writes the reports about a bound child to the control socket. It writes the reports about an unbound child to the child's status socket, and
-sends a pidfd of the child with BORN.
+    BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds
+    within which the next BEAT must arrive.
+About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both
+reports have the child's ticket. The zygote writes the reports about a bound child to the control
+socket. It writes the reports about an unbound child to the child's status socket, and sends a pidfd
+of the child with BORN.
 """
 
 from __future__ import annotations
@@ -63,10 +73,13 @@ MESSAGE_BYTES_MAX = 4096
 DESCRIPTORS_MAX = 64
 
 SILENT = 256
-"""An exit code that no process can have. It means that the zygote killed the child because the starting process did not run."""
+"""An exit code that no process can have. It means that the zygote killed the child because the
+starting process did not run."""
 
 NAME = "zmqdist-zygote"
-"""The name of a launcher's zygote in `ps -o comm`. Each child of this zygote has a name of its own."""
+"""The name of a launcher's zygote in `ps -o comm`. Each child of this zygote has a name of its
+own.
+"""
 
 SLOTS_NAME = "zmqdist-slots"
 """The name of a worker's zygote and of its children in `ps -o comm`."""
@@ -78,16 +91,19 @@ _STREAMS = 3
 
 @dataclass(frozen=True)
 class Order:
-    """The order for one child, which the starting process writes into a memfd and the zygote carries out.
+    """The order for one child, which the starting process writes into a memfd and the zygote
+    carries out.
 
     Attributes:
       name: the name of the child in `ps -o comm`. "" means the zygote's name.
-      module: a module of this package. The child calls its `main`, which returns the exit code. The arguments of `main` are the child's
-        file descriptors, except those that get a number of `numbers`.
+      module: a module of this package. The child calls its `main`, which returns the exit code. The
+        arguments of `main` are the child's file descriptors, except those that get a number of
+        `numbers`.
       arguments: the child's `sys.argv[1:]`.
-      environment: all environment variables of the child. None means that the child has the zygote's environment, working directory and
-        module path.
-      numbers: numbers of file descriptors in the child. The first descriptor of the order gets the first number, and so on.
+      environment: all environment variables of the child. None means that the child has the
+        zygote's environment, working directory and module path.
+      numbers: numbers of file descriptors in the child. The first descriptor of the order gets the
+        first number, and so on.
       ticket: the ticket of a bound child. 0 means that the child is unbound.
     """
 
@@ -99,7 +115,8 @@ class Order:
     ticket: int = 0
 
     def to_memfd(self) -> int:
-        """Write the order into a memfd for the zygote. Return the file descriptor of the memfd, which the caller must close."""
+        """Write the order into a memfd for the zygote. Return the file descriptor of the memfd,
+        which the caller must close."""
         payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
         with open(payload, "wb", closefd=False) as file:
             file.write(json.dumps(asdict(self)).encode())
@@ -117,7 +134,8 @@ class _Child:
 
     Attributes:
       ticket: the ticket of a bound child. 0 means that the child is unbound.
-      report_to: the socket for reports about the child: the control socket for a bound child, else the child's status socket.
+      report_to: the socket for reports about the child: the control socket for a bound child, else
+        the child's status socket.
       silenced: whether the zygote has killed the child because the starting process was silent.
     """
 
@@ -127,8 +145,11 @@ class _Child:
     silenced: bool = False
 
     def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # the launcher or worker has closed the socket, or has ended
-            socket.send_fds(self.report_to, [CONTROL_RECORD.pack(verb, self.ticket, number)], descriptors)
+        with contextlib.suppress(OSError):
+            # the launcher or worker has closed the socket, or has ended
+            socket.send_fds(
+                self.report_to, [CONTROL_RECORD.pack(verb, self.ticket, number)], descriptors
+            )
 
 
 class Zygote:
@@ -148,23 +169,31 @@ class Zygote:
         self._bound: dict[int, _Child] = {}
         """The running children that are bound, by ticket."""
         self._ended: dict[int, _Child] = {}
-        """Unbound children that have ended, until the starting process closes their status sockets. The key is the zygote's descriptor of
-        the status socket.
+        """Unbound children that have ended, until the starting process closes their status sockets.
+        The key is the zygote's descriptor of the status socket.
         """
         self._watch_s: float | None = None
         self._silent_at = 0.0
-        python_path = list(map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
-        self._fresh_path = [folder for folder in child_command.fresh_path if folder not in python_path]
+        python_path = list(
+            map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+        )
+        self._fresh_path = [
+            folder for folder in child_command.fresh_path if folder not in python_path
+        ]
         self._imported_from = {*sys.path, *child_command.fresh_path}
-        # The zygote ignores these signals, which may go to its whole process group, because the starting process ends its children itself.
-        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        # The zygote ignores these signals, which may go to its whole process group, because the
+        # starting process ends its children itself.
+        self._handlers = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the starting process has ended or has closed the control socket, and then return None. In each forked child,
-        return the function that the child must run.
+        """Fork children until the starting process has ended or has closed the control socket, and
+        then return None. In each forked child, return the function that the child must run.
         """
         while True:
             ready = self._poll.poll(self._silence_left_ms())
@@ -185,7 +214,8 @@ class Zygote:
                         return run
 
     def _silence_left_ms(self) -> int | None:
-        """Return for how many more milliseconds the starting process may be silent. None means that there is no limit."""
+        """Return for how many more milliseconds the starting process may be silent. None means that
+        there is no limit."""
         if self._watch_s is None or not self._bound:
             return None
         return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
@@ -202,19 +232,22 @@ class Zygote:
 
     def _receive(self) -> tuple[bytes, list[int]]:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._control, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX
+            )
         except OSError:
             return b"", []
         return data, descriptors
 
     def _handle(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
-        """Carry out a message of the control socket. In a forked child, return the function that the child must run. Otherwise return
-        None.
+        """Carry out a message of the control socket. In a forked child, return the function that
+        the child must run. Otherwise return None.
         """
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # `_spawn` imports again; a second failure refuses the order
+            with contextlib.suppress(Exception):
+                # `_spawn` imports again; a second failure refuses the order
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -237,16 +270,23 @@ class Zygote:
             try:
                 module = _imported(order.module, order.arguments)
                 path = self._path(
-                    order.environment or {}, "" if directory is None else os.readlink(f"/proc/self/fd/{directory}")
+                    order.environment or {},
+                    "" if directory is None else os.readlink(f"/proc/self/fd/{directory}"),
                 )
                 pid = self._fork(bool(order.ticket))
-            except Exception:  # refuse the order, so that the starting process runs a command, which reports the error
+            except Exception:
+                # refuse the order, so that the starting process runs a command, which reports the
+                # error
                 if status is None:
                     raise
                 return None
             if pid:
                 self._born(
-                    _Child(pid, order.ticket, self._control if status is None else socket.socket(fileno=os.dup(status)))
+                    _Child(
+                        pid,
+                        order.ticket,
+                        self._control if status is None else socket.socket(fileno=os.dup(status)),
+                    )
                 )
                 return None
             stack.pop_all()
@@ -257,8 +297,9 @@ class Zygote:
             return partial(_run_bound, main) if order.ticket else main
 
     def _fork(self, bound: bool) -> int:
-        """Fork as `os.fork` does, but return in the zygote only when the child leads its process group, so that the zygote can signal the
-        group. A bound child also asks the kernel to kill it when the zygote ends.
+        """Fork as `os.fork` does, but return in the zygote only when the child leads its process
+        group, so that the zygote can signal the group. A bound child also asks the kernel to kill
+        it when the zygote ends.
         """
         leads, led = os.pipe()
         zygote = os.getpid()
@@ -268,7 +309,8 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # the zygote ended before prctl, so the kernel sends no signal
+                    if os.getppid() != zygote:
+                        # the zygote ended before prctl, so the kernel sends no signal
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
@@ -282,18 +324,22 @@ class Zygote:
     def _path(self, environment: dict[str, str], directory: str) -> list[str]:
         """Return the folders on which Python would start in a child.
 
-        Raises ImportError if a folder on the child's module path has another module with the name of a module that the zygote has imported,
-        unless the folder is hidden from libraries.
+        Raises ImportError if a folder on the child's module path has another module with the name
+        of a module that the zygote has imported, unless the folder is hidden from libraries.
         """
         folders = _folders(environment.get("PYTHONPATH", ""), directory)
         first, hidden = child_command.folders_of(environment.get(child_command.PATH_ENV))
-        imported = {name.partition(".")[0] for name in sys.modules} | {"sitecustomize", "usercustomize"}
+        imported = {name.partition(".")[0] for name in sys.modules} | {
+            "sitecustomize",
+            "usercustomize",
+        }
         for folder in {*first, *folders} - self._imported_from.union(hidden):
             if os.path.isdir(folder):
                 for entry in os.listdir(folder):
                     if entry.partition(".")[0] in imported:
                         raise ImportError(
-                            f"{folder} has {entry}, and the zygote has imported another module of this name"
+                            f"{folder} has {entry}, and the zygote has imported another module of "
+                            f"this name"
                         )
         return [*folders, *self._fresh_path]
 
@@ -306,7 +352,8 @@ class Zygote:
         child.report(BORN, child.pid, () if child.ticket else [pidfd])
 
     def _report(self, pidfd: int) -> None:
-        """Report the exit code of a child that has ended. If the child is bound, kill the processes that it has left behind."""
+        """Report the exit code of a child that has ended. If the child is bound, kill the processes
+        that it has left behind."""
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -319,10 +366,12 @@ class Zygote:
         else:
             self._ended[child.report_to.fileno()] = child
             child.report(ENDED, code)
-            self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end is closed
+            # without flags, poll reports only that the other end is closed
+            self._poll.register(child.report_to, 0)
 
     def _reap(self, fd: int) -> None:
-        """Reap an unbound child that has ended. The starting process has closed the status socket, so it no longer uses the pid."""
+        """Reap an unbound child that has ended. The starting process has closed the status socket,
+        so it no longer uses the pid."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
@@ -331,7 +380,8 @@ class Zygote:
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str], descriptors_in: Sequence[int]
     ) -> None:
-        """Give this forked child the file descriptors, working directory and environment of its order. Close the zygote's descriptors."""
+        """Give this forked child the file descriptors, working directory and environment of its
+        order. Close the zygote's descriptors."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:
@@ -352,12 +402,16 @@ class Zygote:
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Give the first of these file descriptors the numbers in `numbers`.
 
-    These descriptors are first moved above all numbers, because a number may belong to a descriptor that has not been moved yet.
+    These descriptors are first moved above all numbers, because a number may belong to a descriptor
+    that has not been moved yet.
     """
     import fcntl
 
     above = max([*descriptors, *numbers, _STREAMS]) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors[: len(numbers)]]
+    moved = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
+        for descriptor in descriptors[: len(numbers)]
+    ]
     for descriptor in descriptors[: len(numbers)]:
         os.close(descriptor)
     for descriptor, number in zip(moved, numbers, strict=True):
@@ -366,28 +420,36 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """Redo the parts of Python's start-up that depend on the child's name, environment and standard streams."""
+    """Redo the parts of Python's start-up that depend on the child's name, environment and standard
+    streams."""
     if order.name:
         name_process(order.name)
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
         vars(tempfile)["tempdir"] = None  # the child may have another TMPDIR than the zygote
     if (generators := sys.modules.get("numpy.random")) is not None:
-        generators.seed()  # NumPy, unlike `random`, does not reseed after a fork: all children would draw equal numbers
+        # NumPy, unlike `random`, does not reseed after a fork: all children would draw equal
+        # numbers
+        generators.seed()
     sys.argv = [order.module, *order.arguments]
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
         if hasattr(stream, "reconfigure"):
-            # A bound child writes whole lines, even with PYTHONUNBUFFERED, because several processes may write to the same pipe.
-            stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
+            # A bound child writes whole lines, even with PYTHONUNBUFFERED, because several
+            # processes may write to the same pipe.
+            stream.reconfigure(
+                line_buffering=bound or os.isatty(1), write_through=False if bound else None
+            )
     if bound:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that ordered this child decides what Ctrl-C ends
-        faulthandler.enable(all_threads=False)  # a segfault in the program's code leaves a traceback for the error text
+        # the process that ordered this child decides what Ctrl-C ends
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # a segfault in the program's code leaves a traceback for the error text
+        faulthandler.enable(all_threads=False)
 
 
 def _run_bound(main: Callable[[], int]) -> int:
-    """Run `main` in a bound child, and then end the process at once, because threads of the program could delay the normal end of Python.
-    This function does not return.
+    """Run `main` in a bound child, and then end the process at once, because threads of the program
+    could delay the normal end of Python. This function does not return.
     """
     code = 1
     try:
@@ -399,8 +461,8 @@ def _run_bound(main: Callable[[], int]) -> int:
 
 
 def _imported(module: str, arguments: list[str]) -> ModuleType:
-    """Import a module and return it. If the module has a function `prepare`, call it with the arguments, so that it imports further
-    modules.
+    """Import a module and return it. If the module has a function `prepare`, call it with the
+    arguments, so that it imports further modules.
     """
     found = importlib.import_module(module)
     if (prepare := getattr(found, "prepare", None)) is not None:
@@ -409,13 +471,18 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
 
 
 def _folders(python_path: str, directory: str) -> list[str]:
-    """Return the folders of a PYTHONPATH. Folders that are relative paths are relative to `directory`."""
-    return [os.path.join(directory, folder) for folder in python_path.split(os.pathsep)] if python_path else []
+    """Return the folders of a PYTHONPATH. Folders that are relative paths are relative to
+    `directory`."""
+    return (
+        [os.path.join(directory, folder) for folder in python_path.split(os.pathsep)]
+        if python_path
+        else []
+    )
 
 
 def main() -> int:
-    """Run a zygote, or a child that it has forked. `sys.argv` has the file descriptors CONTROL and STARTER, NAME, and for bound children
-    the modules that they run.
+    """Run a zygote, or a child that it has forked. `sys.argv` has the file descriptors CONTROL and
+    STARTER, NAME, and for bound children the modules that they run.
     """
     control, starter, name, *modules = sys.argv[1:]
     name_process(name)

@@ -1,11 +1,13 @@
-"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If `fork` returns None, the caller must start the
-child by command.
+"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If `fork`
+returns None, the caller must start the child by command.
 
-A child inherits some facts from its zygote that no order can change: user, limits, ignored signals, and the environment variables that
-Python, NumPy and the C library read when they start. For each set of these facts there is one zygote. The variables are those of this
-process, except that an order may have its own variables for the threads of BLAS. `prepare` or the first `fork` starts the zygote, and the
-zygote ends with this process. If a zygote was killed, the next child is started by command, and later children get a new zygote. The
-children of the killed zygote continue, but they are reported as killed, because no process knows their exit codes.
+A child inherits some facts from its zygote that no order can change: user, limits, ignored signals,
+and the environment variables that Python, NumPy and the C library read when they start. For each
+set of these facts there is one zygote. The variables are those of this process, except that an
+order may have its own variables for the threads of BLAS. `prepare` or the first `fork` starts the
+zygote, and the zygote ends with this process. If a zygote was killed, the next child is started by
+command, and later children get a new zygote. The children of the killed zygote continue, but they
+are reported as killed, because no process knows their exit codes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 log = logging.getLogger("zmqdist.launch")
 
 BIRTH_S = 30.0
-"""Seconds that a zygote may take to import modules and fork a child. This is enough on a busy host with a slow disk."""
+"""Seconds that a zygote may take to import modules and fork a child. This is enough on a busy host
+with a slow disk."""
 
 ZYGOTES_MAX = 4
 
@@ -59,7 +62,8 @@ InheritedState = tuple[object, ...]
 
 
 class ForkedProcess:
-    """A child of the zygote, with a pidfd and those parts of the interface of `subprocess.Popen` that `Child` (launch/children.py) needs.
+    """A child of the zygote, with a pidfd and those parts of the interface of `subprocess.Popen`
+    that `Child` (launch/children.py) needs.
 
     Attributes:
       pid: the child's pid, which no other process gets until `wait` has returned.
@@ -67,7 +71,9 @@ class ForkedProcess:
       returncode: the exit code. None until `wait` has returned.
     """
 
-    def __init__(self, pid: int, pidfd: int, status: socket.socket, stdout: IO[bytes] | None) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, status: socket.socket, stdout: IO[bytes] | None
+    ) -> None:
         self.pid = pid
         self.pidfd = pidfd
         self.stdout = stdout
@@ -75,13 +81,15 @@ class ForkedProcess:
         self._status = status
 
     def wait(self) -> int:
-        """Wait until the child has ended, and return its exit code, which is -n if signal n ended the child."""
+        """Wait until the child has ended, and return its exit code, which is -n if signal n ended
+        the child."""
         if self.returncode is None:
             try:
                 word = self._status.recv(CONTROL_RECORD.size)
             except OSError:
                 word = b""
-            # No record has arrived: the zygote was killed, so no process knows how this child ended.
+            # No record has arrived: the zygote was killed, so no process knows how this child
+            # ended.
             self.returncode = CONTROL_RECORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)
@@ -92,7 +100,8 @@ class _Zygote:
     """One zygote process.
 
     Attributes:
-      has_forked: whether the zygote has forked a child, which shows that a zygote can work with the facts that it has inherited.
+      has_forked: whether the zygote has forked a child, which shows that a zygote can work with the
+        facts that it has inherited.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -107,16 +116,20 @@ class _Zygote:
         with contextlib.suppress(OSError):  # the zygote has ended, and the next order notices that
             self._control.send(json.dumps([module, list(arguments)]).encode())
 
-    def order(self, order: Order, descriptors: Sequence[int]) -> tuple[int, int, socket.socket] | None:
-        """Have the zygote fork a child. Return the pid, pidfd and status socket of the child, or None if the zygote refuses or has
-        ended.
+    def order(
+        self, order: Order, descriptors: Sequence[int]
+    ) -> tuple[int, int, socket.socket] | None:
+        """Have the zygote fork a child. Return the pid, pidfd and status socket of the child, or
+        None if the zygote refuses or has ended.
         """
         payload = order.to_memfd()
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 try:
-                    socket.send_fds(self._control, [SPAWN], [payload, theirs.fileno(), *descriptors])
+                    socket.send_fds(
+                        self._control, [SPAWN], [payload, theirs.fileno(), *descriptors]
+                    )
                 finally:
                     os.close(payload)
             status.settimeout(BIRTH_S)
@@ -132,8 +145,9 @@ class _Zygote:
         return CONTROL_RECORD.unpack(word)[2], pidfds[0], status
 
     def exit_code_soon(self) -> int | None:
-        """Return the zygote's exit code, or None if the zygote runs. If the zygote's end of the socket is closed, wait up to CLOSE_S for
-        the exit code, because the kernel closes the sockets of a process before the process has ended.
+        """Return the zygote's exit code, or None if the zygote runs. If the zygote's end of the
+        socket is closed, wait up to CLOSE_S for the exit code, because the kernel closes the
+        sockets of a process before the process has ended.
         """
         with contextlib.suppress(OSError):
             self._control.settimeout(0.0)
@@ -152,36 +166,46 @@ class _Zygote:
         self._process.close()
 
     def forget(self) -> None:
-        """Release the zygote without ending it. This is for a process that was forked from the owner of the zygote."""
+        """Release the zygote without ending it. This is for a process that was forked from the
+        owner of the zygote."""
         self._process.forget()
 
 
 _lock = threading.Lock()
 _zygotes: dict[InheritedState, _Zygote | None] = {}
-"""The zygote for each set of inherited facts. None means that no zygote works with these facts, so that children are started by command."""
+"""The zygote for each set of inherited facts. None means that no zygote works with these facts, so
+that children are started by command."""
 
 
 def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Start the zygote if it does not run, and have it import the modules that children need. This function returns at once.
+    """Start the zygote if it does not run, and have it import the modules that children need. This
+    function returns at once.
 
-    Call it as soon as it is certain that children will be forked, so that the zygote imports modules while this process continues.
+    Call it as soon as it is certain that children will be forked, so that the zygote imports
+    modules while this process continues.
 
     Args:
       module: the module whose `main` the children will run.
       arguments: the arguments for the function `prepare` of the module.
-      environment: the environment of the children. Only its variables for the threads of BLAS are used.
+      environment: the environment of the children. Only its variables for the threads of BLAS are
+        used.
     """
     zygote = _zygote(environment)
     if zygote is not None:
         zygote.request_import(module, arguments)
 
 
-def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = None) -> ForkedProcess | None:
-    """Have the zygote fork a child. Return None if the zygote cannot, so that the caller must start the child by command.
+def fork(
+    order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = None
+) -> ForkedProcess | None:
+    """Have the zygote fork a child. Return None if the zygote cannot, so that the caller must start
+    the child by command.
 
     Args:
-      descriptors: the file descriptors for the child, including its standard output and error. `order.numbers` has their new numbers.
-      stdout: the reading end of the pipe for the child's standard output. It becomes `stdout` of the ForkedProcess.
+      descriptors: the file descriptors for the child, including its standard output and error.
+        `order.numbers` has their new numbers.
+      stdout: the reading end of the pipe for the child's standard output. It becomes `stdout` of
+        the ForkedProcess.
     """
     environment = order.environment or {}
     if _start_variables(environment) != _start_variables(os.environ):
@@ -204,7 +228,8 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
 
 
 def control_descriptors() -> set[int]:
-    """Return the file descriptors of the control sockets of this process's zygotes, which stay open as long as this process runs."""
+    """Return the file descriptors of the control sockets of this process's zygotes, which stay open
+    as long as this process runs."""
     with _lock:
         return {zygote.fileno() for zygote in _zygotes.values() if zygote is not None}
 
@@ -226,16 +251,21 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
             if len(_zygotes) >= ZYGOTES_MAX:
                 return None
             try:
-                inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+                inherited = {
+                    name: value for name, value in os.environ.items() if name not in VARIABLES
+                }
                 _zygotes[facts] = _Zygote({**inherited, **_thread_variables(environment)})
             except OSError as error:
-                log.warning("the zygote could not be started (%s); children are started by command", error)
+                log.warning(
+                    "the zygote could not be started (%s); children are started by command", error
+                )
                 _zygotes[facts] = None
         return _zygotes[facts]
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote if it has ended. If it has never forked a child, start no zygote with the same facts again."""
+    """Drop a zygote if it has ended. If it has never forked a child, start no zygote with the same
+    facts again."""
     code = zygote.exit_code_soon()
     if code is None:  # the zygote runs, and has refused this order
         return
@@ -247,11 +277,14 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
             _zygotes[facts] = None
     zygote.close()
     how = describe_exit(code)
-    log.warning("the zygote, which forks child processes, ended (%s); this child is started by command", how)
+    log.warning(
+        "the zygote, which forks child processes, ended (%s); this child is started by command", how
+    )
 
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
-    """Return the facts about this process that a zygote for children with this environment inherits and passes on to its children."""
+    """Return the facts about this process that a zygote for children with this environment inherits
+    and passes on to its children."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
@@ -262,10 +295,15 @@ def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that Python, NumPy and the C library read when they start.
 
-    PYTHONPATH and the variables for the threads of BLAS are left out, because an order can set them for its child.
+    PYTHONPATH and the variables for the threads of BLAS are left out, because an order can set them
+    for its child.
     """
     own = {"PYTHONPATH", *VARIABLES}
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_START) and name not in own
+    }
 
 
 def _thread_variables(environment: Mapping[str, str]) -> dict[str, str]:

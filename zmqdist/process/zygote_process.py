@@ -1,7 +1,9 @@
-"""The zygote (zygote.py) as seen by the process that starts it: how this process starts the zygote, holds its control socket, and ends it.
+"""The zygote (zygote.py) as seen by the process that starts it: how this process starts the zygote,
+holds its control socket, and ends it.
 
-A process starts a zygote in one of two ways. Any process can start it as a command, which costs half a second of CPU. A process with one
-thread and no ZeroMQ context can fork the zygote, which then has all modules that this process has imported.
+A process starts a zygote in one of two ways. Any process can start it as a command, which costs
+half a second of CPU. A process with one thread and no ZeroMQ context can fork the zygote, which
+then has all modules that this process has imported.
 """
 
 from __future__ import annotations
@@ -37,13 +39,15 @@ class ZygoteProcess:
         self._ended: int | None = None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait at most `timeout_s` until the zygote has ended. Return its exit code, or None if it still runs."""
+        """Wait at most `timeout_s` until the zygote has ended. Return its exit code, or None if it
+        still runs."""
         if self._ended is None:
             self._ended = wait_and_reap(self.pid, timeout_s)
         return self._ended
 
     def close(self) -> None:
-        """End the zygote and the children that are bound to it. Unbound children continue. Idempotent."""
+        """End the zygote and the children that are bound to it. Unbound children continue.
+        Idempotent."""
         self.control.close()
         try:
             ended = self.wait(CLOSE_S) is not None
@@ -54,7 +58,8 @@ class ZygoteProcess:
             self.wait(CLOSE_S)
 
     def forget(self) -> None:
-        """Release the zygote without ending it. This is for a process that was forked from the owner of the zygote."""
+        """Release the zygote without ending it. This is for a process that was forked from the
+        owner of the zygote."""
         self.control.close()
         self._ended = 0
 
@@ -62,35 +67,42 @@ class ZygoteProcess:
 def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     """Start a zygote for unbound children, as a command.
 
-    The zygote's output is discarded: if the zygote does not work, children are started as commands, and report the error themselves.
+    The zygote's output is discarded: if the zygote does not work, children are started as commands,
+    and report the error themselves.
     """
     return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start a zygote for bound children, as a command. The children have the environment of the zygote and the standard output of this
-    process.
+    """Start a zygote for bound children, as a command. The children have the environment of the
+    zygote and the standard output of this process.
 
     Args:
-      modules: the modules that children run. The zygote imports these modules before it forks the first child.
+      modules: the modules that children run. The zygote imports these modules before it forks the
+        first child.
     """
     return _start(SLOTS_NAME, modules, environment, None)
 
 
 def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Fork a zygote for bound children from this process. The zygote has all modules that this process has imported.
+    """Fork a zygote for bound children from this process. The zygote has all modules that this
+    process has imported.
 
     Call this function only while this process has one thread and no ZeroMQ context.
 
     Args:
-      environment: environment variables that the children have in addition to those of this process.
+      environment: environment variables that the children have in addition to those of this
+        process.
     """
-    assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
+    assert threading.active_count() == 1, (
+        "a fork would copy the locks of threads that are not in the child"
+    )
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     gc.collect()
     gc.freeze()  # keeps the garbage collector from writing into pages that the processes share
-    # Ctrl-C at a terminal signals the child, too, until the child ignores the signal. So block signals until then.
+    # Ctrl-C at a terminal signals the child, too, until the child ignores the signal. So block
+    # signals until then.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         pid = os.fork()
@@ -118,15 +130,20 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
         os._exit(code)
 
 
-def _start(name: str, modules: Sequence[str], environment: Mapping[str, str], output: int | None) -> ZygoteProcess:
+def _start(
+    name: str, modules: Sequence[str], environment: Mapping[str, str], output: int | None
+) -> ZygoteProcess:
     fill_standard_streams()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     try:
         with theirs:
-            # The zygote has a session of its own, so that Ctrl-C at a terminal signals only this process, which ends its children in order.
+            # The zygote has a session of its own, so that Ctrl-C at a terminal signals only this
+            # process, which ends its children in order.
             process = subprocess.Popen(
-                child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter), name, *modules),
+                child_command(
+                    "zmqdist.process.zygote", str(theirs.fileno()), str(starter), name, *modules
+                ),
                 pass_fds=[theirs.fileno(), starter],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -139,5 +156,6 @@ def _start(name: str, modules: Sequence[str], environment: Mapping[str, str], ou
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # ZygoteProcess waits for the process, so Popen must not warn that it runs
+    # ZygoteProcess waits for the process, so Popen must not warn that it runs
+    process.returncode = 0
     return ZygoteProcess(process.pid, control)

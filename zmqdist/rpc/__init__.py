@@ -8,7 +8,8 @@
     client.multiply(2, 3).get_value()   # also 6, but the caller can do other work before get_value
 
 docs/rpc.md describes the rest: arguments by name, await, streams, batches, large arrays.
-Not here: functions that may run on any of several workers (coordinator). Calls never send code, only values.
+Not here: functions that may run on any of several workers (coordinator). Calls never send code,
+only values.
 """
 
 from zmqdist.rpc.client import RpcClient as Client

@@ -1,29 +1,38 @@
-"""Decides which call a server begins next, and which large arguments it requests. It is fair among clients, and bounds the bytes that wait.
+"""Decides which call a server begins next, and which large arguments it requests. It is fair among
+clients, and bounds the bytes that wait.
 
-Rule: the owner reports events by calling a method, under a lock of its own. No method waits or reads a clock.
+Rule: the owner reports events by calling a method, under a lock of its own. No method waits or
+  reads a clock.
 
 Theory of operation
-    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the arguments of
-    running calls; this machine bounds the arguments of calls that have not begun. Arguments arrive in one of two ways:
+    The arguments of a call are in the server's memory from their arrival until the call ends. The
+    number of threads bounds the arguments of running calls; this machine bounds the arguments of
+    calls that have not begun. Arguments arrive in one of two ways:
         unasked   the client sent the arguments with the call, which it does up to a window (transport/calls_machine.py)
         pulled    the client sent the call without its large parts, and keeps these parts until this machine lets the call in, which means
                   that the server requests them
-    So a client that sends faster than the server works has to keep its arguments, and no other client suffers. Unasked and pulled
-    arguments have separate bounds, so that the arguments pulled from one client never block small calls of another client.
+    So a client that sends faster than the server works has to keep its arguments, and no other
+    client suffers. Unasked and pulled arguments have separate bounds, so that the arguments pulled
+    from one client never block small calls of another client.
 
 Promises, checked by tests/machines/test_admission.py and in simulation (tests/sim/test_rpc.py)
-    P1  a call begins at most once, when all its arguments have arrived, and never after it was dropped
-    P2  between two calls of a client, one call of every other client with ready calls begins; the calls of one client begin in the order in
-        which they became ready
-    P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
-        larger call is let in when no other call counts against the same bound
-    P4  clients take turns to have a call let in; of the calls of one client, the one that was announced first is let in first; calls are
-        let in as long as they fit
-    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, unless
-        they are a single call; a call that exceeds a bound is refused, and the refusal names the bound
-    P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
+    P1  a call begins at most once, when all its arguments have arrived, and never after it was
+        dropped
+    P2  between two calls of a client, one call of every other client with ready calls begins; the
+        calls of one client begin in the order in which they became ready
+    P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and
+        `all_bytes_max` of all clients; a larger call is let in when no other call counts against
+        the same bound
+    P4  clients take turns to have a call let in; of the calls of one client, the one that was
+        announced first is let in first; calls are let in as long as they fit
+    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and
+        `all_unasked_max` of all clients, unless they are a single call; a call that exceeds a bound
+        is refused, and the refusal names the bound
+    P6  no state is kept of a call that has begun or was dropped, or of a client that has
+        disconnected
 
-Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).
+Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py,
+transport/transfers.py).
 """
 
 from __future__ import annotations
@@ -59,17 +68,23 @@ class _Backlog:
 class FairAdmission:
     """The calls of all clients that have not begun; the module's docstring has the rules.
 
-    A call is identified by its client and a key. Its `item` is an object that the owner passes in, and that the methods return. A client is
-    known from its first call until the client disconnects.
+    A call is identified by its client and a key. Its `item` is an object that the owner passes in,
+    and that the methods return. A client is known from its first call until the client disconnects.
 
     Attributes:
       count: number of calls that are ready.
-      unasked, pulled: bytes of the arguments of all calls that have not begun, by the way in which they arrive.
-      outside: the clients that still keep arguments of calls, in the order of their turns; it is empty most of the time.
+      unasked, pulled: bytes of the arguments of all calls that have not begun, by the way in which
+        they arrive.
+      outside: the clients that still keep arguments of calls, in the order of their turns; it is
+        empty most of the time.
     """
 
     def __init__(
-        self, all_bytes_max: int, all_unasked_max: int, client_bytes_max: int, client_unasked_max: int
+        self,
+        all_bytes_max: int,
+        all_unasked_max: int,
+        client_bytes_max: int,
+        client_unasked_max: int,
     ) -> None:
         self.count = 0
         self.unasked = 0
@@ -84,12 +99,16 @@ class FairAdmission:
 
     def __len__(self) -> int:
         """Return the number of calls that have not begun, wherever their arguments are."""
-        return sum(len({*backlog.held, *backlog.outside, *backlog.ready}) for backlog in self._clients.values())
+        return sum(
+            len({*backlog.held, *backlog.outside, *backlog.ready})
+            for backlog in self._clients.values()
+        )
 
-    # -- how arguments come -----------------------------------------------------------------------------------------------
+    # -- how arguments come ------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count a call whose client has sent the arguments with the call. Return why a bound refuses the call (P5), or "" if no bound does.
+        """Count a call whose client has sent the arguments with the call. Return why a bound
+        refuses the call (P5), or "" if no bound does.
 
         Args:
           nbytes: size of the arguments, which have arrived or are about to arrive.
@@ -107,23 +126,26 @@ class FairAdmission:
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Record a call whose client keeps the large arguments until the server requests them. `item` stands for the call: `let_in`
-        returns it when the server may request the arguments.
+        """Record a call whose client keeps the large arguments until the server requests them.
+        `item` stands for the call: `let_in` returns it when the server may request the arguments.
         """
         backlog = self._clients.setdefault(client, _Backlog())
         backlog.outside[key] = (nbytes, item)
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if
-        the bounds on the arguments that the server requests (P3) let no call in now.
+        """Return the item of the next call whose arguments the server may request, and count these
+        arguments. Return None if the bounds on the arguments that the server requests (P3) let no
+        call in now.
         """
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))
             if backlog.pulled and backlog.pulled + nbytes > self._client_bytes_max:
                 continue
             if self.pulled and self.pulled + nbytes > self._all_bytes_max:
-                return None  # if smaller calls of other clients were let in, they could overtake this call for ever
+                # if smaller calls of other clients were let in, they could overtake this call for
+                # ever
+                return None
             del backlog.outside[key]
             backlog.held[key] = -nbytes
             backlog.pulled += nbytes
@@ -134,7 +156,7 @@ class FairAdmission:
             return item
         return None
 
-    # -- how calls begin ----------------------------------------------------------------------------------------------------
+    # -- how calls begin ---------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
         """Queue a call for a thread, because all its arguments have arrived."""
@@ -147,7 +169,8 @@ class FairAdmission:
         self.count += 1
 
     def next(self) -> Any | None:
-        """Return the item of the call that begins now. Clients take turns (P2). None means that no call is ready."""
+        """Return the item of the call that begins now. Clients take turns (P2). None means that no
+        call is ready."""
         if not self._in_turn:
             return None
         client, backlog = self._in_turn.popitem(last=False)
@@ -159,11 +182,12 @@ class FairAdmission:
             self._uncount(backlog, key)
         return item
 
-    # -- how calls are dropped -----------------------------------------------------------------------------------------------
+    # -- how calls are dropped ---------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """Remove a call that `next` must not return any more, because its reply is not wanted or because it has begun in a batch. Return
-        whether the call waited for a thread or to be let in.
+        """Remove a call that `next` must not return any more, because its reply is not wanted or
+        because it has begun in a batch. Return whether the call waited for a thread or to be let
+        in.
         """
         backlog = self._clients.get(client)
         if backlog is None:
@@ -191,10 +215,12 @@ class FairAdmission:
             self.pulled -= backlog.pulled
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """Drop every call whose arguments have not all arrived; with `ready`, also drop the calls that wait for a thread.
+        """Drop every call whose arguments have not all arrived; with `ready`, also drop the calls
+        that wait for a thread.
 
         Returns:
-          Each dropped call as (client, key, item). The item is None for a call whose arguments are just arriving.
+          Each dropped call as (client, key, item). The item is None for a call whose arguments are
+          just arriving.
         """
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():
@@ -222,7 +248,8 @@ class FairAdmission:
 
 
 class StallDetector:
-    """Recognises a stall: all threads are busy, calls wait, and no call has ended for `limit_s`. Each stall is reported once.
+    """Recognises a stall: all threads are busy, calls wait, and no call has ended for `limit_s`.
+    Each stall is reported once.
 
     Attributes:
       deadline: when to call `look` again. None means that a thread is free or no call waits.

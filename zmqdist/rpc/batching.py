@@ -1,11 +1,13 @@
-"""Methods whose concurrent calls run as one: their arguments are joined along axis 0, and the result is split again.
+"""Methods whose concurrent calls run as one: their arguments are joined along axis 0, and the
+result is split again.
 
 Rules
-    Every argument is an array, or a structure of arrays, and all arrays of a call have the same number of rows (their axis 0).
-    Calls are joined leaf by leaf if their structures, dtypes and row shapes are equal; other calls form another batch.
-    The function runs once for each batch, and one batch of a method runs at a time. The function must return arrays, in any structure,
-    with as many rows as it received. If it returns anything else, every call of the batch ends with UNKNOWN. An exception of the
-    function becomes the error of every call of the batch.
+    Every argument is an array, or a structure of arrays, and all arrays of a call have the same
+    number of rows (their axis 0). Calls are joined leaf by leaf if their structures, dtypes and row
+    shapes are equal; other calls form another batch. The function runs once for each batch, and one
+    batch of a method runs at a time. The function must return arrays, in any structure, with as
+    many rows as it received. If it returns anything else, every call of the batch ends with
+    UNKNOWN. An exception of the function becomes the error of every call of the batch.
     A call whose caller no longer waits is left out of the batch.
 
 Not here: which calls are joined, and when (batching_machine.py).
@@ -32,7 +34,8 @@ from zmqdist.task_context import enter, leave
 
 
 class _WaitingCall:
-    """One call that waits for its batch, with its arguments as (tuple, dict) and their number of rows."""
+    """One call that waits for its batch, with its arguments as (tuple, dict) and their number of
+    rows."""
 
     __slots__ = ("arguments", "call", "rows")
 
@@ -45,11 +48,14 @@ class _WaitingCall:
 def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
     """Raise ValueError if the calls of `method` cannot be batched with these bounds."""
     if method.inline or method.streaming:
-        raise ValueError(f"{method.name}: neither an inline method nor a generator function can be batched")
+        raise ValueError(
+            f"{method.name}: neither an inline method nor a generator function can be batched"
+        )
     is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))
     if not (type(rows_max) is int and rows_max > 0 and is_number and 0 <= delay_ms < inf):
         raise ValueError(
-            f"{method.name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more milliseconds, not "
+            f"{method.name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more "
+            f"milliseconds, not "
             f"{rows_max!r} and {delay_ms!r}"
         )
 
@@ -57,7 +63,9 @@ def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
 class Batched:
     """The calls of one batched method. The loop calls `called` and `close`."""
 
-    def __init__(self, service: AnsweringService, method: Method, rows_max: int, delay_s: float) -> None:
+    def __init__(
+        self, service: AnsweringService, method: Method, rows_max: int, delay_s: float
+    ) -> None:
         self.name = method.name
         self._service = service
         self._method = method
@@ -67,14 +75,16 @@ class Batched:
         self._one_at_a_time = threading.Lock()
 
     def called(self, call: PendingCall, *args: Any, **named: Any) -> None:
-        """Queue a call of this method for a batch. Raises InvalidArgumentError if the call's arguments are not arrays with the same number
-        of rows.
+        """Queue a call of this method for a batch. Raises InvalidArgumentError if the call's
+        arguments are not arrays with the same number of rows.
         """
         arguments = (args, named)
         rows: set[int] = set()
         kind = _kind(arguments, rows)
         if len(rows) != 1:
-            row_counts = f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
+            row_counts = (
+                f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
+            )
             raise InvalidArgumentError(
                 f"{self._method.name}: wanted arrays of the same number of rows, given {row_counts}"
             )
@@ -84,7 +94,8 @@ class Batched:
         self._run_next()
 
     def __len__(self) -> int:
-        """Return the number of calls whose batch still collects calls, or waits until another batch has run. The loop calls this."""
+        """Return the number of calls whose batch still collects calls, or waits until another batch
+        has run. The loop calls this."""
         return len(self._batches)
 
     def close(self) -> None:
@@ -105,7 +116,11 @@ class Batched:
             for waiting in batch:
                 waiting.call.begun()
                 if not waiting.call.wanted():
-                    waiting.call.fail(DeadlineExceededError("the deadline passed before the batch of this call ran"))
+                    waiting.call.fail(
+                        DeadlineExceededError(
+                            "the deadline passed before the batch of this call ran"
+                        )
+                    )
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
@@ -114,7 +129,7 @@ class Batched:
         self._running = False
         self._run_next()
 
-    # -- in a thread of the pool --------------------------------------------------------------------------------------------
+    # -- in a thread of the pool -------------------------------------------------------------------
 
     def _run(self, batch: list[_WaitingCall]) -> None:
         enter(lambda: not any(waiting.call.wanted() for waiting in batch))
@@ -139,10 +154,13 @@ class Batched:
         for leaf in leaves:
             if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (total,):
                 shown = (
-                    f"an array of shape {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+                    f"an array of shape {leaf.shape}"
+                    if isinstance(leaf, np.ndarray)
+                    else f"a {type(leaf).__name__}"
                 )
                 raise UnknownError(
-                    f"{self._method.name} was given a batch of {total} rows, and returned {shown}, which does not have as many rows",
+                    f"{self._method.name} was given a batch of {total} rows, and returned "
+                    f"{shown}, which does not have as many rows",
                 )
         ends = np.cumsum(rows).tolist()
         return (
@@ -164,8 +182,8 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """Return a key of a call's arguments. Two calls can be joined if and only if their keys are equal. Add the row counts of all arrays to
-    `rows`.
+    """Return a key of a call's arguments. Two calls can be joined if and only if their keys are
+    equal. Add the row counts of all arrays to `rows`.
     """
     if isinstance(value, np.ndarray) and value.ndim:
         rows.add(len(value))
@@ -174,6 +192,14 @@ def _kind(value: Any, rows: set[int]) -> Hashable:
         keys = sorted(value, key=lambda key: (str(type(key)), key))
         return dict, *((key, _kind(value[key], rows)) for key in keys)
     if isinstance(value, (list, tuple)):
-        return isinstance(value, list), getattr(value, "_fields", None), *(_kind(item, rows) for item in value)
-    shown = "an array without rows" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-    raise InvalidArgumentError(f"calls of this method are joined along axis 0: wanted arrays, given {shown}")
+        return (
+            isinstance(value, list),
+            getattr(value, "_fields", None),
+            *(_kind(item, rows) for item in value),
+        )
+    shown = (
+        "an array without rows" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    )
+    raise InvalidArgumentError(
+        f"calls of this method are joined along axis 0: wanted arrays, given {shown}"
+    )

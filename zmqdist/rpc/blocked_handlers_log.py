@@ -1,4 +1,5 @@
-"""A warning when all handler threads are blocked, for instance because each handler calls its own server and waits for a free thread.
+"""A warning when all handler threads are blocked, for instance because each handler calls its own
+server and waits for a free thread.
 
 Not here: when the warning is due (admission_machine.py).
 """
@@ -42,10 +43,14 @@ class BlockedHandlersLog:
         if self._detector.look(stuck, ended, now):
             methods = Counter(_name_of(*work) for work in running).most_common(10)
             log.warning(
-                "%s: all %d handler threads have been busy for %.0f s, none of their calls has ended, and further calls wait. "
-                "Running: %s. A handler that calls its own server, directly or through another, waits for a thread that it occupies "
-                "itself: call the function instead, register it with inline=True, or give the server more threads "
-                "(threads_max). If the handlers are only slow, add threads or reduce the number of callers",
+                "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
+                "ended, and further calls wait. "
+                "Running: %s. A handler that calls its own server, directly or through another, "
+                "waits for a thread that it occupies "
+                "itself: call the function instead, register it with inline=True, or give the "
+                "server more threads "
+                "(threads_max). If the handlers are only slow, add threads or reduce the number "
+                "of callers",
                 where,
                 len(running),
                 STALL_S,
@@ -56,6 +61,7 @@ class BlockedHandlersLog:
 
 
 def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
-    """Return the name of the method that a piece of the pool's work runs. The work is a call or a batch of calls."""
+    """Return the name of the method that a piece of the pool's work runs. The work is a call or a
+    batch of calls."""
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)

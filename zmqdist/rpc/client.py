@@ -1,11 +1,13 @@
 """The client of an RPC server.
 
 Rules
-    `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
-    A call that is made while no server is connected waits for a server until the call's deadline, and is sent when a server is connected. A
-    call that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
-    An error that the client itself can recognise (arguments of the wrong structure, a value that cannot travel) is raised when the call is
-    made. Every other error is the outcome of the call.
+    `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number
+    of threads may share a client. A call that is made while no server is connected waits for a
+    server until the call's deadline, and is sent when a server is connected. A call that was in
+    flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may
+    have run. An error that the client itself can recognise (arguments of the wrong structure, a
+    value that cannot travel) is raised when the call is made. Every other error is the outcome of
+    the call.
 
 Not here: threads and the socket (transport/channel.py).
 """
@@ -44,7 +46,8 @@ def check_layer(rpc_layer: str, kind: str, address: str) -> None:
     """Raise ValueError unless `rpc_layer` is "zmq". `kind` is "Server" or "Client"."""
     if rpc_layer != LAYER:
         raise ValueError(
-            f'Only the "{LAYER}" backend is supported at the moment, given rpc_layer={rpc_layer!r}: write '
+            f'Only the "{LAYER}" backend is supported at the moment, given '
+            f"rpc_layer={rpc_layer!r}: write "
             f'{kind}.create("{LAYER}", {address!r})'
         )
 
@@ -66,15 +69,18 @@ class RpcClient:
     >>> client.close()
     >>> server.stop()
 
-    Close it with `close` or a with-statement. Closing ends unanswered calls with CANCELLED. A client that the program drops is closed when
-    the results of its calls were dropped, too.
+    Close it with `close` or a with-statement. Closing ends unanswered calls with CANCELLED. A
+    client that the program drops is closed when the results of its calls were dropped, too.
 
-    The client has attributes for each method that the server had when the client was made, or at the last `refresh`. `m(*args, **kwargs)`
-    returns a StatusOrResult; `m_blocking(*args, **kwargs)` waits and returns the value, or raises the error. If the method is a generator
-    function, `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) are the client's own, so a
-    parameter of the method with such a name must be given by position. Arguments that cannot be right (an unknown keyword, a structure
-    other than that of the signature) raise TypeError or ValueError before the call is sent. If the name of a method is not an identifier,
-    or is an attribute of this class, use `call`, or `stream` for a generator function.
+    The client has attributes for each method that the server had when the client was made, or at
+    the last `refresh`. `m(*args, **kwargs)` returns a StatusOrResult; `m_blocking(*args, **kwargs)`
+    waits and returns the value, or raises the error. If the method is a generator function,
+    `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) are
+    the client's own, so a parameter of the method with such a name must be given by position.
+    Arguments that cannot be right (an unknown keyword, a structure other than that of the
+    signature) raise TypeError or ValueError before the call is sent. If the name of a method is not
+    an identifier, or is an attribute of this class, use `call`, or `stream` for a generator
+    function.
 
     Attributes:
       address: "host:port" of the server.
@@ -109,10 +115,12 @@ class RpcClient:
           rpc_layer: "zmq".
           address: "host:port" or "zmq://host:port".
           name: the name of this client in logs; it need not be unique.
-          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline; `create` then
-            waits without limit, and logs for which server it waits.
-          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
-            Without keys, the client shows the user's token, which works on loopback only.
+          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or
+            less means no deadline; `create` then waits without limit, and logs for which server it
+            waits.
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the
+            folder is ZMQDIST_KEYS_DIR. Without keys, the client shows the user's token, which works
+            on loopback only.
 
         Returns:
           A ZmqClient. The caller owns the client and closes it.
@@ -123,15 +131,25 @@ class RpcClient:
           InvalidArgumentError: `address` is not a valid address.
           DeadlineExceededError: no server replied within `timeout_in_ms`.
           UnavailableError: the connection ended twice before the server had replied.
-          UnauthenticatedError: the server refused the key or token, or failed to prove its own identity.
-          FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security; or the address needs
-            keys that are missing, or the secrets cannot be read.
+          UnauthenticatedError: the server refused the key or token, or failed to prove its own
+            identity.
+          FailedPreconditionError: the server speaks another version of the protocol, or uses
+            another kind of security; or the address needs keys that are missing, or the secrets
+            cannot be read.
         """
         check_layer(rpc_layer, "Client", address)
-        return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
+        return ZmqClient(
+            address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file
+        )
 
     def call(
-        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
+        self,
+        method_name: str,
+        args: Any = None,
+        output_specs: Any = None,
+        timeout_in_ms: int = 0,
+        *,
+        out: Any = None,
     ) -> StatusOrResult:
         """Call a method by its name (`ZmqClient.call`).
 
@@ -189,7 +207,8 @@ class ZmqClient(RpcClient):
     >>> client.scale(np.arange(3), 10).get_value()
     array([ 0, 10, 20])
 
-    A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor does not wait for the server.
+    A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor
+    does not wait for the server.
     """
 
     @checked
@@ -204,21 +223,28 @@ class ZmqClient(RpcClient):
         token_file: str | os.PathLike[str] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, wait for the server, and raise the errors of
-        `Client.create`.
+        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, wait
+        for the server, and raise the errors of `Client.create`.
 
-        `security` overrides `keys_dir` and `token_file`; use it to connect in another role than "client".
+        `security` overrides `keys_dir` and `token_file`; use it to connect in another role than
+        "client".
         """
         due_after(timeout_in_ms, 0)
         self.address = strip_scheme(address)
         name = str(name)  # not one of NumPy, which the wire format refuses
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
-            raise InvalidArgumentError(f"name wants at most {NAME_CHARS_MAX} printable characters: {name[:40]!a}")
+            raise InvalidArgumentError(
+                f"name wants at most {NAME_CHARS_MAX} printable characters: {name[:40]!a}"
+            )
         self.name = name
         self._timeout_in_ms = timeout_in_ms
         if security is None:
-            security = client_security(self.address, "client", keys_dir=_path(keys_dir), token_file=_path(token_file))
-        hello = our_hello("client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}")
+            security = client_security(
+                self.address, "client", keys_dir=_path(keys_dir), token_file=_path(token_file)
+            )
+        hello = our_hello(
+            "client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}"
+        )
         self._channel = Channel(self.address, security, hello)
         self._offered: set[str] = set()
         if list_registered_methods:
@@ -233,7 +259,13 @@ class ZmqClient(RpcClient):
         def __getattr__(self, name: str) -> Any: ...
 
     def call(
-        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
+        self,
+        method_name: str,
+        args: Any = None,
+        output_specs: Any = None,
+        timeout_in_ms: int = 0,
+        *,
+        out: Any = None,
     ) -> StatusOrResult:
         """Call a method by its name, without waiting for the reply.
 
@@ -242,29 +274,42 @@ class ZmqClient(RpcClient):
 
         Args:
           method_name: the name under which the method is registered, dots included.
-          args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
-          output_specs: a structure of TensorSpec, into which the returned leaves are packed, as arrays. Without it, the value is the flat
-            list of the leaves that the function returned, or None if the function returned nothing.
-          timeout_in_ms: deadline of this call in milliseconds. 0 or less means the client's default.
-          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value of the
-            call is then `out` itself. A large reply from another host is received directly into `out`; any other reply is copied into it
-            once. Do not touch `out` until the call has ended. If the reply does not fit (InvalidArgumentError), `out` is unchanged; after
-            any other error its content is undefined.
+          args: None, one value, or any structure of values. Only the leaves are sent, from left to
+            right.
+          output_specs: a structure of TensorSpec, into which the returned leaves are packed, as
+            arrays. Without it, the value is the flat list of the leaves that the function returned,
+            or None if the function returned nothing.
+          timeout_in_ms: deadline of this call in milliseconds. 0 or less means the client's
+            default.
+          out: a writable, contiguous array that receives the reply, which must be one array of the
+            same shape and dtype. The value of the call is then `out` itself. A large reply from
+            another host is received directly into `out`; any other reply is copied into it once. Do
+            not touch `out` until the call has ended. If the reply does not fit
+            (InvalidArgumentError), `out` is unchanged; after any other error its content is
+            undefined.
 
         Returns:
           A StatusOrResult for the outcome of the call.
 
         Raises:
-          InvalidArgumentError: a value in `args`, or the name, cannot travel; `out` cannot receive an array; or both `out` and
-            `output_specs` were given.
+          InvalidArgumentError: a value in `args`, or the name, cannot travel; `out` cannot receive
+            an array; or both `out` and `output_specs` were given.
           TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` not a number.
           FailedPreconditionError: the client was made before a fork.
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
-            raise InvalidArgumentError("out and output_specs both decide the form of the value: give only one of them")
+            raise InvalidArgumentError(
+                "out and output_specs both decide the form of the value: give only one of them"
+            )
         output = None if out is None else OutputArray(out)
-        read = output.read if output else as_leaves if output_specs is None else as_specified(output_specs)
+        read = (
+            output.read
+            if output
+            else as_leaves
+            if output_specs is None
+            else as_specified(output_specs)
+        )
         body, parts = payload.pack([] if args is None else payload.leaves(args))
         sources = snapshot(parts, lends=self._channel.shares_memory, still=False) if parts else ()
         call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
@@ -274,13 +319,15 @@ class ZmqClient(RpcClient):
         return StatusOrResult(self._channel, call, read)
 
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
-        """Call a generator function by its name, without waiting. The client's list of methods need not contain the name.
+        """Call a generator function by its name, without waiting. The client's list of methods need
+        not contain the name.
 
         >>> [int(item) for item in client.stream("count", 3)]
         [0, 1, 2]
 
         Args:
-          timeout_in_ms: deadline of the whole stream in milliseconds. 0 or less means the client's default.
+          timeout_in_ms: deadline of the whole stream in milliseconds. 0 or less means the client's
+            default.
 
         Raises:
           InvalidArgumentError: a value in `args`, or the name, cannot travel.
@@ -288,15 +335,19 @@ class ZmqClient(RpcClient):
           FailedPreconditionError: the client was made before a fork.
         """
         check_name(method_name)
-        return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
+        return Stream(
+            self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms)
+        )
 
     def methods(self, timeout: float | None = None) -> dict[str, MethodInfo]:
-        """Fetch the methods that the server has now, by name. Blocks for at most `timeout` seconds; None means the client's deadline.
+        """Fetch the methods that the server has now, by name. Blocks for at most `timeout` seconds;
+        None means the client's deadline.
 
         >>> sorted(client.methods())
         ['count', 'scale']
 
-        If the connection ends meanwhile, this method requests the list once more, because a restarted server may listen at the address.
+        If the connection ends meanwhile, this method requests the list once more, because a
+        restarted server may listen at the address.
 
         Raises:
           OpError: the error with which the call for the list ended.
@@ -315,8 +366,8 @@ class ZmqClient(RpcClient):
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self, timeout: float | None = None) -> None:
-        """Fetch the list of the server's methods again, and update this client's attributes to match. This
-        blocks as `methods` does, and raises the errors of `methods`.
+        """Fetch the list of the server's methods again, and update this client's attributes to
+        match. This blocks as `methods` does, and raises the errors of `methods`.
 
         >>> client.refresh()
         """
@@ -331,15 +382,16 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        # An attribute that remains is overwritten, not deleted and set again, because other threads may use it at any moment.
+        # An attribute that remains is overwritten, not deleted and set again, because other threads
+        # may use it at any moment.
         for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():
             delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
-        """Return the functions that call a method: `m` and, unless it is a stream, `m_blocking`. `info` is from the result of `methods`.
-        The method's name need not be an identifier.
+        """Return the functions that call a method: `m` and, unless it is a stream, `m_blocking`.
+        `info` is from the result of `methods`. The method's name need not be an identifier.
 
         >>> _, blocking = client.stubs(client.methods()["scale"])
         >>> blocking(np.arange(3), 10)
@@ -348,7 +400,8 @@ class ZmqClient(RpcClient):
         return stubs(self._channel, info, self._timeout_in_ms)
 
     def snapshot(self) -> ClientSnapshot:
-        """Return the client's current figures: calls, waiting threads, large arrays in flight, messages.
+        """Return the client's current figures: calls, waiting threads, large arrays in flight,
+        messages.
 
         >>> client.snapshot().calls >= 0
         True
@@ -361,7 +414,8 @@ class ZmqClient(RpcClient):
         return self._channel.snapshot()
 
     def close(self) -> None:
-        """Close the connection. Unanswered calls end with CANCELLED, and later calls with FAILED_PRECONDITION. Idempotent.
+        """Close the connection. Unanswered calls end with CANCELLED, and later calls with
+        FAILED_PRECONDITION. Idempotent.
 
         >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         >>> server.start()
@@ -386,5 +440,6 @@ def _path(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def channel_of(client: ZmqClient) -> Channel:
-    """Return the channel of a client. It is not a public attribute, because a client's attributes are for the methods of its server."""
+    """Return the channel of a client. It is not a public attribute, because a client's attributes
+    are for the methods of its server."""
     return client._channel

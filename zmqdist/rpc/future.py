@@ -16,20 +16,24 @@ from zmqdist.transport.channel import Channel
 
 
 class StatusOrResult(NotAFuture):
-    """The outcome of one call, which never changes. Any thread may call the methods, in any order and repeatedly.
+    """The outcome of one call, which never changes. Any thread may call the methods, in any order
+    and repeatedly.
 
     >>> result = client.scale(np.arange(3), 10)
     >>> result.is_ok(), result.get_value().tolist()
     (True, [0, 10, 20])
 
-    Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or the connection ends; if
-    no server is connected, they wait for a server. Dropping the object does not cancel the call: the remote function still runs. `bool` of
-    the object is True even if the call ends with an error.
+    Methods that wait do so until the call's own deadline. Without a deadline they wait until the
+    server replies or the connection ends; if no server is connected, they wait for a server.
+    Dropping the object does not cancel the call: the remote function still runs. `bool` of the
+    object is True even if the call ends with an error.
     """
 
     __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
 
-    def __init__(self, channel: Channel, call: ClientCall, read: Callable[[ClientCall, str], Any]) -> None:
+    def __init__(
+        self, channel: Channel, call: ClientCall, read: Callable[[ClientCall, str], Any]
+    ) -> None:
         self._channel = channel
         self._call = call
         self._read = read
@@ -45,7 +49,8 @@ class StatusOrResult(NotAFuture):
         return self._call.code == 0
 
     def get_error(self) -> tuple[int, str]:
-        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call ended with a value.
+        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call
+        ended with a value.
 
         >>> client.scale(np.arange(3)).get_error()
         (0, '')
@@ -89,14 +94,14 @@ class StatusOrResult(NotAFuture):
         >>> result.cancel()  # too late
         False
 
-        If the server has not started the function when the cancellation arrives, the function does not run. A running function goes on,
-        and can check `zmqdist.cancelled()`.
+        If the server has not started the function when the cancellation arrives, the function does
+        not run. A running function goes on, and can check `zmqdist.cancelled()`.
         """
         return self._channel.cancel(self._call)
 
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
-        """Have `fn(self)` called once when the call has ended, in a thread of the client. If the call has ended already, invoke `fn` at
-        once in this thread.
+        """Have `fn(self)` called once when the call has ended, in a thread of the client. If the
+        call has ended already, invoke `fn` at once in this thread.
 
         >>> import queue
         >>> values = queue.Queue()
@@ -105,9 +110,9 @@ class StatusOrResult(NotAFuture):
         >>> values.get(timeout=10)
         array([0, 2, 4])
 
-        Callbacks of one client run one after the other. `fn` may wait for other calls, but must not wait for an event that another
-        callback causes. If `fn` raises in the client's thread, the exception is logged. The client cannot be garbage-collected until `fn`
-        has been called.
+        Callbacks of one client run one after the other. `fn` may wait for other calls, but must not
+        wait for an event that another callback causes. If `fn` raises in the client's thread, the
+        exception is logged. The client cannot be garbage-collected until `fn` has been called.
 
         Raises RuntimeError if the process cannot start a thread for callbacks.
         """
@@ -120,8 +125,8 @@ class StatusOrResult(NotAFuture):
             self._channel.add_done_callback(self._call, lambda call: callbacks.put(fn, self))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting asyncio task is cancelled, the call is
-        cancelled, too.
+        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting
+        asyncio task is cancelled, the call is cancelled, too.
         """
         if self._value is None and not self._call.ended:
             yield from ended(self._channel, self._call).__await__()
@@ -134,7 +139,8 @@ class StatusOrResult(NotAFuture):
 
 
 class InternalResult(StatusOrResult):
-    """The outcome of a call of this package. Its callbacks do not wait, so the thread that reads the replies calls them."""
+    """The outcome of a call of this package. Its callbacks do not wait, so the thread that reads
+    the replies calls them."""
 
     __slots__ = ()
 
@@ -148,7 +154,8 @@ def is_sent(result: StatusOrResult) -> bool:
 
 
 def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
-    """Return (value, None), or (None, error) if the call has failed or its value cannot be decoded here, for example for lack of memory.
+    """Return (value, None), or (None, error) if the call has failed or its value cannot be decoded
+    here, for example for lack of memory.
 
     For callbacks: if a callback raised, a thread that waits for what it does would wait for ever.
     """
@@ -161,12 +168,14 @@ def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
-    """Return another StatusOrResult of the same call. Its value is what `read(call, address of the server)` returns."""
+    """Return another StatusOrResult of the same call. Its value is what `read(call, address of the
+    server)` returns."""
     return StatusOrResult(result._channel, result._call, read)
 
 
 async def ended(channel: Channel, call: ClientCall) -> None:
-    """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled, cancel the call, too."""
+    """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled,
+    cancel the call, too."""
     import asyncio  # imported here, so that programs without asyncio do not load it
 
     loop = asyncio.get_running_loop()
@@ -203,13 +212,15 @@ def as_returned(call: ClientCall, address: str) -> Any:
 
 
 def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
-    """Return the flat list of the leaves of a call's value, or None if the remote function returned nothing."""
+    """Return the flat list of the leaves of a call's value, or None if the remote function returned
+    nothing."""
     value = as_returned(call, address)
     return None if value is None else nest.flatten(value)
 
 
 def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
-    """Return a function that reads the leaves of a reply and returns them as arrays, in the structure of `specs`."""
+    """Return a function that reads the leaves of a reply and returns them as arrays, in the
+    structure of `specs`."""
     wanted = nest.flatten(checked_signature("output_specs", specs))
 
     def read(call: ClientCall, address: str) -> Any:

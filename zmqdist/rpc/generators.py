@@ -1,14 +1,17 @@
-"""The server's side of streams: the generators, each in a thread of its own, and the calls that fetch their items.
+"""The server's side of streams: the generators, each in a thread of its own, and the calls that
+fetch their items.
 
 Rules
     One thread runs a generator from its first line to its last, including `finally`.
-    Each item is packed as soon as the generator yields it, so that the generator may change the item afterwards. Packed items wait for the
-    client's next call. Meanwhile the generator continues, until STREAM_ITEMS_AHEAD items or STREAM_BYTES_AHEAD bytes wait.
-    The server replies to a call for items as soon as one item is packed. The reply has all packed items, up to the bounds of one message.
-    The server closes a generator at its next yield when the client closes the stream or disconnects, when the deadline passes, or when the
-    server stops.
+    Each item is packed as soon as the generator yields it, so that the generator may change the
+    item afterwards. Packed items wait for the client's next call. Meanwhile the generator
+    continues, until STREAM_ITEMS_AHEAD items or STREAM_BYTES_AHEAD bytes wait. The server replies
+    to a call for items as soon as one item is packed. The reply has all packed items, up to the
+    bounds of one message. The server closes a generator at its next yield when the client closes
+    the stream or disconnects, when the deadline passes, or when the server stops.
     A generator that rarely yields can check `zmqdist.cancelled()`.
-    A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has ended.
+    A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has
+    ended.
 
 Not here: the client's side, and the calls that both sides use (streams.py).
 """
@@ -64,8 +67,8 @@ class Generators:
             stream.close(errors.UNAVAILABLE, "its client has gone")
 
     def stop(self) -> list[threading.Thread]:
-        """Close all streams, because the server stops; their unanswered calls end with UNAVAILABLE. Return the threads whose generators
-        still run.
+        """Close all streams, because the server stops; their unanswered calls end with UNAVAILABLE.
+        Return the threads whose generators still run.
         """
         for stream in self._running:
             stream.close(errors.UNAVAILABLE, "the server has stopped")
@@ -78,7 +81,9 @@ class Generators:
 
     def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
         if type(number) is not int or type(name) is not str:
-            raise InvalidArgumentError("the number of a stream must be an int, and the name of its method a str")
+            raise InvalidArgumentError(
+                "the number of a stream must be an int, and the name of its method a str"
+            )
         method = self._service.allowed(call.peer, name)
         if not method.streaming:
             raise InvalidArgumentError(f"{name} is not a generator function: call it")
@@ -87,9 +92,13 @@ class Generators:
         if number in streams:
             raise InvalidArgumentError(f"stream number {number} is in use")
         if len(streams) >= STREAMS_OF_PEER_MAX:
-            raise ResourceExhaustedError(f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some")
+            raise ResourceExhaustedError(
+                f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some"
+            )
         if len(self._running) >= STREAMS_MAX:
-            raise ResourceExhaustedError(f"{STREAMS_MAX} streams run at this server: wait until some have ended")
+            raise ResourceExhaustedError(
+                f"{STREAMS_MAX} streams run at this server: wait until some have ended"
+            )
         stream = _Stream(self, self._service, number, method, call)
         stream.start(args, named)
         self._by_peer.setdefault(call.peer, {})[number] = stream
@@ -99,7 +108,8 @@ class Generators:
         stream = self._find(call.peer, number)
         if stream is None:
             raise UnavailableError(
-                "the server does not know this stream: the stream was closed, or its connection has ended"
+                "the server does not know this stream: the stream was closed, or its connection "
+                "has ended"
             )
         stream.request_items(call)
         self._forget_if_over(stream)
@@ -127,14 +137,20 @@ class Generators:
 
 
 class _Stream:
-    """One stream and its generator. `_condition` guards the state that the generator's thread and the loop share.
+    """One stream and its generator. `_condition` guards the state that the generator's thread and
+    the loop share.
 
     Attributes:
       over: whether the stream was closed, or its last items have been sent.
     """
 
     def __init__(
-        self, owner: Generators, service: AnsweringService, number: int, method: Method, call: PendingCall
+        self,
+        owner: Generators,
+        service: AnsweringService,
+        number: int,
+        method: Method,
+        call: PendingCall,
     ) -> None:
         self.peer = call.peer
         self.number = number
@@ -152,15 +168,18 @@ class _Stream:
 
     def start(self, args: Any, named: dict[str, Any]) -> None:
         self.thread = threading.Thread(
-            target=self._run, args=(args, named), name=f"zmqdist-stream-{self._method.name}", daemon=True
+            target=self._run,
+            args=(args, named),
+            name=f"zmqdist-stream-{self._method.name}",
+            daemon=True,
         )
         self.thread.start()
 
-    # -- in the loop ------------------------------------------------------------------------------------------------------
+    # -- in the loop -------------------------------------------------------------------------------
 
     def request_items(self, call: PendingCall) -> None:
-        """Reply to `call`, which requests items of this stream, as soon as an item is packed. Raises InvalidArgumentError if the previous
-        call has no reply yet.
+        """Reply to `call`, which requests items of this stream, as soon as an item is packed.
+        Raises InvalidArgumentError if the previous call has no reply yet.
         """
         with self._condition:
             if self._pending is not None and self._pending.wanted():
@@ -169,7 +188,8 @@ class _Stream:
             self._reply()
 
     def close(self, code: int, message: str) -> None:
-        """Close the stream: drop its packed items, and reply to an unanswered call for items with this error."""
+        """Close the stream: drop its packed items, and reply to an unanswered call for items with
+        this error."""
         with self._condition:
             self._bodies, self._sources, self._bytes = [], [], 0
             self._end = (code, message)
@@ -177,7 +197,7 @@ class _Stream:
             self.over = True
             self._condition.notify()
 
-    # -- in the generator's thread -----------------------------------------------------------------------------------------
+    # -- in the generator's thread -----------------------------------------------------------------
 
     def _run(self, args: Any, named: dict[str, Any]) -> None:
         enter(lambda: self.over or time.monotonic() >= self._due)
@@ -186,7 +206,9 @@ class _Stream:
         except BaseException as error:
             if self.over:
                 log.warning(
-                    "a generator of %s raised when it was closed: %s", self._method.name, code_and_message(error)[1]
+                    "a generator of %s raised when it was closed: %s",
+                    self._method.name,
+                    code_and_message(error)[1],
                 )
             end = code_and_message(error)
         leave()
@@ -197,7 +219,8 @@ class _Stream:
         self._service.soon(self._owner.ended, self)
 
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
-        """Run the generator until it ends or the stream is closed. Return (code, message) of the generator's end."""
+        """Run the generator until it ends or the stream is closed. Return (code, message) of the
+        generator's end."""
         generator = self._method.fn(*args, **named)
         args = named = None  # type: ignore[assignment]  # the generator alone refers to its arguments now, and may free them
         try:
@@ -216,7 +239,8 @@ class _Stream:
         return errors.DEADLINE_EXCEEDED, f"deadline passed while {self._method.name!r} streamed"
 
     def _wait_for_room(self) -> bool:
-        """Wait until the generator may produce another item. Return False if the stream was closed or its deadline has passed."""
+        """Wait until the generator may produce another item. Return False if the stream was closed
+        or its deadline has passed."""
         with self._condition:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
@@ -234,10 +258,11 @@ class _Stream:
             if self._pending is not None:
                 self._reply()
 
-    # -- with `_condition` held ---------------------------------------------------------------------------------------------
+    # -- with `_condition` held --------------------------------------------------------------------
 
     def _reply(self) -> None:
-        """Reply to the unanswered call for items, if there is such a call and if items are packed or the stream has ended."""
+        """Reply to the unanswered call for items, if there is such a call and if items are packed
+        or the stream has ended."""
         call = self._pending
         if call is None or not (self._bodies or self._end is not None) or self.over:
             return
@@ -245,18 +270,21 @@ class _Stream:
         count = self._fitting_count()
         bodies, self._bodies = self._bodies[:count], self._bodies[count:]
         sources, self._sources = self._sources[:count], self._sources[count:]
-        self._bytes = sum(map(len, self._bodies)) + sum(_nbytes(part) for parts in self._sources for part in parts)
+        self._bytes = sum(map(len, self._bodies)) + sum(
+            _nbytes(part) for parts in self._sources for part in parts
+        )
         end = None if self._bodies else self._end
         self.over = end is not None
         parts = [len(item_sources) for item_sources in sources] if any(sources) else []
         call.reply_packed(
-            encode_items(Items(bodies, parts, end)), [part for item_sources in sources for part in item_sources]
+            encode_items(Items(bodies, parts, end)),
+            [part for item_sources in sources for part in item_sources],
         )
         self._condition.notify()
 
     def _fitting_count(self) -> int:
-        """Return how many of the packed items to send in one message. At least one item is sent, even if it is larger than a message should
-        be.
+        """Return how many of the packed items to send in one message. At least one item is sent,
+        even if it is larger than a message should be.
         """
         byte_count = parts = 0
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):

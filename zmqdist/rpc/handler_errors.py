@@ -1,7 +1,8 @@
 """The error reply to a call whose handler has raised an exception.
 
-No function here raises, because a call whose error cannot be built would never get a reply. An exception runs code of the program: its
-`__str__` may raise, and the constructor of a subclass of OpError may leave OpError's attributes unset.
+No function here raises, because a call whose error cannot be built would never get a reply. An
+exception runs code of the program: its `__str__` may raise, and the constructor of a subclass of
+OpError may leave OpError's attributes unset.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ _HERE: Final = os.path.dirname(__file__)
 
 
 def failed(id: int, error: BaseException) -> Reply:
-    """Return the reply to call `id` for an exception of its handler. An OpError keeps its code and text. For another exception, its class
-    decides the code, and the text consists of class, message and traceback.
+    """Return the reply to call `id` for an exception of its handler. An OpError keeps its code and
+    text. For another exception, its class decides the code, and the text consists of class, message
+    and traceback.
     """
     return Reply(id, *code_and_message(error), b"")
 
 
 def no_room(id: int, reason: str) -> Reply:
-    """Return the error reply to call `id`, for whose arguments the server has no room. `reason` names the bound that they exceed."""
+    """Return the error reply to call `id`, for whose arguments the server has no room. `reason`
+    names the bound that they exceed."""
     message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
     return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
 
@@ -46,36 +49,46 @@ def stopping() -> UnavailableError:
 
 
 def code_and_message(error: BaseException) -> tuple[int, str]:
-    """Return the code and the message of an error, for a Reply. The code is never OK. A message of more than ERROR_CHARS_MAX characters is
-    shortened, and the message says that it was.
+    """Return the code and the message of an error, for a Reply. The code is never OK. A message of
+    more than ERROR_CHARS_MAX characters is shortened, and the message says that it was.
 
-    This never raises. Call it only in a thread of zmqdist, because it handles even a KeyboardInterrupt as an exception that the error's own
-    code has raised.
+    This never raises. Call it only in a thread of zmqdist, because it handles even a
+    KeyboardInterrupt as an exception that the error's own code has raised.
     """
     try:
         if isinstance(error, OpError):
             return _code(error), _encodable(_cut(_message(error), ERROR_CHARS_MAX))
         code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
         return code, _encodable(_text(error))
-    except BaseException:  # an attribute of the error has raised an exception, or its text is not a str
+    except BaseException:
+        # an attribute of the error has raised an exception, or its text is not a str
         return errors.UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
 
 
 def _code(error: OpError) -> int:
-    """Return the error's code. Return UNKNOWN if the error has no code, or has the code OK, which would turn the error into a value."""
+    """Return the error's code. Return UNKNOWN if the error has no code, or has the code OK, which
+    would turn the error into a value."""
     code = getattr(error, "error_code", getattr(error, "code", None))
-    return int(code) if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED else errors.UNKNOWN
+    return (
+        int(code)
+        if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED
+        else errors.UNKNOWN
+    )
 
 
 def _message(error: OpError) -> str:
     # the attribute is missing if a subclass does not call OpError's constructor
     message = getattr(error, "message", None)
-    return f"{type(error).__name__}: {', '.join(map(str, error.args))}" if message is None else str(message)
+    return (
+        f"{type(error).__name__}: {', '.join(map(str, error.args))}"
+        if message is None
+        else str(message)
+    )
 
 
 def _encodable(text: str) -> str:
-    """Return `text` with lone surrogates written as escapes, so that it can be encoded. File names in a message, which need not be UTF-8,
-    cause lone surrogates.
+    """Return `text` with lone surrogates written as escapes, so that it can be encoded. File names
+    in a message, which need not be UTF-8, cause lone surrogates.
     """
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
@@ -89,7 +102,8 @@ def _cut(text: str, most: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return class, message and traceback of an error as one text. The traceback omits the leading frames of this package."""
+    """Return class, message and traceback of an error as one text. The traceback omits the leading
+    frames of this package."""
     try:
         head = f"{type(error).__name__}: {error}"
     except BaseException:  # `__str__` of the error has raised an exception, for instance SystemExit

@@ -1,7 +1,9 @@
-"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and the clients that own it take turns.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and
+the clients that own it take turns.
 
-The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
-`concurrent.futures`, which joins its threads at exit, and makes a Future for each call, although the pool needs none.
+The threads are daemons, because a handler that never ends must not keep the process from ending.
+The pool does not use `concurrent.futures`, which joins its threads at exit, and makes a Future for
+each call, although the pool needs none.
 
 Not here: which work begins next, and how many bytes may wait (admission_machine.py).
 """
@@ -21,7 +23,8 @@ from zmqdist.transport.memory_limits import usable_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 SHARE: Final = 8
-"""Pulled arguments of waiting calls take at most 1/SHARE of the usable memory, and so do unasked arguments."""
+"""Pulled arguments of waiting calls take at most 1/SHARE of the usable memory, and so do unasked
+arguments."""
 
 Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
@@ -29,23 +32,28 @@ Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 class HandlerPool:
     """A bounded pool of threads for handlers.
 
-    Only one thread may call `submit` and `ready`, and not after `stop`. Any thread may call the other methods.
+    Only one thread may call `submit` and `ready`, and not after `stop`. Any thread may call the
+    other methods.
 
     Attributes:
       full: whether there was more unfinished work than `threads_max` when work was last added.
     """
 
-    def __init__(self, name: str, threads_max: int, on_room: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, name: str, threads_max: int, on_room: Callable[[], object] | None = None
+    ) -> None:
         """Create a pool without threads.
 
         Args:
-          on_room: a function that a thread of the pool calls when work begins and the large arguments of another call wait to be let in.
+          on_room: a function that a thread of the pool calls when work begins and the large
+            arguments of another call wait to be let in.
         """
         self.full = False
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        self._lock = threading.RLock()  # entering the Condition instead of this lock would take several times as long
+        # entering the Condition instead of this lock would take several times as long
+        self._lock = threading.RLock()
         self._quiet = threading.Condition(self._lock)
         share = usable_bytes() // SHARE
         self._admission = FairAdmission(
@@ -57,11 +65,11 @@ class HandlerPool:
         self._ended = 0
         self._wake: SimpleQueue[bool] = SimpleQueue()
 
-    # -- adding work ---------------------------------------------------------------------------------------------------------
+    # -- adding work -------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way counts as work of one owner, and begins in
-        the order of submission.
+        """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way counts
+        as work of one owner, and begins in the order of submission.
         """
         self.ready(None, object(), (fn, args))
 
@@ -69,12 +77,14 @@ class HandlerPool:
         """Have a thread of the pool run `work` when it is the turn of `owner`.
 
         Args:
-          owner: the client whose work it is, or None for work of the server itself. Owners take turns.
+          owner: the client whose work it is, or None for work of the server itself. Owners take
+            turns.
           key: the name of the work among the work of its owner, as `dropped` gets it.
           nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
 
         Returns:
-          Why the pool refuses the work (admission_machine.py, P5). "" means that the pool accepts the work.
+          Why the pool refuses the work (admission_machine.py, P5). "" means that the pool accepts
+          the work.
         """
         with self._lock:
             if nbytes and (refused := self._admission.arrived(owner, key, nbytes)):
@@ -88,7 +98,8 @@ class HandlerPool:
                 return ""
             threads = len(self._running)
             if self.full or threads >= unfinished:
-                return ""  # a thread that is about to be free, or that was just started, will take the work
+                # a thread that is about to be free, or that was just started, will take the work
+                return ""
             self._running.append(None)
         name = f"{self._name}-{threads + 1}"
         threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True).start()
@@ -109,10 +120,11 @@ class HandlerPool:
         with self._lock:
             return self._admission.let_in() if self._admission.outside else None
 
-    # -- removing work ----------------------------------------------------------------------------------------------------------
+    # -- removing work -----------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
-        """Remove work that the pool must not begin. Return whether the work waited (`FairAdmission.dropped`)."""
+        """Remove work that the pool must not begin. Return whether the work waited
+        (`FairAdmission.dropped`)."""
         with self._lock:
             waited = self._admission.dropped(owner, key)
             self._notify_if_idle()
@@ -132,11 +144,12 @@ class HandlerPool:
             return calls
 
     def stop(self) -> None:
-        """Let the pool's threads end when no work is left. Waiting work still runs, but no more work may be added."""
+        """Let the pool's threads end when no work is left. Waiting work still runs, but no more
+        work may be added."""
         for _ in self._running:
             self._wake.put(False)
 
-    # -- state ------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def waiting(self, owner: Hashable) -> list[Work]:
         """Return the work of one owner that waits for a thread."""
@@ -144,7 +157,8 @@ class HandlerPool:
             return self._admission.waiting(owner)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Return four numbers: pieces of waiting work, busy threads, threads, and the largest number of threads."""
+        """Return four numbers: pieces of waiting work, busy threads, threads, and the largest
+        number of threads."""
         with self._lock:
             return self._admission.count, self._busy, len(self._running), self._threads_max
 
@@ -154,12 +168,17 @@ class HandlerPool:
             return self._admission.unasked + self._admission.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
-        """Return whether there is more unfinished work than `threads_max`, how many pieces of work have ended so far, and the list
-        of running work. The list is empty if the first item is False.
+        """Return whether there is more unfinished work than `threads_max`, how many pieces of work
+        have ended so far, and the list of running work. The list is empty if the first item is
+        False.
         """
         with self._lock:
             full = self.unfinished > self._threads_max
-            return full, self._ended, [work for work in self._running if work is not None] if full else []
+            return (
+                full,
+                self._ended,
+                [work for work in self._running if work is not None] if full else [],
+            )
 
     @property
     def unfinished(self) -> int:
@@ -167,7 +186,8 @@ class HandlerPool:
         return self._admission.count + self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait for at most `timeout_s` until all added work has ended. Return whether all has ended."""
+        """Wait for at most `timeout_s` until all added work has ended. Return whether all has
+        ended."""
         with self._lock:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
@@ -175,7 +195,7 @@ class HandlerPool:
         if not self._admission.count and not self._busy:
             self._quiet.notify_all()
 
-    # -- in a thread of the pool ----------------------------------------------------------------------------------------------
+    # -- in a thread of the pool -------------------------------------------------------------------
 
     def _serve(self, number: int) -> None:
         running, admission = self._running, self._admission
@@ -199,6 +219,7 @@ class HandlerPool:
                     self._on_room()
                 work[0](*work[1])
             except BaseException:
-                # an exception must not end this thread, because the pool would have one thread less from now on
+                # an exception must not end this thread, because the pool would have one thread less
+                # from now on
                 log.exception("a bug in zmqdist: the work of a handler thread raised")
             del work

@@ -1,8 +1,8 @@
-"""Calls between parts of zmqdist. Such a call names its method, keeps the structure of its arguments, and has a point in time as its
-deadline.
+"""Calls between parts of zmqdist. Such a call names its method, keeps the structure of its
+arguments, and has a point in time as its deadline.
 
-Users call differently: by an attribute of the client, or by `Client.call`, which flattens the arguments; and with a time-out instead of a
-deadline.
+Users call differently: by an attribute of the client, or by `Client.call`, which flattens the
+arguments; and with a time-out instead of a deadline.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
 
 CONNECT_S: Final = 1.0
-"""Seconds for which `reach` waits until the kernel of the server's host accepts or refuses a connection. If the kernel does neither, the
-first call reports why.
+"""Seconds for which `reach` waits until the kernel of the server's host accepts or refuses a
+connection. If the kernel does neither, the first call reports why.
 """
 
 PROBE_AGAIN_S: Final = 0.25
@@ -37,7 +37,8 @@ PROBE_AGAIN_S: Final = 0.25
 
 
 class NotListeningError(UnavailableError):
-    """The error for a server whose port refuses connections, because its process has ended or has not started."""
+    """The error for a server whose port refuses connections, because its process has ended or has
+    not started."""
 
 
 def start(
@@ -54,27 +55,34 @@ def start(
 
     Args:
       due: when the caller stops waiting, on the clock of `time.monotonic`.
-      still: whether the caller promises that the arrays in `args` do not change before the call has ended. Then they are not copied.
-      block: shared memory with the content of the only large array in `args`. The content must not change.
-      waits_for_server: if False, the call ends with UNAVAILABLE if no server is connected, or if the connection ends before the call was
-        sent.
+      still: whether the caller promises that the arrays in `args` do not change before the call has
+        ended. Then they are not copied.
+      block: shared memory with the content of the only large array in `args`. The content must not
+        change.
+      waits_for_server: if False, the call ends with UNAVAILABLE if no server is connected, or if
+        the connection ends before the call was sent.
       out: as in `Client.call`.
 
     Raises:
       InvalidArgumentError: a value in `args` cannot travel.
     """
     body, sources = packed(client, args, still=still, block=block)
-    return start_packed(client, method, body, sources, due=due, waits_for_server=waits_for_server, out=out)
+    return start_packed(
+        client, method, body, sources, due=due, waits_for_server=waits_for_server, out=out
+    )
 
 
 def packed(
     client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
 ) -> tuple[bytes, Sequence[Source]]:
-    """Return the arguments of a call in the packed form that `start_packed` takes. The parameters are those of `start`."""
+    """Return the arguments of a call in the packed form that `start_packed` takes. The parameters
+    are those of `start`."""
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
-    return body, snapshot(parts, lends=channel_of(client).shares_memory, still=still) if block is None else [block]
+    return body, snapshot(
+        parts, lends=channel_of(client).shares_memory, still=still
+    ) if block is None else [block]
 
 
 def start_packed(
@@ -87,7 +95,8 @@ def start_packed(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """Call a method with arguments that `packed` has returned, without waiting for the reply. `start` describes the other parameters."""
+    """Call a method with arguments that `packed` has returned, without waiting for the reply.
+    `start` describes the other parameters."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
@@ -103,14 +112,15 @@ def start_packed(
 def reach(client: ZmqClient, due: float) -> None:
     """Wait until the server of a client has replied to a first small call.
 
-    The kernel accepts connections even for a busy process. So a port that refuses connections means that no server runs there, and `reach`
-    does not wait for the server's next incarnation.
+    The kernel accepts connections even for a busy process. So a port that refuses connections means
+    that no server runs there, and `reach` does not wait for the server's next incarnation.
 
     Args:
       due: when to stop waiting, on the clock of `time.monotonic`.
 
     Raises:
-      NotListeningError: the port refuses connections, at first or while this function waits for the reply.
+      NotListeningError: the port refuses connections, at first or while this function waits for the
+        reply.
       DeadlineExceededError: no reply arrived before `due`.
       OpError: the error with which the first call ended.
     """
@@ -126,7 +136,10 @@ def reach(client: ZmqClient, due: float) -> None:
 
 
 def _check_port(address: str, due: float) -> None:
-    """Raise NotListeningError if the port refuses connections. The first call reports any other fault, such as a slow network."""
+    """Raise NotListeningError if the port refuses connections. The first call reports any other
+    fault, such as a slow network."""
     connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
     if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
-        raise NotListeningError(f"no process listens at {address}: the server has ended or has not started")
+        raise NotListeningError(
+            f"no process listens at {address}: the server has ended or has not started"
+        )

@@ -1,7 +1,9 @@
-"""Calls over a connection that a loop already owns. A worker calls its dispatcher in this way, without opening a second connection.
+"""Calls over a connection that a loop already owns. A worker calls its dispatcher in this way,
+without opening a second connection.
 
-All methods run in the loop. A call ends once, either with its reply or, when the connection ends, with UNAVAILABLE. The arguments of a call
-must fit into the header of a message, so large arrays cannot be sent.
+All methods run in the loop. A call ends once, either with its reply or, when the connection ends,
+with UNAVAILABLE. The arguments of a call must fit into the header of a message, so large arrays
+cannot be sent.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
-"""A function that is called with (value, None) or, if the call ended with an error, with (None, error)."""
+"""A function that is called with (value, None) or, if the call ended with an error, with (None,
+error)."""
 
 
 class LoopClient:
-    """Calls to the server at the other end of a DealerConnection. The connection's owner reports its events and messages to this object."""
+    """Calls to the server at the other end of a DealerConnection. The connection's owner reports
+    its events and messages to this object."""
 
     def __init__(self, dealer: DealerConnection) -> None:
         self._dealer = dealer
@@ -44,7 +48,9 @@ class LoopClient:
             then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
     def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
-        """Call a method of the server, without a deadline. The loop calls `then` with the outcome."""
+        """Call a method of the server, without a deadline. The loop calls `then` with the
+        outcome.
+        """
         body, parts = payload.pack(args)
         assert not parts, "arguments that do not fit into a header need a ZmqClient"
         number = next(self._numbers)

@@ -1,4 +1,5 @@
-"""The descriptions of a server's methods, in the form in which they travel, and in the form that users see."""
+"""The descriptions of a server's methods, in the form in which they travel, and in the form that
+users see."""
 
 from __future__ import annotations
 
@@ -17,16 +18,20 @@ PARAMETER_KIND: Callable[[int], Any] = type(inspect.Parameter.POSITIONAL_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One method of a server. `str(info)` is a readable line: `scale(array, by=10) -> float32[?, 3]`.
+    """One method of a server. `str(info)` is a readable line: `scale(array, by=10) -> float32[?,
+    3]`.
 
     >>> print(client.methods()["scale"])
     scale(array, by=2)...
 
     Attributes:
       name: the name to give to `Client.call`.
-      signature: the parameters, or None if Python cannot determine them. Each default value is shown as a short text or as `...`.
-      input_signature: structure of TensorSpec for the arguments, or None if the method has no input signature.
-      output_signature: structure of TensorSpec for the result, or for each item of a stream. None means no output signature.
+      signature: the parameters, or None if Python cannot determine them. Each default value is
+        shown as a short text or as `...`.
+      input_signature: structure of TensorSpec for the arguments, or None if the method has no input
+        signature.
+      output_signature: structure of TensorSpec for the result, or for each item of a stream. None
+        means no output signature.
       streaming: whether the method is a generator function, so that calling it returns an iterator.
       batch: whether calls of several clients are joined along axis 0 and run as one.
       doc: the first line of the function's docstring.
@@ -42,7 +47,9 @@ class MethodInfo:
 
     def __str__(self) -> str:
         if self.signature is None:
-            inputs = ["..."] if self.input_signature is None else list(map(_shown, self.input_signature))
+            inputs = (
+                ["..."] if self.input_signature is None else list(map(_shown, self.input_signature))
+            )
         else:
             specs = list(self.input_signature or ())
             inputs = [
@@ -55,7 +62,8 @@ class MethodInfo:
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
     def to_wire(self) -> list[Any]:
-        """Return the fields in the form in which they travel. The order is part of the protocol, so a new field is added at the end.
+        """Return the fields in the form in which they travel. The order is part of the protocol, so
+        a new field is added at the end.
 
         >>> client.methods()["scale"].to_wire()[0]
         'scale'
@@ -78,7 +86,8 @@ class MethodInfo:
 
 
 def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
-    """Return the methods in a server's reply to METHODS, by name. Raises WireError if `listing` is not a list of methods."""
+    """Return the methods in a server's reply to METHODS, by name. Raises WireError if `listing` is
+    not a list of methods."""
     try:
         found = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -90,7 +99,9 @@ def _decode_method(
     name: str, inputs: Any, outputs: Any, parameters: Any, streaming: bool, batch: bool, doc: str
 ) -> MethodInfo:
     for signature in (inputs, outputs):
-        if signature is not None and not all(isinstance(spec, TensorSpec) for spec in nest.flatten(signature)):
+        if signature is not None and not all(
+            isinstance(spec, TensorSpec) for spec in nest.flatten(signature)
+        ):
             raise TypeError(f"the signature of {name!r} holds a value that is not a TensorSpec")
     if (
         not isinstance(name, str)
@@ -115,7 +126,8 @@ def _decode_method(
 
 
 class Default(str):
-    """The text of a default value, as the server has sent it. Its `repr` has no quotes, so that a signature shows the value itself."""
+    """The text of a default value, as the server has sent it. Its `repr` has no quotes, so that a
+    signature shows the value itself."""
 
     __slots__ = ()
 
@@ -124,7 +136,8 @@ class Default(str):
 
 
 def first_line(fn: Any) -> str:
-    """Return the first line of a function's docstring, or "" for a callable object, whose docstring describes its class."""
+    """Return the first line of a function's docstring, or "" for a callable object, whose docstring
+    describes its class."""
     doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
     return doc.strip().partition("\n")[0] if doc else ""
 
@@ -132,12 +145,20 @@ def first_line(fn: Any) -> str:
 def _default(value: Any) -> str:
     if isinstance(value, Default):
         return str(value)
-    return reprlib.repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else "..."
+    return (
+        reprlib.repr(value)
+        if isinstance(value, (bool, int, float, str, bytes, type(None)))
+        else "..."
+    )
 
 
 def _parameter(parameter: inspect.Parameter, spec: Any) -> str:
     stars = (
-        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        "*"
+        if parameter.kind is parameter.VAR_POSITIONAL
+        else "**"
+        if parameter.kind is parameter.VAR_KEYWORD
+        else ""
     )
     text = stars + parameter.name + ("" if spec is None or stars else f": {_shown(spec)}")
     return text if parameter.default is parameter.empty else f"{text}={_default(parameter.default)}"
@@ -148,5 +169,9 @@ def _shown(specs: Any) -> str:
 
 
 def _spec(spec: TensorSpec) -> str:
-    sizes = "..." if spec.shape is None else ", ".join("?" if size is None else str(size) for size in spec.shape)
+    sizes = (
+        "..."
+        if spec.shape is None
+        else ", ".join("?" if size is None else str(size) for size in spec.shape)
+    )
     return f"{spec.dtype}[{sizes}]"

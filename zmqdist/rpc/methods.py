@@ -1,4 +1,5 @@
-"""Registered functions: which functions may be registered, and how the body of a call becomes their arguments.
+"""Registered functions: which functions may be registered, and how the body of a call becomes their
+arguments.
 
 The body of a Call on the wire
     a tuple   the arguments, each with its structure
@@ -30,8 +31,10 @@ class Method:
 
     Attributes:
       roles: roles that may call the method, besides `admin`; `None` means every authenticated peer.
-      later: whether the function runs in the loop, takes a PendingCall before the arguments, and replies through it at any later time.
-      streaming: whether the function is a generator function, whose calls are streams (generators.py).
+      later: whether the function runs in the loop, takes a PendingCall before the arguments, and
+        replies through it at any later time.
+      streaming: whether the function is a generator function, whose calls are streams
+        (generators.py).
       pooled: whether each call runs in a thread of the server's pool.
     """
 
@@ -61,17 +64,20 @@ class Method:
         self._parameters = Parameters(signature_of(partial(fn, None) if later else fn))
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
-        """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
+        """Call the function with the arguments in `body` and `frames`. The list `frames` is
+        emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            # the caller refers to this list; an argument in the result is sent without a copy only if nothing else refers to its frame
+            # the caller refers to this list; an argument in the result is sent without a copy only
+            # if nothing else refers to its frame
             frames.clear()
         if (
             type(arguments) is tuple
             and self.input_signature is None
             and self._parameters.problem(len(arguments)) is None
         ):
-            value = self.fn(*arguments)  # the most frequent case: the method has no signature to check
+            # the most frequent case: the method has no signature to check
+            value = self.fn(*arguments)
         else:
             args, named = self.checked(arguments, peer)
             del arguments
@@ -79,8 +85,8 @@ class Method:
         return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
-        """Return the function's result in the structure of its output signature, if it has an output signature. Raises UnknownError if the
-        result does not fit.
+        """Return the function's result in the structure of its output signature, if it has an
+        output signature. Raises UnknownError if the result does not fit.
         """
         if self.output_signature is None:
             return value
@@ -91,9 +97,11 @@ class Method:
                 f"{self.name} returned a value that does not fit its output_signature: {error}"
             ) from None
 
-    def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return the function's arguments, decoded from `body` and `frames`. Raises InvalidArgumentError if they do not fit the function or
-        its signature.
+    def arguments(
+        self, body: bytes, frames: Any, peer: str
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the function's arguments, decoded from `body` and `frames`. Raises
+        InvalidArgumentError if they do not fit the function or its signature.
         """
         arguments = payload.unpack(body, frames, peer)
         if frames:
@@ -101,8 +109,8 @@ class Method:
         return self.checked(arguments, peer)
 
     def checked(self, arguments: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) of a decoded body. Raises InvalidArgumentError if they do not fit the function
-        or its signature.
+        """Return (positional arguments, arguments by name) of a decoded body. Raises
+        InvalidArgumentError if they do not fit the function or its signature.
         """
         specs = self.input_signature
         named = _NONE
@@ -170,15 +178,20 @@ def method_for(
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
     streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
-        raise ValueError(f"{name}: a generator function has a thread of its own, so it cannot be inline")
+        raise ValueError(
+            f"{name}: a generator function has a thread of its own, so it cannot be inline"
+        )
     if declared is not None:
         input_signature = declared.input_signature if input_signature is None else input_signature
-        output_signature = declared.output_signature if output_signature is None else output_signature
+        output_signature = (
+            declared.output_signature if output_signature is None else output_signature
+        )
     parameters = Parameters(signature_of(fn))
     if declared is not None and input_signature is None:
         if parameters.most != 0:
             raise ValueError(
-                f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "
+                f"Input signature not specified for {name}: write "
+                f"@zmqdist.function(input_signature=[...]) above it, "
                 "or register a plain function"
             )
         input_signature = []
@@ -186,7 +199,15 @@ def method_for(
     if input_signature is not None:
         problem = parameters.problem(len(input_signature))
         if problem is not None:
-            raise ValueError(f"the input signature of {name} does not fit the function: it {problem}")
+            raise ValueError(
+                f"the input signature of {name} does not fit the function: it {problem}"
+            )
     return Method(
-        name, fn, checked.input_signature, checked.output_signature, inline=inline, roles=roles, streaming=streaming
+        name,
+        fn,
+        checked.input_signature,
+        checked.output_signature,
+        inline=inline,
+        roles=roles,
+        streaming=streaming,
     )

@@ -16,10 +16,12 @@ from zmqdist.wire.safe import single_array_layout
 
 
 class OutputArray:
-    """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
+    """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py)
+    and reads the reply.
 
-    A reply that travels in chunks and has the array's memory order is received directly into the array. Any other reply is copied into the
-    array once. No byte of the array is written before the reply's header has shown that the reply is one array of the same shape and dtype.
+    A reply that travels in chunks and has the array's memory order is received directly into the
+    array. Any other reply is copied into the array once. No byte of the array is written before the
+    reply's header has shown that the reply is one array of the same shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:
@@ -27,7 +29,9 @@ class OutputArray:
         if not isinstance(out, np.ndarray):
             raise InvalidArgumentError(f"out: wanted a NumPy array, given a {type(out).__name__}")
         if isinstance(out, np.ma.MaskedArray):
-            raise InvalidArgumentError("out: the mask of a masked array would hide what is received: pass out.data")
+            raise InvalidArgumentError(
+                "out: the mask of a masked array would hide what is received: pass out.data"
+            )
         if not out.flags.writeable:
             raise InvalidArgumentError("out: the array is read-only")
         if not out.flags.forc:
@@ -35,13 +39,15 @@ class OutputArray:
         if out.dtype.hasobject:
             raise InvalidArgumentError(f"out: no array of dtype {out.dtype} can be received")
         self._out = out
-        # A view of class ndarray stays writable even if the caller changes the flags of `out` itself.
+        # A view of class ndarray stays writable even if the caller changes the flags of `out`
+        # itself.
         self._flat = np.ndarray.view(out, np.ndarray).reshape(-1, order="A").view(np.uint8)
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """Return the memory for the large parts of a reply with this body: the caller's array, if the reply travels in chunks and has the
-        array's memory order, otherwise other memory. `sizes` has the bytes of each part, or 0 for a part that is in shared memory.
+        """Return the memory for the large parts of a reply with this body: the caller's array, if
+        the reply travels in chunks and has the array's memory order, otherwise other memory.
+        `sizes` has the bytes of each part, or 0 for a part that is in shared memory.
 
         Raises:
           InvalidArgumentError: the reply does not fit the array.
@@ -57,8 +63,8 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Return the caller's array with the reply in it. Copy the reply, unless its chunks were received directly into the array. Raises
-        InvalidArgumentError if the reply does not fit.
+        """Return the caller's array with the reply in it. Copy the reply, unless its chunks were
+        received directly into the array. Raises InvalidArgumentError if the reply does not fit.
         """
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out
@@ -68,7 +74,12 @@ class OutputArray:
                 f"{call.method} returned a {type(value).__name__}, not one array, as `out` needs"
             )
         self._check(value.dtype, value.shape)
-        np.copyto(self._flat.view(value.dtype).reshape(value.shape, order="F" if is_fortran(self._out) else "C"), value)
+        np.copyto(
+            self._flat.view(value.dtype).reshape(
+                value.shape, order="F" if is_fortran(self._out) else "C"
+            ),
+            value,
+        )
         return self._out
 
     def _check(self, dtype: Any, shape: tuple[int, ...]) -> None:

@@ -21,11 +21,14 @@ from zmqdist.transport.transfers import Source
 
 
 class PendingCall:
-    """A call that waits for its method's reply. Any thread may reply, and only the first reply is sent.
+    """A call that waits for its method's reply. Any thread may reply, and only the first reply is
+    sent.
 
     Attributes:
-      peer: the caller's connection; `peer.role` is the caller's role, `peer.hello.incarnation` the caller's incarnation.
-      due: when the caller stops waiting, on the clock of `time.monotonic`. `inf` means that the call has no deadline.
+      peer: the caller's connection; `peer.role` is the caller's role, `peer.hello.incarnation` the
+        caller's incarnation.
+      due: when the caller stops waiting, on the clock of `time.monotonic`. `inf` means that the
+        call has no deadline.
     """
 
     __slots__ = ("_served", "_service", "due", "peer")
@@ -42,12 +45,13 @@ class PendingCall:
         return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
-        """Record that a batched call has begun to run, so that its arguments no longer count as waiting. The loop calls this."""
+        """Record that a batched call has begun to run, so that its arguments no longer count as
+        waiting. The loop calls this."""
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply. The loop does not call `fn` when the
-        call's deadline passes.
+        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply.
+        The loop does not call `fn` when the call's deadline passes.
         """
         service, served = self._service, self._served
 
@@ -58,9 +62,12 @@ class PendingCall:
         served.on_dropped = dropped
 
     def reply(self, value: Any) -> None:
-        """Reply with a value. Later changes of arrays in the value are not sent, because the arrays are copied unless they are frozen."""
+        """Reply with a value. Later changes of arrays in the value are not sent, because the arrays
+        are copied unless they are frozen."""
         try:
-            body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
+            body, sources = pack_result(
+                [value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory
+            )
         except BaseException as error:
             self.fail(error)
         else:
@@ -68,7 +75,9 @@ class PendingCall:
 
     def reply_packed(self, body: bytes, sources: Sequence[Source]) -> None:
         """Reply with a value that `pack_result` has packed."""
-        self._service.reply_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
+        self._service.reply_later(
+            self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources
+        )
 
     def fail(self, error: BaseException) -> None:
         """Reply with an error, as if the method had raised it."""

@@ -1,4 +1,5 @@
-"""A server for RPC alone. It owns its loop and its router, and serves the methods that the program registers."""
+"""A server for RPC alone. It owns its loop and its router, and serves the methods that the program
+registers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class RpcServer:
     >>> server.start()
     >>> server.stop()
 
-    Stop the server with `stop` or a with-statement. A server that the program drops without `stop` is stopped in the background.
+    Stop the server with `stop` or a with-statement. A server that the program drops without `stop`
+    is stopped in the background.
     """
 
     @staticmethod
@@ -42,7 +44,8 @@ class RpcServer:
         token_file: str | os.PathLike[str] | None = None,
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> ZmqServer:
-        """Return a server for `address` that does not listen yet, because `start` opens the port. This does not block.
+        """Return a server for `address` that does not listen yet, because `start` opens the port.
+        This does not block.
 
         >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         >>> server.start()
@@ -53,10 +56,12 @@ class RpcServer:
         Args:
           rpc_layer: "zmq".
           address: "host:port"; with port 0, `start` picks a free port.
-          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
-            Without keys, the server checks the user's token, which works on loopback only.
-          threads_max: how many calls may run at the same time, not counting inline methods and streams. Further calls wait, and the server
-            takes calls from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the
+            folder is ZMQDIST_KEYS_DIR. Without keys, the server checks the user's token, which
+            works on loopback only.
+          threads_max: how many calls may run at the same time, not counting inline methods and
+            streams. Further calls wait, and the server takes calls from its clients in turn.
+            Threads are started when they are needed. A handler that waits for another call of this
             server occupies a thread meanwhile, so add one thread for each such handler.
 
         Returns:
@@ -119,8 +124,9 @@ def serve(
 
     Args:
       address: "host:port". Port 0 takes a free port, which `address` of the server has.
-      methods: functions by name, or functions that are served under their own names. `zmqdist.function`
-        gives a function signatures. `Server.create` and `register` set more options of a method.
+      methods: functions by name, or functions that are served under their own names.
+        `zmqdist.function` gives a function signatures. `Server.create` and `register` set more
+        options of a method.
       keys_dir, token_file, threads_max: as for `Server.create`.
 
     Raises:
@@ -148,7 +154,10 @@ def serve(
 def _with_name(function: Any) -> tuple[str, Any]:
     name = getattr(function, "__name__", None)
     if name is None:
-        raise TypeError(f"methods has {function!r:.200}, which has no name: give a dict, as {{'name': function}}")
+        raise TypeError(
+            f"methods has {function!r:.200}, which has no name: give a dict, as {{'name': "
+            f"function}}"
+        )
     return name, function
 
 
@@ -200,7 +209,8 @@ class ZmqServer(RpcServer):
         max_batch: int = 64,
         max_delay_ms: float = 1,
     ) -> None:
-        """Register `func` as a method that every authenticated client may call. Use this before `start`.
+        """Register `func` as a method that every authenticated client may call. Use this before
+        `start`.
 
         >>> @zd.function(input_signature=[zd.TensorSpec((None,), np.float64)])
         ... def mean(x):
@@ -208,10 +218,10 @@ class ZmqServer(RpcServer):
         >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         >>> server.register("mean", mean)
 
-        The arguments and errors are those of `RpcService.register`, where `method_name` is `name` and
-        `func` is `fn`. The function runs in this process, in several threads at the same time unless
-        `inline` or `batch` is set. All its runs share the state that `func` captures, so guard that
-        state with a lock.
+        The arguments and errors are those of `RpcService.register`, where `method_name` is `name`
+        and `func` is `fn`. The function runs in this process, in several threads at the same time
+        unless `inline` or `batch` is set. All its runs share the state that `func` captures, so
+        guard that state with a lock.
         """
         self._service.register(
             method_name,
@@ -233,7 +243,8 @@ class ZmqServer(RpcServer):
 
         Raises:
           UnknownError: the address could not be bound, for instance because the port is in use.
-          FailedPreconditionError: the address needs keys that are missing, or the server was stopped before.
+          FailedPreconditionError: the address needs keys that are missing, or the server was
+            stopped before.
         """
         if self._stopped:
             raise FailedPreconditionError("this server was stopped: make a new one")
@@ -243,7 +254,9 @@ class ZmqServer(RpcServer):
         loop = Loop("zmqdist-rpc-server")
         try:
             incarnation = new_incarnation()
-            router = Router(loop, security, our_hello("server", incarnation, f"rpc server {self._address}"))
+            router = Router(
+                loop, security, our_hello("server", incarnation, f"rpc server {self._address}")
+            )
             address = router.bind(self._address)
             self._service.where = f"rpc server {address}"
             self._service.attach(router, loop, incarnation)
@@ -255,18 +268,20 @@ class ZmqServer(RpcServer):
         self._loop, self._address = loop, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Refuse new calls, wait at most `grace_s` seconds for the accepted calls, send their replies and free the port. Idempotent.
+        """Refuse new calls, wait at most `grace_s` seconds for the accepted calls, send their
+        replies and free the port. Idempotent.
 
         >>> server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         >>> server.start()
         >>> server.stop(grace_s=1.0)
 
-        Accepted calls are those that run, and those that wait for a thread and whose arguments have arrived. Calls whose arguments have not
-        arrived, and streams, end at once with UNAVAILABLE.
+        Accepted calls are those that run, and those that wait for a thread and whose arguments have
+        arrived. Calls whose arguments have not arrived, and streams, end at once with UNAVAILABLE.
 
-        A handler that runs longer is not interrupted: its caller gets UNAVAILABLE, and its thread ends when the handler returns. Do not
-        call `stop` in a handler, because `stop` would wait for that handler. In a forked child, `stop` does nothing, because the threads of
-        the server are in the parent.
+        A handler that runs longer is not interrupted: its caller gets UNAVAILABLE, and its thread
+        ends when the handler returns. Do not call `stop` in a handler, because `stop` would wait
+        for that handler. In a forked child, `stop` does nothing, because the threads of the server
+        are in the parent.
         """
         grace_s = duration("grace_s", grace_s)
         loop, self._loop = self._loop, None
@@ -275,16 +290,19 @@ class ZmqServer(RpcServer):
             _stop(self._service, loop, grace_s, self._address)
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
+        """Return the server's current figures: clients, calls, threads, streams, large arrays in
+        flight, messages.
 
         >>> zd.rpc.Server.create("zmq", "127.0.0.1:0").snapshot().clients
         0
 
-        Any thread may call this. It occupies the server's loop for some microseconds, plus less than a microsecond for each client.
-        All figures are zero before `start`. After `stop` they describe the moment of the stop.
+        Any thread may call this. It occupies the server's loop for some microseconds, plus less
+        than a microsecond for each client. All figures are zero before `start`. After `stop` they
+        describe the moment of the stop.
 
         Raises:
-          DeadlineExceededError: the server's loop did not return the figures within 10 s, because an inline method blocks the loop.
+          DeadlineExceededError: the server's loop did not return the figures within 10 s, because
+            an inline method blocks the loop.
           FailedPreconditionError: this is a forked child, and the server runs in its parent.
         """
         if not self._pid:
@@ -297,9 +315,7 @@ class ZmqServer(RpcServer):
 
     @safe_repr
     def __repr__(self) -> str:
-        return (
-            f"at {self._address}: {'stopped' if self._stopped else 'not started' if self._loop is None else 'serving'}"
-        )
+        return f"at {self._address}: {'stopped' if self._stopped else 'not started' if self._loop is None else 'serving'}"
 
     def __enter__(self) -> ZmqServer:
         self.start()
@@ -315,8 +331,11 @@ class ZmqServer(RpcServer):
 
 
 def _stop(service: RpcService, loop: Loop, grace_s: float, address: str) -> None:
-    # Clients that have read this Goodbye hold new calls for the next server at this address. Without the Goodbye, these calls would fail.
+    # Clients that have read this Goodbye hold new calls for the next server at this address.
+    # Without the Goodbye, these calls would fail.
     loop.run(service.say_goodbye, "the server stops")
     if not service.stop(grace_s):
-        log.warning("rpc server %s stops although handlers still run after %.1f s", address, grace_s)
+        log.warning(
+            "rpc server %s stops although handlers still run after %.1f s", address, grace_s
+        )
     loop.stop()

@@ -1,4 +1,5 @@
-"""Two methods that every server has, for `zmqdist doctor`: a report about the server (kind, version, clock), and an echo."""
+"""Two methods that every server has, for `zmqdist doctor`: a report about the server (kind,
+version, clock), and an echo."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ ECHO: Final = "zmqdist.echo"
 """SERVER_INFO and ECHO are the reserved names of the two methods."""
 
 ECHO_BYTES_MAX: Final = 65_536
-"""Bytes. A payload of this size fills several packets of any link, but does not keep a server busy."""
+"""Bytes. A payload of this size fills several packets of any link, but does not keep a server
+busy.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,35 @@ class ServerInfo:
 
 
 def describe_server(kind: str, incarnation: int) -> list[Any]:
-    """Return the report of this process about itself as a flat list. The order is part of the protocol, so a
-    new item is added at the end.
+    """Return the report of this process about itself as a flat list. The order is part of the
+    protocol, so a new item is added at the end.
     """
-    return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
+    return [
+        kind,
+        __version__,
+        *PROTOCOL,
+        *sys.version_info[:2],
+        os.getpid(),
+        incarnation,
+        time.time(),
+    ]
 
 
 def echo(payload: Any) -> bytes:
-    """Return the bytes that a client has sent. Raises InvalidArgumentError if `payload` is not bytes, or too long."""
+    """Return the bytes that a client has sent. Raises InvalidArgumentError if `payload` is not
+    bytes, or too long."""
     if not isinstance(payload, bytes) or len(payload) > ECHO_BYTES_MAX:
         raise InvalidArgumentError(f"{ECHO} takes bytes, at most {ECHO_BYTES_MAX}")
     return payload
 
 
 def decode_server_info(reply: Any, peer: str) -> ServerInfo:
-    """Return the report that a server's reply contains. Raises WireError if `reply` is not a report."""
+    """Return the report that a server's reply contains. Raises WireError if `reply` is not a
+    report."""
     try:
-        kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
+        kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[
+            :9
+        ]
         return ServerInfo(
             str(kind),
             str(version),

@@ -1,4 +1,5 @@
-"""The interface of RpcService that streams, batches and pending calls use, so that their modules need not import it."""
+"""The interface of RpcService that streams, batches and pending calls use, so that their modules
+need not import it."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ from zmqdist.transport.transfers import Source
 
 
 class AnsweringService(Protocol):
-    """The functions of RpcService that a method needs in order to reply later. RpcService (service.py) documents them."""
+    """The functions of RpcService that a method needs in order to reply later. RpcService
+    (service.py) documents them."""
 
-    def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None: ...
+    def register_later(
+        self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None
+    ) -> None: ...
 
     def allowed(self, peer: Peer, name: str) -> Method: ...
 
@@ -32,4 +36,6 @@ class AnsweringService(Protocol):
 
     def drop(self, served: ServedCall) -> None: ...
 
-    def reply_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None: ...
+    def reply_later(
+        self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]
+    ) -> None: ...

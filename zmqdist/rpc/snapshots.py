@@ -1,13 +1,13 @@
-"""Snapshots of arguments and results, so that they are sent as they were at the time of the call. A large part that its owner could still
-change is copied.
+"""Snapshots of arguments and results, so that they are sent as they were at the time of the call. A
+large part that its owner could still change is copied.
 
 Rules
-    If the peer can open this process's shared memory, a large part travels in shared memory. Unless the part is frozen, it is copied there,
-    and this copy is the snapshot.
-    For any other peer a part is copied only if its owner could write to it before it is sent. This copy, too, is made in the pool of
-    shared memory, because the pool's pages are mapped already.
-    The caller of a blocking call cannot write to its arguments while it waits. No code can write to a result to which no other reference
-    exists.
+    If the peer can open this process's shared memory, a large part travels in shared memory. Unless
+    the part is frozen, it is copied there, and this copy is the snapshot.
+    For any other peer a part is copied only if its owner could write to it before it is sent. This
+    copy, too, is made in the pool of shared memory, because the pool's pages are mapped already.
+    The caller of a blocking call cannot write to its arguments while it waits. No code can write to
+    a result to which no other reference exists.
 
 Not here: small parts, which ZeroMQ copies when their message is sent.
 """
@@ -30,18 +30,20 @@ from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
-    "the method returned a generator, which cannot be sent: register the generator function itself (with def and yield), whose calls are "
+    "the method returned a generator, which cannot be sent: register the generator function "
+    "itself (with def and yield), whose calls are "
     "streams, and not a function or lambda that calls it"
 )
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Return the large parts as sources (transport/transfers.py) whose content will not change. If their total size is small, return them
-    as they are, because sending copies them.
+    """Return the large parts as sources (transport/transfers.py) whose content will not change. If
+    their total size is small, return them as they are, because sending copies them.
 
     Args:
       parts: the large parts that `payload.pack` has returned.
-      lends: whether the peer can open this process's shared memory, so that this process lends it the parts.
+      lends: whether the peer can open this process's shared memory, so that this process lends it
+        the parts.
       still: whether the caller promises not to write to the parts until they have been sent.
     """
     if not is_large(parts):
@@ -72,10 +74,12 @@ def _copied(part: Any) -> Source:
 
 
 def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
-    """Return the value in `box`, packed as a body and sources. The handler may keep and change the value afterwards.
+    """Return the value in `box`, packed as a body and sources. The handler may keep and change the
+    value afterwards.
 
     Args:
-      box: a list whose only item is the value. No other code refers to the list, so that `is_temporary` can recognise a temporary value.
+      box: a list whose only item is the value. No other code refers to the list, so that
+        `is_temporary` can recognise a temporary value.
 
     Raises:
       InvalidArgumentError: the value contains an object that cannot travel.
@@ -94,21 +98,25 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
     return body, snapshot(parts, lends=lends, still=still)
 
 
-# -- temporaries ------------------------------------------------------------------------------------------------------
+# -- temporaries -----------------------------------------------------------------------------------
 
 _ITEMS_MAX: Final = 64
-"""Number of items. A list, tuple or dict with more items is not searched for temporary arrays, so its arrays are always copied."""
+"""Number of items. A list, tuple or dict with more items is not searched for temporary arrays, so
+its arrays are always copied."""
 _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 
 
 def is_temporary(box: list[Any]) -> bool:
-    """Return whether the value in `box` has large arrays to which no other reference exists, so that no code can write to them any more.
+    """Return whether the value in `box` has large arrays to which no other reference exists, so
+    that no code can write to them any more.
 
-    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object to which only its holder (the box, or
-    the list, tuple or dict in it) refers has a count of two, because the argument of `getrefcount` is a second reference. A variable would
-    be a further reference, so this code reaches each object through its holder. An array over the memory of another array, such as a
-    received array, is temporary if the other array has no further reference either. The result False is always safe, because it causes a
-    copy. A raw pointer in C code cannot be detected.
+    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object
+    to which only its holder (the box, or the list, tuple or dict in it) refers has a count of two,
+    because the argument of `getrefcount` is a second reference. A variable would be a further
+    reference, so this code reaches each object through its holder. An array over the memory of
+    another array, such as a received array, is temporary if the other array has no further
+    reference either. The result False is always safe, because it causes a copy. A raw pointer in C
+    code cannot be detected.
     """
     kind = type(box[0])
     if kind is np.ndarray:
@@ -116,17 +124,22 @@ def is_temporary(box: list[Any]) -> bool:
     if kind not in (list, tuple, dict) or len(box[0]) > _ITEMS_MAX:
         return False
     keys: list[Any] = list(box[0]) if kind is dict else list(range(len(box[0])))
-    if not any(type(box[0][key]) is np.ndarray and box[0][key].nbytes > CHUNK_BYTES for key in keys):
+    if not any(
+        type(box[0][key]) is np.ndarray and box[0][key].nbytes > CHUNK_BYTES for key in keys
+    ):
         return False
     if sys.getrefcount(box[0]) != _ONE:
         return False
     return all(
-        isinstance(box[0][key], _ATOMS) or (type(box[0][key]) is np.ndarray and _is_ours(box[0], key)) for key in keys
+        isinstance(box[0][key], _ATOMS)
+        or (type(box[0][key]) is np.ndarray and _is_ours(box[0], key))
+        for key in keys
     )
 
 
 def _is_ours(holder: Any, key: Any) -> bool:
-    # The parameter `holder` adds a reference to the list, tuple or dict, whose count was checked before, and none to the items.
+    # The parameter `holder` adds a reference to the list, tuple or dict, whose count was checked
+    # before, and none to the items.
     if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
         return False
     if holder[key].base is None:
@@ -138,15 +151,18 @@ def _is_ours(holder: Any, key: Any) -> bool:
         return False
     if holder[key].base.base is None:
         return bool(holder[key].base.flags.owndata)
-    return type(holder[key].base.base) is ReceivedMemory and sys.getrefcount(holder[key].base.base) == _ONE
+    return (
+        type(holder[key].base.base) is ReceivedMemory
+        and sys.getrefcount(holder[key].base.base) == _ONE
+    )
 
 
 _ONE = 2
 
 
 def _works_here() -> bool:
-    """Return whether reference counts distinguish temporary from referenced values on this interpreter. Other interpreters may count in
-    other ways.
+    """Return whether reference counts distinguish temporary from referenced values on this
+    interpreter. Other interpreters may count in other ways.
     """
     size = CHUNK_BYTES + 1
     referenced = np.empty(size, np.uint8)
@@ -162,12 +178,20 @@ def _works_here() -> bool:
         [{"a": np.empty(size, np.uint8)}],
     ]
     others: list[list[Any]] = [[referenced], [view], [held], [[referenced]], [{"a": referenced}]]
-    others += [[np.ndarray((size,), np.uint8, referenced)], [np.ndarray((2**20,), np.uint8, received)], [received[1:]]]
-    return all(map(is_temporary, temporary)) and not any(map(is_temporary, others)) and slice_of_view is not None
+    others += [
+        [np.ndarray((size,), np.uint8, referenced)],
+        [np.ndarray((2**20,), np.uint8, received)],
+        [received[1:]],
+    ]
+    return (
+        all(map(is_temporary, temporary))
+        and not any(map(is_temporary, others))
+        and slice_of_view is not None
+    )
 
 
 if not _works_here():
     _ONE = -1
-"""The result of `sys.getrefcount` for an object with one holder. It is -1 if counts are not reliable on this interpreter, so that all
-values are copied.
+"""The result of `sys.getrefcount` for an object with one holder. It is -1 if counts are not
+reliable on this interpreter, so that all values are copied.
 """

@@ -1,1 +1,2 @@
-"""Running a program's functions on other processes: the dispatcher, its workers, and the coordinator in the program."""
+"""Running a program's functions on other processes: the dispatcher, its workers, and the
+coordinator in the program."""

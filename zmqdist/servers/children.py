@@ -1,5 +1,5 @@
-"""The names of the modules that a worker's child processes run. The zygote of the worker (process/zygote.py) has these modules loaded
-before it forks a child."""
+"""The names of the modules that a worker's child processes run. The zygote of the worker
+(process/zygote.py) has these modules loaded before it forks a child."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Import the modules in MODULES. A process calls this before it forks a worker's zygote or a worker, so that all child processes share
-    the memory of these modules."""
+    """Import the modules in MODULES. A process calls this before it forks a worker's zygote or a
+    worker, so that all child processes share the memory of these modules."""
     for module in MODULES:
         importlib.import_module(module)

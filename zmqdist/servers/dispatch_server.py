@@ -1,4 +1,5 @@
-"""`DispatchServer`: the dispatcher of a cluster for users, with the queue of functions and the data service."""
+"""`DispatchServer`: the dispatcher of a cluster for users, with the queue of functions and the data
+service."""
 
 from __future__ import annotations
 
@@ -31,31 +32,42 @@ from zmqdist.transport.loop import Loop
 
 
 class DispatchServer:
-    """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
+    """The dispatcher of a cluster, in this process: workers register with it, and coordinators
+    schedule functions through it.
 
     >>> with zd.DispatchServer() as dispatcher:
     ...     print(dispatcher.target.startswith("zmq://"))
     True
 
-    The dispatcher runs in a thread of its own. Stop it with `stop`, or use it in a with-statement. A server to which the program no longer
-    refers stops in the background. In a script `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
+    The dispatcher runs in a thread of its own. Stop it with `stop`, or use it in a with-statement.
+    A server to which the program no longer refers stops in the background. In a script
+    `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
     Args:
-      config: a DispatcherConfig. None means the config with `fields`, by default a free port on loopback.
+      config: a DispatcherConfig. None means the config with `fields`, by default a free port on
+        loopback.
       start: whether the constructor starts the server. If False, call `start()` later.
-      listener: the descriptor of a listening TCP socket, which the server then owns and uses in place of the config's address.
+      listener: the descriptor of a listening TCP socket, which the server then owns and uses in
+        place of the config's address.
       fields: fields of the config, as in TensorFlow 2.3: `DispatchServer(port=0)`.
 
     Raises (from `start`):
-      UnknownError: the server could not bind the port, because it is in use or the address does not belong to this host.
-      FailedPreconditionError: the address needs keys, the server was stopped before, or another dispatcher uses its work_dir.
+      UnknownError: the server could not bind the port, because it is in use or the address does not
+        belong to this host.
+      FailedPreconditionError: the address needs keys, the server was stopped before, or another
+        dispatcher uses its work_dir.
       DataLossError: the journal in the work_dir is damaged. The server overwrites no file.
     """
 
     @checks_options("DispatchServer()", DispatcherConfig.__init__)
     @checked
     def __init__(
-        self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None, **fields: Any
+        self,
+        config: DispatcherConfig | None = None,
+        start: bool = True,
+        *,
+        listener: int | None = None,
+        **fields: Any,
     ) -> None:
         config = config_of(DispatcherConfig, config, fields)
         self._runtime = DispatcherRuntime(config, listener, partial(_data_service, config))
@@ -63,17 +75,20 @@ class DispatchServer:
         if start:
             self.start()
 
-    # -- for users ----------------------------------------------------------------------------------------------
+    # -- for users ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind the port and serve. Workers and coordinators can connect once `start` has returned. Starting again has no effect.
+        """Bind the port and serve. Workers and coordinators can connect once `start` has returned.
+        Starting again has no effect.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     dispatcher.start()  # a second call does nothing
         """
         with self._lock:
             if self._runtime.stopped.is_set():
-                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
+                raise errors.FailedPreconditionError(
+                    "Server cannot be started after it has been stopped"
+                )
             if self._runtime.loop is None:
                 self._runtime.open()
 
@@ -83,14 +98,15 @@ class DispatchServer:
         >>> dispatcher = zd.DispatchServer()
         >>> dispatcher.stop()
 
-        Workers go on running their functions for half the duration of a lease, and wait for another dispatcher at this address. To stop the
-        workers as well, call `shutdown` instead.
+        Workers go on running their functions for half the duration of a lease, and wait for another
+        dispatcher at this address. To stop the workers as well, call `shutdown` instead.
         """
         with self._lock:
             self._runtime.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit.
+        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None
+        waits without a limit.
 
         >>> dispatcher = zd.DispatchServer()
         >>> dispatcher.stop()
@@ -106,24 +122,31 @@ class DispatchServer:
 
     @property
     def _address(self) -> str:
-        """The address, with "localhost" in place of 127.0.0.1. The name `_address` is the one in tf.data service."""
+        """The address, with "localhost" in place of 127.0.0.1. The name `_address` is the one in
+        tf.data service."""
         return self.address.replace("127.0.0.1:", "localhost:")
 
     @property
     def target(self) -> str:
         """ "zmq://host:port", the target for coordinators and workers."""
         advertise = self._runtime.config.advertise
-        where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
+        where = (
+            self._address
+            if advertise is None
+            else advertised_address(advertise, split(self.address)[1])
+        )
         return f"zmq://{where}"
 
     @property
     def cancel_grace_s(self) -> float:
-        """The `cancel_grace_s` of the config, which is the default of coordinators that get this server as their target."""
+        """The `cancel_grace_s` of the config, which is the default of coordinators that get this
+        server as their target."""
         return self._runtime.config.cancel_grace_s
 
     @property
     def credentials(self) -> Credentials:
-        """The paths of this dispatcher's token and keys. A coordinator uses them when this server is passed to it as its target."""
+        """The paths of this dispatcher's token and keys. A coordinator uses them when this server
+        is passed to it as its target."""
         return self._runtime.credentials
 
     @property
@@ -136,7 +159,8 @@ class DispatchServer:
         return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
-        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows them. Waits for the loop.
+        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows
+        them. Waits for the loop.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     print(len(dispatcher.snapshot().workers))
@@ -145,8 +169,11 @@ class DispatchServer:
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
-    def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout: float | None) -> bool:
-        """Wait until `ready` returns True for the set of registered workers, each a (job, index). Return False after `timeout` seconds.
+    def wait_for(
+        self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout: float | None
+    ) -> bool:
+        """Wait until `ready` returns True for the set of registered workers, each a (job, index).
+        Return False after `timeout` seconds.
 
         The loop calls `ready` after each event, so `ready` must not block.
         """
@@ -166,7 +193,8 @@ class DispatchServer:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have the loop call `fn` with the registered workers as (job, index): first now, then whenever a worker has joined or is lost.
+        """Have the loop call `fn` with the registered workers as (job, index): first now, then
+        whenever a worker has joined or is lost.
 
         `fn` must not block. It is called until the server stops.
         """
@@ -183,11 +211,13 @@ class DispatchServer:
         runtime.loop.call_soon(begin)
 
     def serve_scaling(self, scaler: Scaler) -> None:
-        """Use this launcher, which starts and ends the workers, for the RPC method `scale` (`zmqdist scale`)."""
+        """Use this launcher, which starts and ends the workers, for the RPC method `scale`
+        (`zmqdist scale`)."""
         self._runtime.scaler = scaler
 
     def drain_reports(self) -> list[DrainReport]:
-        """Return for each worker what would become of its values and work if it left. Waits at most DESCRIBED_S for the programs.
+        """Return for each worker what would become of its values and work if it left. Waits at most
+        DESCRIBED_S for the programs.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     print(dispatcher.drain_reports())
@@ -197,7 +227,8 @@ class DispatchServer:
 
     @checked
     def drain(self, job: str, index: int, grace_s: float) -> None:
-        """Have a worker leave after it has finished its running functions, or after `grace_s`. Waits for the loop, not for the worker.
+        """Have a worker leave after it has finished its running functions, or after `grace_s`.
+        Waits for the loop, not for the worker.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
@@ -212,7 +243,8 @@ class DispatchServer:
         self._runtime.loop.run(self._runtime.drain, job, index, duration("grace_s", grace_s))
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent.
+        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left,
+        and stop the server. Idempotent.
 
         >>> dispatcher = zd.DispatchServer()
         >>> dispatcher.shutdown(grace_s=1.0)
@@ -226,24 +258,32 @@ class DispatchServer:
         self.stop()
 
     @checked
-    def open_join(self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = "") -> str:
-        """Make a join ticket and return it: one line of text, with which one process joins as `name`. The ticket is a secret.
+    def open_join(
+        self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = ""
+    ) -> str:
+        """Make a join ticket and return it: one line of text, with which one process joins as
+        `name`. The ticket is a secret.
 
         Args:
-          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with this role.
+          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program
+            with this role.
           valid_s: seconds for which the ticket is valid.
-          address: the "host:port" at which programs will connect to the process, if it is a ps or another server. A server refuses a ticket
-            without an address.
-          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the address in `target`.
+          address: the "host:port" at which programs will connect to the process, if it is a ps or
+            another server. A server refuses a ticket without an address.
+          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means
+            the address in `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of range.
+          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out
+            of range.
           ResourceExhaustedError: too many tokens are valid and unused.
         """
         runtime = self._runtime
         if runtime.loop is None:
-            raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
+            raise errors.FailedPreconditionError(
+                "this dispatcher was not started: call start() first"
+            )
         return runtime.loop.run(
             runtime.keys.open_join,
             name,
@@ -252,8 +292,11 @@ class DispatchServer:
             address,
         )
 
-    def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Report that the process of a worker has ended, so that the dispatcher counts the worker as lost at once.
+    def report_exit(
+        self, job: str, index: int, pid: int, exit_code: int | None, log: str = ""
+    ) -> None:
+        """Report that the process of a worker has ended, so that the dispatcher counts the worker
+        as lost at once.
 
         Only the process that started the worker calls this, from any of its threads.
         """
@@ -263,11 +306,13 @@ class DispatchServer:
                 self._runtime.loop.call_soon(self._runtime.handle, event)
 
     def report_gone(self, name: str, reason: str) -> None:
-        """Report that a task such as "ps:1" has ended for good, so that programs do not wait for its restart."""
+        """Report that a task such as "ps:1" has ended for good, so that programs do not wait for
+        its restart."""
         self._runtime.gone[name] = reason
 
     def data_snapshot(self) -> DataSnapshot:
-        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal.
+        """Return an immutable record of the data service: jobs, iterations, readers, workers, the
+        journal.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     print(type(dispatcher.data_snapshot()).__name__)
@@ -277,12 +322,14 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.part.snapshot)
 
     def data_tasks_by_worker(self) -> dict[str, int]:
-        """Return the number of data tasks and snapshot streams of each worker, by the worker's name. Workers with neither are left out."""
+        """Return the number of data tasks and snapshot streams of each worker, by the worker's
+        name. Workers with neither are left out."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.part.task_counts)
 
     def snapshot_streams(self, path: str) -> list[Any]:
-        """Return the streams of the distributed snapshot in folder `path`, each with `index`, `owner` and `state`.
+        """Return the streams of the distributed snapshot in folder `path`, each with `index`,
+        `owner` and `state`.
 
         Raises:
           NotFoundError: the dispatcher knows no snapshot in this folder.
@@ -291,7 +338,8 @@ class DispatchServer:
         return self._runtime.part.snapshots.streams(path)
 
     def _snapshot_streams(self, path: str) -> list[Any]:
-        """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data service."""
+        """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data
+        service."""
         return self.snapshot_streams(path)
 
     @safe_repr

@@ -23,7 +23,8 @@ from zmqdist.servers import children
 
 
 class WorkerServer:
-    """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
+    """A worker in this process: it registers with a dispatcher and runs scheduled functions in its
+    slots.
 
     >>> with zd.DispatchServer() as dispatcher:
     ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)):
@@ -31,23 +32,26 @@ class WorkerServer:
     ...             print(coordinator.submit(pow, 2, 3).result())
     8
 
-    The slots are threads unless the config has `processes=True`, which the command `zmqdist worker` sets. The dispatcher may be started
-    later, because `start` waits for the dispatcher, and logs that it waits.
+    The slots are threads unless the config has `processes=True`, which the command `zmqdist worker`
+    sets. The dispatcher may be started later, because `start` waits for the dispatcher, and logs
+    that it waits.
 
-    Stop the worker with `stop`, or use it in a with-statement. A worker to which the program no longer refers stops in the background and
-    aborts its running functions.
+    Stop the worker with `stop`, or use it in a with-statement. A worker to which the program no
+    longer refers stops in the background and aborts its running functions.
 
     Args:
       config: a WorkerConfig. None means the config with `fields`.
       start: whether the constructor starts the worker. If False, call `start()` later.
-      zygote: the process from which slot processes are forked. With None, the worker starts a zygote if it needs one.
-      fields: fields of the config, as in TensorFlow 2.3: `WorkerServer(port=0, dispatcher_address="host:port")`.
+      zygote: the process from which slot processes are forked. With None, the worker starts a
+        zygote if it needs one.
+      fields: fields of the config, as in TensorFlow 2.3: `WorkerServer(port=0,
+        dispatcher_address="host:port")`.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
       AlreadyExistsError: another worker is registered under this job and index.
-      FailedPreconditionError: the minor version of Python or zmqdist is not the dispatcher's, or the dispatcher's `worker_addresses` have
-        no free entry for this worker.
+      FailedPreconditionError: the minor version of Python or zmqdist is not the dispatcher's, or
+        the dispatcher's `worker_addresses` have no free entry for this worker.
       UnavailableError: no dispatcher accepted the worker within `orphan_limit_s`.
       UnknownError: the worker's own port could not be bound.
       ResourceExhaustedError: the slots need more descriptors than this process may have.
@@ -64,27 +68,33 @@ class WorkerServer:
         **fields: Any,
     ) -> None:
         config = config_of(WorkerConfig, config, fields)
-        self._runtime = WorkerRuntime(config, zygote, children.MODULES, partial(_data_service, config))
+        self._runtime = WorkerRuntime(
+            config, zygote, children.MODULES, partial(_data_service, config)
+        )
         self._lock = threading.Lock()
         if start:
             self.start()
 
-    # -- for users ----------------------------------------------------------------------------------------------
+    # -- for users ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the worker, and return once the dispatcher has registered it. If the worker is started already, only wait.
+        """Start the worker, and return once the dispatcher has registered it. If the worker is
+        started already, only wait.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
         ...         worker.start()  # a second call does nothing
 
         Raises:
-          FailedPreconditionError: the worker was stopped before. The docstring of the class lists the other errors.
+          FailedPreconditionError: the worker was stopped before. The docstring of the class lists
+            the other errors.
         """
         runtime = self._runtime
         with self._lock:
             if runtime.stopped.is_set():
-                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
+                raise errors.FailedPreconditionError(
+                    "Server cannot be started after it has been stopped"
+                )
             if not runtime.started:
                 runtime.started = True
                 runtime.open()
@@ -109,7 +119,8 @@ class WorkerServer:
         self._runtime.stop(grace_s)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit.
+        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass
+        first; None waits without a limit.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     worker = zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address))
@@ -137,7 +148,8 @@ class WorkerServer:
 
     @property
     def advertised_address(self) -> str:
-        """ "host:port" at which readers of the data service reach the worker: `worker_address` of the config, or `address`.
+        """ "host:port" at which readers of the data service reach the worker: `worker_address` of
+        the config, or `address`.
 
         If this is `address`, "localhost" replaces 127.0.0.1, as in tf.data service.
         """
@@ -161,12 +173,14 @@ class WorkerServer:
 
     @property
     def num_tasks(self) -> int:
-        """The number of functions that run or wait in the worker, plus the number of its data tasks that have not ended."""
+        """The number of functions that run or wait in the worker, plus the number of its data tasks
+        that have not ended."""
         machine = self._runtime.machine
         return 0 if machine is None else machine.running + self._num_tasks()
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return an immutable record of the worker's running and waiting work, and of the data that it holds. Waits for the loop.
+        """Return an immutable record of the worker's running and waiting work, and of the data that
+        it holds. Waits for the loop.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
@@ -182,11 +196,13 @@ class WorkerServer:
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
-        """Return how many data tasks have not ended. The name `_num_tasks` is the one in tf.data service."""
+        """Return how many data tasks have not ended. The name `_num_tasks` is the one in tf.data
+        service."""
         return 0 if self._runtime.machine is None else self._runtime.part.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
-        """Return an immutable record of the worker's data tasks and of the streams of distributed snapshots that it writes.
+        """Return an immutable record of the worker's data tasks and of the streams of distributed
+        snapshots that it writes.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)) as worker:
@@ -197,12 +213,19 @@ class WorkerServer:
         return self._runtime.loop.run(self._runtime.part.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:
-        """Return the streams of snapshots that the worker writes. The name of this method is the one in tf.data service."""
+        """Return the streams of snapshots that the worker writes. The name of this method is the
+        one in tf.data service."""
         return list(self.data_snapshot().streams)
 
     @safe_repr
     def __repr__(self) -> str:
-        state = "" if self.in_contact else ", stopped" if self._runtime.stopped.is_set() else ", without dispatcher"
+        state = (
+            ""
+            if self.in_contact
+            else ", stopped"
+            if self._runtime.stopped.is_set()
+            else ", without dispatcher"
+        )
         return f"{self.name or 'without name'} at {self.address or 'no address'}{state}"
 
     def __enter__(self) -> WorkerServer:
@@ -223,7 +246,9 @@ def _data_service(config: WorkerConfig, worker: WorkerSurroundings) -> DataWorke
     timeout_s, processes = config.dispatcher_timeout_s, None
     if worker.children is not None:
         spawn = partial(worker.children.spawn, children.TASK)
-        processes = TaskProcesses(worker.loop, spawn, worker.host, worker.dispatcher, worker.incarnation, timeout_s)
+        processes = TaskProcesses(
+            worker.loop, spawn, worker.host, worker.dispatcher, worker.incarnation, timeout_s
+        )
     data = DataWorker(
         worker.loop,
         worker.service,

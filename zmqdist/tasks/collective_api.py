@@ -1,10 +1,14 @@
-"""Collectives as users call them, on structures and objects. This module checks dtypes and packs arrays; collectives.py moves the arrays.
+"""Collectives as users call them, on structures and objects. This module checks dtypes and packs
+arrays; collectives.py moves the arrays.
 
 Rules
-    All members of a group call the same operations in the same order. The leader compares their parts. If they differ, all members get an
-    InvalidArgumentError, whose text says what each member did, and the group continues with the next operation.
-    A member whose own arguments are invalid raises an error, and the other members get an error at once.
-    Results have the same bits at every member. They are new arrays, which the caller owns, unless a docstring says otherwise.
+    All members of a group call the same operations in the same order. The leader compares their
+    parts. If they differ, all members get an InvalidArgumentError, whose text says what each member
+    did, and the group continues with the next operation.
+    A member whose own arguments are invalid raises an error, and the other members get an error at
+    once.
+    Results have the same bits at every member. They are new arrays, which the caller owns, unless a
+    docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -41,11 +45,14 @@ Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
 
 class Group:
-    """A group of tasks that do collectives together, as one of its members sees it. `Server.group` makes it.
+    """A group of tasks that do collectives together, as one of its members sees it. `Server.group`
+    makes it.
 
     Attributes:
-      name: name of the group. Operations of groups with different names are independent, even if the groups have the same tasks.
-      tasks: the names of the members by rank, such as "worker:0". The first member is the leader, which compares the members' parts.
+      name: name of the group. Operations of groups with different names are independent, even if
+        the groups have the same tasks.
+      tasks: the names of the members by rank, such as "worker:0". The first member is the leader,
+        which compares the members' parts.
       rank: rank of this task.
     """
 
@@ -62,17 +69,19 @@ class Group:
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """Cancel the group's next operation, which ends with CancelledError at all other members. The operation after that works again.
+        """Cancel the group's next operation, which ends with CancelledError at all other members.
+        The operation after that works again.
 
-        A member that cannot take part calls this in place of the operation, so that the other members do not wait for it. This does not
-        block.
+        A member that cannot take part calls this in place of the operation, so that the other
+        members do not wait for it. This does not block.
         """
         with self._collectives.own_wait, self._members.lock:
             text = f"{self.tasks[self.rank]}: {message}"
             self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
 
     def abort(self, code: int, message: str) -> None:
-        """End the current operation at every member with this error, and end each later operation at once, until `reset`.
+        """End the current operation at every member with this error, and end each later operation
+        at once, until `reset`.
 
         Args:
           code: one of zmqdist.errors, such as UNAVAILABLE.
@@ -84,8 +93,8 @@ class Group:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """End an abort, so that the next operation of every member works again. Only one member calls this, and only once. Raises the
-        errors of `abort`.
+        """End an abort, so that the next operation of every member works again. Only one member
+        calls this, and only once. Raises the errors of `abort`.
         """
         with self._collectives.own_wait:
             self._collectives.reset(self._members)
@@ -125,15 +134,22 @@ class Operations:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = Group(GroupMembers(name, members, self._node.me), self.collectives)
+                group = self._groups[name] = Group(
+                    GroupMembers(name, members, self._node.me), self.collectives
+                )
         if list(group._members.tasks) != members:
             raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
         return group
 
-    # -- reducing ---------------------------------------------------------------------------------------------------------
+    # -- reducing ----------------------------------------------------------------------------------
 
     def all_reduce(
-        self, x: Any, op: str, group: Tasks, timeout: float | None, bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX
+        self,
+        x: Any,
+        op: str,
+        group: Tasks,
+        timeout: float | None,
+        bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX,
     ) -> Any:
         with self._operation(group, timeout) as operation:
             with operation.preparing():
@@ -143,20 +159,35 @@ class Operations:
                 if bytes_per_pack not in (0, COLLECTIVE_INLINE_BYTES_MAX):
                     signature += f" in packs of {bytes_per_pack} bytes"
                 dense = [
-                    None if isinstance(leaf, IndexedSlices) else core.reducible(_array(leaf), op) for leaf in leaves
+                    None if isinstance(leaf, IndexedSlices) else core.reducible(_array(leaf), op)
+                    for leaf in leaves
                 ]
-                rows = [core.reducible(leaf.values, op) if isinstance(leaf, IndexedSlices) else None for leaf in leaves]
-                if any(isinstance(leaf, IndexedSlices) for leaf in leaves) and op not in ("sum", "mean"):
-                    raise InvalidArgumentError(f"IndexedSlices are summed or averaged: there is no {op} of them")
+                rows = [
+                    core.reducible(leaf.values, op) if isinstance(leaf, IndexedSlices) else None
+                    for leaf in leaves
+                ]
+                if any(isinstance(leaf, IndexedSlices) for leaf in leaves) and op not in (
+                    "sum",
+                    "mean",
+                ):
+                    raise InvalidArgumentError(
+                        f"IndexedSlices are summed or averaged: there is no {op} of them"
+                    )
             results: list[Any] = [None] * len(leaves)
             for pack in core.packs(dense, bytes_per_pack or COLLECTIVE_INLINE_BYTES_MAX):
                 arrays = [array for place in pack if (array := dense[place]) is not None]
                 total = operation.reduce(
-                    signature, arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]), op
+                    signature,
+                    arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]),
+                    op,
                 )
                 start = 0
                 for place, array in zip(pack, arrays, strict=True):
-                    part = total if len(arrays) == 1 else total[start : start + array.size].reshape(array.shape)
+                    part = (
+                        total
+                        if len(arrays) == 1
+                        else total[start : start + array.size].reshape(array.shape)
+                    )
                     results[place] = part if len(arrays) == 1 else part.copy()
                     start += array.size
             for place, values in enumerate(rows):
@@ -176,15 +207,19 @@ class Operations:
 
             def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
                 parts = [array[part].ravel() for part in rows]
-                return ring_schedules.reduce_scatter(operation.rank, operation.size, parts, out.reshape(-1), op), out
+                return ring_schedules.reduce_scatter(
+                    operation.rank, operation.size, parts, out.reshape(-1), op
+                ), out
 
             inline = (array,) if operation.is_small(array) else None
             result: Array = operation.do(
-                f"reduce_scatter {op} of {_described(np.asarray(x))}", ("reduce_scatter", op, 0, None, inline), exchange
+                f"reduce_scatter {op} of {_described(np.asarray(x))}",
+                ("reduce_scatter", op, 0, None, inline),
+                exchange,
             )
             return result
 
-    # -- moving -----------------------------------------------------------------------------------------------------------
+    # -- moving ------------------------------------------------------------------------------------
 
     def all_gather(self, x: Any, axis: int, group: Tasks, timeout: float | None) -> Any:
         return self._gather("all_gather", x, axis, 0, group, timeout)
@@ -192,7 +227,9 @@ class Operations:
     def gather(self, x: Any, root: int, axis: int, group: Tasks, timeout: float | None) -> Any:
         return self._gather("gather", x, axis, root, group, timeout)
 
-    def _gather(self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None) -> Any:
+    def _gather(
+        self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None
+    ) -> Any:
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
@@ -220,9 +257,7 @@ class Operations:
             with operation.preparing():
                 array = _array(x)
                 if not array.ndim or len(array) != operation.size:
-                    text = (
-                        f"all_to_all needs one item for each of the {operation.size} members, not shape {array.shape}"
-                    )
+                    text = f"all_to_all needs one item for each of the {operation.size} members, not shape {array.shape}"
                     raise InvalidArgumentError(text)
             out = np.empty_like(array)
 
@@ -236,7 +271,7 @@ class Operations:
             )
             return result
 
-    # -- objects ----------------------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------
 
     def broadcast_object(self, value: Any, root: int, group: Tasks, timeout: float | None) -> Any:
         with self._operation(group, timeout) as operation:
@@ -278,7 +313,8 @@ class _Operation:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """If the with-block raises, report the error to the other members, because the arguments of this member are then invalid."""
+        """If the with-block raises, report the error to the other members, because the arguments of
+        this member are then invalid."""
         try:
             yield
         except Exception as error:
@@ -289,10 +325,14 @@ class _Operation:
 
     def check_root(self, root: int) -> None:
         if not (isinstance(root, (int, np.integer)) and 0 <= root < self.size):
-            raise InvalidArgumentError(f"root is {root!r}, but the ranks of the group are 0 to {self.size - 1}")
+            raise InvalidArgumentError(
+                f"root is {root!r}, but the ranks of the group are 0 to {self.size - 1}"
+            )
 
     def is_small(self, array: Array) -> bool:
-        """Return whether an array of this member is small enough to travel with the announcement."""
+        """Return whether an array of this member is small enough to travel with the
+        announcement.
+        """
         return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
 
     def do(
@@ -301,17 +341,22 @@ class _Operation:
         contribution: tuple[Any, ...],
         exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
     ) -> Any:
-        """Announce the operation, and return its result. If the leader replies that the members must exchange pieces, exchange the pieces.
+        """Announce the operation, and return its result. If the leader replies that the members
+        must exchange pieces, exchange the pieces.
 
         Args:
-          contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          exchange: a function that makes the schedules and the arrays of the result from the details of all members by rank.
+          contribution: kind, op, root, detail and inline value, the fields of
+            collective_leader.Contribution.
+          exchange: a function that makes the schedules and the arrays of the result from the
+            details of all members by rank.
         """
         verdict = self._collectives.agree(self._members, signature, contribution, self.timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
         _, counter, name, details = verdict
-        return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self.timeout_s)
+        return self._collectives.exchange(
+            self._members, counter, name, lambda: exchange(details), self.timeout_s
+        )
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:
         """Return the reduction of the arrays of all members, at every member."""
@@ -326,72 +371,98 @@ class _Operation:
         return total
 
     def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
-        """Return the reduction of the members' IndexedSlices: IndexedSlices that have the rows of all members, by rank."""
-        rows, indices = (self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices))
+        """Return the reduction of the members' IndexedSlices: IndexedSlices that have the rows of
+        all members, by rank."""
+        rows, indices = (
+            self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices)
+        )
         assert rows is not None
         assert indices is not None
         total = np.concatenate(rows)
-        return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape)
+        return IndexedSlices(
+            core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape
+        )
 
-    def gather(self, signature: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
-        """Return the arrays of all members, by rank. If `kind` is "gather", only the root gets the arrays, and other members get None."""
+    def gather(
+        self, signature: str, kind: str, array: Array, axis: int, root: int
+    ) -> list[Array] | None:
+        """Return the arrays of all members, by rank. If `kind` is "gather", only the root gets the
+        arrays, and other members get None."""
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # A member that receives no arrays needs their lengths, because all members must cut the parts in the same way.
-            parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
+            # A member that receives no arrays needs their lengths, because all members must cut the
+            # parts in the same way.
+            parts = [
+                np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype)
+                for shape in shapes
+            ]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]
             if kind == "all_gather":
                 return ring_schedules.all_gather(self.rank, self.size, flats), parts
-            return ring_schedules.gather(self.rank, self.size, root, flats), parts if wanted else None
+            return ring_schedules.gather(
+                self.rank, self.size, root, flats
+            ), parts if wanted else None
 
         inline = (array,) if self.is_small(array) else None
-        parts: list[Array] | None = self.do(signature, (kind, "", root, array.shape[axis], inline), exchange)
+        parts: list[Array] | None = self.do(
+            signature, (kind, "", root, array.shape[axis], inline), exchange
+        )
         return parts
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Return the root's value; at the root this is `value` itself."""
         mine = self.rank == root
         leaves = nest.flatten(value) if mine else []
-        arrays = [plain_array(leaf, "a collective") for leaf in leaves if isinstance(leaf, np.ndarray)]
+        arrays = [
+            plain_array(leaf, "a collective") for leaf in leaves if isinstance(leaf, np.ndarray)
+        ]
         small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
         specs = nest.map_structure(_spec, value) if mine and not small else None
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             filled = value if mine else nest.map_structure(_allocated, details[root])
-            parts = [leaf.reshape(-1) for leaf in nest.flatten(filled) if isinstance(leaf, np.ndarray)]
+            parts = [
+                leaf.reshape(-1) for leaf in nest.flatten(filled) if isinstance(leaf, np.ndarray)
+            ]
             return chain.from_iterable(
                 ring_schedules.broadcast(self.rank, self.size, root, part) for part in parts
             ), filled
 
         inline = (value,) if mine and small else None
-        got = self.do(f"broadcast from rank {root}", ("broadcast", "", root, specs, inline), exchange)
+        got = self.do(
+            f"broadcast from rank {root}", ("broadcast", "", root, specs, inline), exchange
+        )
         return value if mine else got
 
 
 def _op(op: Any) -> str:
-    """Return the name that collectives_machine.OPS has for `op`, which is a ReduceOp or a name in upper or lower case. Raises ValueError if
-    there is no such op.
+    """Return the name that collectives_machine.OPS has for `op`, which is a ReduceOp or a name in
+    upper or lower case. Raises ValueError if there is no such op.
     """
     return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
-    """Return a leaf as an array in C order, the order in which arrays travel. Raises TypeError if the leaf is no array of plain values."""
+    """Return a leaf as an array in C order, the order in which arrays travel. Raises TypeError if
+    the leaf is no array of plain values."""
     array = np.asarray(plain_array(leaf, "a collective"), order="C")
     if array.dtype.hasobject:
-        given = f"one of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+        given = (
+            f"one of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+        )
         raise TypeError(
-            f"x is no array of numbers, but {given}; send objects by broadcast_object and all_gather_object"
+            f"x is no array of numbers, but {given}; send objects by broadcast_object and "
+            f"all_gather_object"
         )
     return array
 
 
 def _gatherable(leaf: Any, axis: int) -> Array:
-    """Return a leaf as an array that has this axis. Raises ValueError if it has no such axis, TypeError for Python objects, and
-    NotImplementedError for IndexedSlices.
+    """Return a leaf as an array that has this axis. Raises ValueError if it has no such axis,
+    TypeError for Python objects, and NotImplementedError for IndexedSlices.
     """
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
@@ -404,8 +475,8 @@ def _gatherable(leaf: Any, axis: int) -> Array:
 
 
 def _described(array: Array, axis: int | None = None) -> str:
-    """Return dtype and shape of an array as a text for the signature. The text has `*` for the size along `axis`, in which members may
-    differ.
+    """Return dtype and shape of an array as a text for the signature. The text has `*` for the size
+    along `axis`, in which members may differ.
     """
     sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
@@ -435,12 +506,14 @@ def _allocated(leaf: Any) -> Any:
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of this size that occupies no memory, as a stand-in for a part that this member does not receive."""
+    """Return an array of this size that occupies no memory, as a stand-in for a part that this
+    member does not receive."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:
-    """Return a pickled object as one array of bytes. The array has the number of the object's buffers, their sizes, and the buffers."""
+    """Return a pickled object as one array of bytes. The array has the number of the object's
+    buffers, their sizes, and the buffers."""
     packed = trusted.pack(value)
     buffers = [packed] if isinstance(packed, bytes) else packed
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]

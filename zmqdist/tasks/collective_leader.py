@@ -1,7 +1,8 @@
-"""The leader's side of collectives: the task of rank 0 compares the announcements of all members, and replies to each member.
+"""The leader's side of collectives: the task of rank 0 compares the announcements of all members,
+and replies to each member.
 
-If the members' values are small, they travel with the announcements, and the reply has the result. agreement_machine.py compares the
-announcements.
+If the members' values are small, they travel with the announcements, and the reply has the result.
+agreement_machine.py compares the announcements.
 """
 
 from __future__ import annotations
@@ -34,20 +35,24 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and more items. After RESULT follows the
-value; after GO the name of the exchange, the details of all members and their incarnations; after FAILED the code and the message.
+"""The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and
+more items. After RESULT follows the value; after GO the name of the exchange, the details of all
+members and their incarnations; after FAILED the code and the message.
 """
 
 
 @dataclass(slots=True)
 class Contribution:
-    """One member's part in an operation, apart from the signature, which must be equal at all members.
+    """One member's part in an operation, apart from the signature, which must be equal at all
+    members.
 
     Attributes:
       incarnation: incarnation of the member.
-      kind, op, root: the kind of the operation, the name of its reduction, and the rank of its root.
+      kind, op, root: the kind of the operation, the name of its reduction, and the rank of its
+        root.
       detail: data that the other members need, such as the number of rows.
-      value: a tuple with the member's value if the value is small; None if it is large, or if this member has no value.
+      value: a tuple with the member's value if the value is small; None if it is large, or if this
+        member has no value.
     """
 
     incarnation: int
@@ -72,9 +77,13 @@ class Leader:
         node.service.register_later("collective.announce", self._announce_call, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, incarnation: None, partial(self._apply, self._agreements.member_gone))
+        watches.listen(
+            lambda task, incarnation: None, partial(self._apply, self._agreements.member_gone)
+        )
 
-    def _announce_call(self, call: PendingCall, group: str, tasks: list[Any], *announcement: Any) -> None:
+    def _announce_call(
+        self, call: PendingCall, group: str, tasks: list[Any], *announcement: Any
+    ) -> None:
         call.on_dropped(partial(self.announcement_withdrawn, group, call))
         self.announce(group, tasks, *announcement, token=call, peer=call.peer)
 
@@ -97,9 +106,11 @@ class Leader:
 
         Args:
           counter: the number of the member's round, or None, as agreement_machine.py explains.
-          signature: a text with all parts that must be equal at all members; error texts contain it, too.
+          signature: a text with all parts that must be equal at all members; error texts contain
+            it, too.
           token: an object with the methods `reply` and `fail`, as PendingCall has them.
-          peer: the connection on which the announcement arrived; None if this task itself announces.
+          peer: the connection on which the announcement arrived; None if this task itself
+            announces.
         """
         if self._node.closed:
             raise self._stop_error(token)
@@ -108,7 +119,9 @@ class Leader:
             self._watches.watch(task)
         self._watches.heard_from(members[rank], incarnation, peer)
         load = Contribution(incarnation, *contribution)
-        announcement = Announcement(rank, counter, signature, monotonic() + timeout_s, load, failure, token)
+        announcement = Announcement(
+            rank, counter, signature, monotonic() + timeout_s, load, failure, token
+        )
         with self._lock:
             if self._stopped:
                 raise self._stop_error(token)
@@ -122,12 +135,19 @@ class Leader:
         if earlier:
             try:
                 self._node.loop.call_soon(self._tick)
-            except FailedPreconditionError:  # the loop has ended, and `stopped` has failed the announcements
+            except FailedPreconditionError:
+                # the loop has ended, and `stopped` has failed the announcements
                 pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
         """Fail all operations of this group, now and until `reset`."""
-        self._apply(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
+        self._apply(
+            self._agreements.aborted,
+            group,
+            [self._node.task(tuple(task)) for task in tasks],
+            code,
+            message,
+        )
 
     def reset(self, group: str) -> None:
         """End an abort, so that the group's operations work again."""
@@ -143,7 +163,7 @@ class Leader:
             for group, (arrived, missing) in waiting.items()
         )
 
-    # -- events -----------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _apply(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
         """Pass an event to Agreements, and send its verdicts to the members."""
@@ -152,7 +172,8 @@ class Leader:
         self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
-        """End the rounds whose deadline has passed, and set the timer for the next deadline. The loop calls this."""
+        """End the rounds whose deadline has passed, and set the timer for the next deadline. The
+        loop calls this."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
@@ -165,12 +186,14 @@ class Leader:
         with self._lock:
             self._stopped = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
-        for announcement in (announcement for verdict in verdicts for announcement in verdict.members):
+        for announcement in (
+            announcement for verdict in verdicts for announcement in verdict.members
+        ):
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped.
-        Another member learns that the leader of the group was stopped.
+        """Return the error for an announcement while this task stops. This task's own caller learns
+        that its server was stopped. Another member learns that the leader of the group was stopped.
         """
         if not isinstance(token, PendingCall):
             return self._node.stopped
@@ -185,43 +208,62 @@ class Leader:
             if isinstance(verdict, Agreed):
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
-                    replies = replies_to([announcement.load for announcement in verdict.members], exchange)
-                except Exception as error:  # send all members an error of NumPy, such as MemoryError
+                    replies = replies_to(
+                        [announcement.load for announcement in verdict.members], exchange
+                    )
+                except Exception as error:
+                    # send all members an error of NumPy, such as MemoryError
                     for announcement in verdict.members:
                         announcement.token.fail(
-                            error if isinstance(error, OpError) else InvalidArgumentError(str(error))
+                            error
+                            if isinstance(error, OpError)
+                            else InvalidArgumentError(str(error))
                         )
                     continue
-                # Reply last to the caller in the leader's own process, because this caller may change the value, which all replies share.
-                for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
+                # Reply last to the caller in the leader's own process, because this caller may
+                # change the value, which all replies share.
+                for announcement, reply in reversed(
+                    list(zip(verdict.members, replies, strict=True))
+                ):
                     announcement.token.reply((verdict.counter, *reply))
             else:
                 for announcement in verdict.members:
                     if verdict.counter is None:
                         announcement.token.fail(from_code(verdict.code, verdict.message))
                     else:
-                        announcement.token.reply((verdict.counter, FAILED, verdict.code, verdict.message))
+                        announcement.token.reply(
+                            (verdict.counter, FAILED, verdict.code, verdict.message)
+                        )
 
 
 def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
-    """Return the reply to each member when all members are about to do the same operation. A reply has the result, or the instruction to
-    exchange pieces.
+    """Return the reply to each member when all members are about to do the same operation. A reply
+    has the result, or the instruction to exchange pieces.
     """
     first = contributions[0]
     rooted = first.kind == "broadcast"
-    if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
-        details, incarnations = zip(*((member.detail, member.incarnation) for member in contributions), strict=True)
+    if any(
+        member.value is None
+        for rank, member in enumerate(contributions)
+        if not rooted or rank == first.root
+    ):
+        details, incarnations = zip(
+            *((member.detail, member.incarnation) for member in contributions), strict=True
+        )
         return [(GO, exchange, [*details], [*incarnations])] * len(contributions)
     if rooted:
         value = contributions[first.root].value
         assert value is not None
         return [(RESULT, value[0])] * len(contributions)
-    values = [contribution.value[0] for contribution in contributions if contribution.value is not None]
+    values = [
+        contribution.value[0] for contribution in contributions if contribution.value is not None
+    ]
     return [(RESULT, value) for value in results_of(first, values)]
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """Return the result of each rank, which the leader computes from all values. The result of a gather is the list of values."""
+    """Return the result of each rank, which the leader computes from all values. The result of a
+    gather is the list of values."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size
@@ -229,5 +271,10 @@ def results_of(first: Contribution, values: list[Any]) -> list[Any]:
         total = core.folded(values, first.op)
         return [total[part] for part in core.shares(len(total), size)]
     if first.kind == "all_to_all":
-        return [np.stack([value[rank] for value in values], dtype=values[0].dtype) for rank in range(size)]
-    return [values if first.kind == "all_gather" or rank == first.root else None for rank in range(size)]
+        return [
+            np.stack([value[rank] for value in values], dtype=values[0].dtype)
+            for rank in range(size)
+        ]
+    return [
+        values if first.kind == "all_gather" or rank == first.root else None for rank in range(size)
+    ]

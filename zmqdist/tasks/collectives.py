@@ -1,17 +1,21 @@
 """The operations of a group of tasks, from the announcement to the result.
 
 Theory of operation
-    Each member announces its part to the leader (collective_leader.py). A small value travels with the announcement, and the leader's reply
-    has the result. If a value is large, the reply says that all members have announced. The members then exchange pieces with each other,
-    as collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
-    shared memory. A reduction writes a large piece into shared memory if there is room (ring_schedules.py). A member passes an arrived
-    piece on unchanged. Therefore no piece is copied again for the next member.
+    Each member announces its part to the leader (collective_leader.py). A small value travels with
+    the announcement, and the leader's reply has the result. If a value is large, the reply says
+    that all members have announced. The members then exchange pieces with each other, as
+    collectives_machine.py schedules them. A piece is an argument of a call to another member; on
+    one host large pieces travel through shared memory. A reduction writes a large piece into shared
+    memory if there is room (ring_schedules.py). A member passes an arrived piece on unchanged.
+    Therefore no piece is copied again for the next member.
 
 Rules
-    A member that fails during an exchange reports the error to all other members, so that no member waits for pieces that will not arrive.
-    A member notices the end of each process to which it sends or announces, or from which it awaits pieces. A call to a task that has gone
-    fails, and does not wait for the task's next incarnation.
-    Operations of one group run one after another, in the order of the calls at each member. Groups are independent of each other.
+    A member that fails during an exchange reports the error to all other members, so that no member
+    waits for pieces that will not arrive. A member notices the end of each process to which it
+    sends or announces, or from which it awaits pieces. A call to a task that has gone fails, and
+    does not wait for the task's next incarnation.
+    Operations of one group run one after another, in the order of the calls at each member. Groups
+    are independent of each other.
 
 Not here: the public methods, and the handling of structures and packs (collective_api.py).
 """
@@ -53,24 +57,26 @@ from zmqdist.transport.shm_peer import lendable_block
 Array: TypeAlias = NDArray[Any]
 
 GRACE_S = 5.0
-"""Seconds that a member waits beyond the deadline of its announcement, because at the deadline the leader replies with the names of absent
-members.
+"""Seconds that a member waits beyond the deadline of its announcement, because at the deadline the
+leader replies with the names of absent members.
 """
 IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
-"""Number of pieces that a member may have sent without a reply. With fewer than 2 * COLLECTIVE_WIDTH pieces, members could deadlock."""
+"""Number of pieces that a member may have sent without a reply. With fewer than 2 *
+COLLECTIVE_WIDTH pieces, members could deadlock."""
 
 
 class GroupMembers:
     """A group as one of its members sees it.
 
     Attributes:
-      name: name of the group, equal at all members; operations of groups with different names are independent.
+      name: name of the group, equal at all members; operations of groups with different names are
+        independent.
       tasks: the members by rank.
       rank: rank of this task.
-      counter: the number of the next operation's round; 0 for the first operation. `None` means the current round, whose number this member
-        does not know.
-      unnumbered: the leader's reply to a failure that this member announced while `counter` was None. The reply has the number of the
-        round.
+      counter: the number of the next operation's round; 0 for the first operation. `None` means the
+        current round, whose number this member does not know.
+      unnumbered: the leader's reply to a failure that this member announced while `counter` was
+        None. The reply has the number of the round.
       aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
     """
@@ -79,7 +85,9 @@ class GroupMembers:
         self.name = name
         self.tasks = tuple(tasks)
         if not tasks or len(set(tasks)) < len(tasks):
-            raise InvalidArgumentError(f"a group needs one or more different tasks, not {[*map(task_name, tasks)]}")
+            raise InvalidArgumentError(
+                f"a group needs one or more different tasks, not {[*map(task_name, tasks)]}"
+            )
         if me not in self.tasks:
             members = ", ".join(map(task_name, tasks))
             raise InvalidArgumentError(f"{task_name(me)} is not a member of the group {members}")
@@ -95,7 +103,8 @@ class GroupMembers:
 
 
 class _LocalReply:
-    """The reply to the leader's own announcement. It has the methods of StatusOrResult that Collectives uses."""
+    """The reply to the leader's own announcement. It has the methods of StatusOrResult that
+    Collectives uses."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -121,7 +130,8 @@ class _LocalReply:
 
 
 class Collectives:
-    """The collectives of one task: its announcements, the pieces that it sends, and the pieces that arrive for it."""
+    """The collectives of one task: its announcements, the pieces that it sends, and the pieces that
+    arrive for it."""
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node
@@ -140,14 +150,16 @@ class Collectives:
 
     @property
     def unanswered(self) -> int:
-        """The number of announcements and pieces that this task has sent and that have no reply yet."""
+        """The number of announcements and pieces that this task has sent and that have no reply
+        yet."""
         return len(self._calls)
 
     def led(self) -> tuple[GroupRow, ...]:
-        """Return the groups whose leader is this task and in which some members wait for the others."""
+        """Return the groups whose leader is this task and in which some members wait for the
+        others."""
         return self._leader.rows()
 
-    # -- the announcement -------------------------------------------------------------------------------------------------
+    # -- the announcement --------------------------------------------------------------------------
 
     def agree(
         self,
@@ -157,16 +169,22 @@ class Collectives:
         timeout_s: float,
         failure: OpError | None = None,
     ) -> tuple[Any, ...]:
-        """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
+        """Announce the next operation of a group, whose lock the caller holds, and wait for the
+        verdict.
 
         Args:
-          contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          failure: the error because of which this member cannot take part. With a failure, this method does not wait for the verdict.
+          contribution: kind, op, root, detail and inline value, the fields of
+            collective_leader.Contribution.
+          failure: the error because of which this member cannot take part. With a failure, this
+            method does not wait for the verdict.
 
         Returns:
-          (RESULT, value), or (GO, number of the next round, name of the exchange, details of all members by rank), or () with a `failure`.
+          (RESULT, value), or (GO, number of the next round, name of the exchange, details of all
+          members by rank), or () with a `failure`.
         """
-        with self._lock:  # stored pieces are of failed operations: no member sends any before this member announces
+        with self._lock:
+            # stored pieces are of failed operations: no member sends any before this member
+            # announces
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -191,7 +209,8 @@ class Collectives:
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # the caller raises the failure anyway, so do not wait for the leader's reply
+        if failure is not None:
+            # the caller raises the failure anyway, so do not wait for the leader's reply
             if counter is None:
                 group.unnumbered = reply
             else:
@@ -200,7 +219,9 @@ class Collectives:
                 reply.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
-            ended, kind, value, *more = reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
+            ended, kind, value, *more = (
+                reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
+            )
             if kind != GO:
                 group.counter = ended + 1
             if kind == RESULT:
@@ -209,11 +230,15 @@ class Collectives:
                 raise from_code(value, *more)
             details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                self._watches.heard_from(task, incarnation)  # the watch of `task` may not have noticed a restart yet
+                # the watch of `task` may not have noticed a restart yet
+                self._watches.heard_from(task, incarnation)
             return kind, ended + 1, value, details
         except UnavailableError as error:
-            raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # even after Ctrl-C, withdraw, so that the leader ends the round for all members
+            raise UnavailableError(
+                f"{signature} with leader {task_name(leader)}: {error.message}"
+            ) from None
+        except BaseException:
+            # even after Ctrl-C, withdraw, so that the leader ends the round for all members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -222,10 +247,12 @@ class Collectives:
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
-        """Return the number of the round of the next operation; None if this member does not know the number.
+        """Return the number of the round of the next operation; None if this member does not know
+        the number.
 
-        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without the number, the
-        leader could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
+        If this member has announced a failure without a number, wait for the leader's reply, which
+        has the number. Without the number, the leader could mistake a second failure for a late
+        report of the first, and end an operation to which neither failure belongs.
         """
         reply, group.unnumbered = group.unnumbered, None
         if reply is None:
@@ -244,13 +271,18 @@ class Collectives:
                 self._aborted(group.name, code, message)
             else:
                 due = monotonic() + GRACE_S
-                calls.append(self._node.start(task, "collective.stop", group.name, code, message, due=due))
+                calls.append(
+                    self._node.start(task, "collective.stop", group.name, code, message, due=due)
+                )
         if tasks[0] == self._node.me:
             self._leader.abort(group.name, tasks, code, message)
         else:
-            self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
+            self._node.start(
+                tasks[0], "collective.abort", group.name, tasks, code, message
+            ).get_value()
         for call in calls:
-            # Wait for the reply, and ignore an error, because a member that cannot be reached takes part in no operation.
+            # Wait for the reply, and ignore an error, because a member that cannot be reached takes
+            # part in no operation.
             call.is_ok()
 
     def reset(self, group: GroupMembers) -> None:
@@ -260,7 +292,7 @@ class Collectives:
         else:
             self._node.start(group.tasks[0], "collective.reset", group.name).get_value()
 
-    # -- the exchange -----------------------------------------------------------------------------------------------------
+    # -- the exchange ------------------------------------------------------------------------------
 
     def exchange(
         self,
@@ -270,17 +302,20 @@ class Collectives:
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
         timeout_s: float,
     ) -> Any:
-        """Send and receive pieces until all schedules have ended, and return the result. If this fails, report the error to all members.
+        """Send and receive pieces until all schedules have ended, and return the result. If this
+        fails, report the error to all members.
 
         Args:
           counter: the number of the group's next round. It takes effect if the exchange succeeds.
-          begin: function that makes the schedules and the arrays for their result. It may raise, for instance MemoryError.
+          begin: function that makes the schedules and the arrays for their result. It may raise,
+            for instance MemoryError.
         """
         box = self._box(group.name, name)
         with self._lock:
             self._running[group.name] = group, name
         try:
-            if self._node.closed:  # `_stopped` may have run before this exchange was added to `_running`
+            if self._node.closed:
+                # `_stopped` may have run before this exchange was added to `_running`
                 raise self._node.stopped
             if group.aborted is not None:
                 raise from_code(*group.aborted)
@@ -300,13 +335,19 @@ class Collectives:
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
-            # A node that is closed sends nothing, because the other members notice by themselves that this task has stopped.
+            # A node that is closed sends nothing, because the other members notice by themselves
+            # that this task has stopped.
             if task != self._node.me and not self._node.closed:
                 due = monotonic() + GRACE_S
                 self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 
     def _run(
-        self, group: GroupMembers, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
+        self,
+        group: GroupMembers,
+        name: str,
+        box: LockedMailbox,
+        schedules: Iterator[Schedule],
+        timeout_s: float,
     ) -> None:
         sent: deque[StatusOrResult] = deque()
         sent_to, received = [0] * group.size, [0] * group.size
@@ -318,22 +359,29 @@ class Collectives:
                 arrived = None
                 if step.to is not None:
                     box.check()
-                    sent.append(self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s))
+                    sent.append(
+                        self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s)
+                    )
                     sent_to[step.to] += 1
                     while len(sent) > IN_FLIGHT_MAX:
                         self._outcome(sent.popleft(), box)
                 else:
                     assert step.source is not None
-                    arrived = self._receive(group, box, step.source, received[step.source], timeout_s)
+                    arrived = self._receive(
+                        group, box, step.source, received[step.source], timeout_s
+                    )
                     received[step.source] += 1
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:  # cancel the calls, because `_report_failure` sends the error to their receivers
+            for call in sent:
+                # cancel the calls, because `_report_failure` sends the error to their receivers
                 call.cancel()
                 self._calls.pop(call, None)
             raise
-        while sent:  # wait until all pieces have arrived, because the program may end this task after the operation
+        while sent:
+            # wait until all pieces have arrived, because the program may end this task after the
+            # operation
             self._outcome(sent.popleft(), box)
 
     def _send(
@@ -342,11 +390,15 @@ class Collectives:
         block = lendable_block(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
         due = monotonic() + timeout_s
-        return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
+        return self._call(
+            name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block
+        )
 
-    def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a member, without waiting. The call is cancelled when that member has gone or the exchange has failed.
-        `_outcome` waits for the reply.
+    def _call(
+        self, exchange: str, task: Task, method: str, *args: Any, **how: Any
+    ) -> StatusOrResult:
+        """Call a method of a member, without waiting. The call is cancelled when that member has
+        gone or the exchange has failed. `_outcome` waits for the reply.
         """
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
@@ -365,7 +417,9 @@ class Collectives:
             gone_message = self._watches.gone_message(task)
             if not gone_message and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(gone_message or (f"{task_name(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(
+                gone_message or (f"{task_name(task)}: " if box else "") + error.message
+            ) from None
         finally:
             self._calls.pop(call, None)
 
@@ -374,27 +428,31 @@ class Collectives:
             if matches(exchange, task) and not call.done():  # a reply that has arrived stays valid
                 call.cancel()
 
-    def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
+    def _receive(
+        self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float
+    ) -> Array:
         task = group.tasks[source]
         self._watches.watch(task)
         key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
         try:
             piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
-            if monotonic() < due:  # before this member's time-out, the error is one that another member has reported
+            if monotonic() < due:
+                # before this member's time-out, the error is one that another member has reported
                 raise
             text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
             raise DeadlineExceededError(text) from None
         return piece
 
-    # -- calls from other members -----------------------------------------------------------------------------------------
+    # -- calls from other members ------------------------------------------------------------------
 
     def _box(self, group: str, name: str) -> LockedMailbox:
         with self._lock:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # the sender must see that this member has ended, and no piece may be stored any more
+        if self._node.closed:
+            # the sender must see that this member has ended, and no piece may be stored any more
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
@@ -427,7 +485,8 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        # Also drop the pieces of exchanges that this member has not begun, because they may be borrowed from another task's memory.
+        # Also drop the pieces of exchanges that this member has not begun, because they may be
+        # borrowed from another task's memory.
         for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements

@@ -1,7 +1,8 @@
-"""Functions that make a program a task of a cluster: `connect_to_cluster`, `connect_to_host`, `check_alive`.
+"""Functions that make a program a task of a cluster: `connect_to_cluster`, `connect_to_host`,
+`check_alive`.
 
-A program is in one cluster at a time, so connecting again leaves the previous cluster. After connecting, the program uses the Server that
-it gets, or a Session with that server.
+A program is in one cluster at a time, so connecting again leaves the previous cluster. After
+connecting, the program uses the Server that it gets, or a Session with that server.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ def connect_to_cluster(
     """Make this program a task of a cluster, without waiting for any other task.
 
     Args:
-      cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`, such as a cluster resolver.
-      job_name, task_index: the task that this program is to be. If the cluster has no such task, this program becomes an extra task on a
-        free loopback port: it can call the other tasks, but they do not know it.
-      protocol, keys_dir, token_file: as for `Server`; by default `protocol` is the resolver's `rpc_layer`.
+      cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`,
+        such as a cluster resolver.
+      job_name, task_index: the task that this program is to be. If the cluster has no such task,
+        this program becomes an extra task on a free loopback port: it can call the other tasks, but
+        they do not know it.
+      protocol, keys_dir, token_file: as for `Server`; by default `protocol` is the resolver's
+        `rpc_layer`.
       cluster_device_filters: filters that decide which other tasks this task sees.
 
     Returns:
-      The server of this task, which serves until it is stopped or the program connects again. None if a resolver's master is "" or "local",
-      which means that there is no cluster. Then this function changes nothing.
+      The server of this task, which serves until it is stopped or the program connects again. None
+      if a resolver's master is "" or "local", which means that there is no cluster. Then this
+      function changes nothing.
 
     Raises:
       ValueError: the first argument is neither a ClusterSpec nor a resolver.
@@ -51,7 +56,10 @@ def connect_to_cluster(
     spec, layer = _cluster(cluster_spec_or_resolver)
     if spec is None:
         return None
-    jobs = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
+    jobs = {
+        job: {index: spec.task_address(job, index) for index in spec.task_indices(job)}
+        for job in spec.jobs
+    }
     jobs.setdefault(job_name, {}).setdefault(task_index, "localhost:0")
     definition = ServerDef(
         ClusterSpec(jobs).as_cluster_def(),
@@ -70,8 +78,8 @@ def connect_to_cluster(
 
 
 def disconnect() -> None:
-    """Leave the cluster to which this program is connected, if any: stop this program's server at once, and abandon the calls that the
-    server runs.
+    """Leave the cluster to which this program is connected, if any: stop this program's server at
+    once, and abandon the calls that the server runs.
     """
     global _connected
     with _lock:
@@ -94,7 +102,8 @@ def connect_to_host(
       job_name: the job whose tasks these servers are, numbered from 0.
       keys_dir, token_file: as for `Server`.
 
-    The result and the errors are those of `connect_to_cluster`. Also raises ValueError if there is no address, or an address is malformed.
+    The result and the errors are those of `connect_to_cluster`. Also raises ValueError if there is
+    no address, or an address is malformed.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
@@ -108,7 +117,8 @@ def connect_to_host(
 
 
 def check_alive(name: str) -> bool:
-    """Return whether a task replies. The task must belong to the cluster to which this program is connected.
+    """Return whether a task replies. The task must belong to the cluster to which this program is
+    connected.
 
     Args:
       name: the full name, "/job:NAME/replica:0/task:N".
@@ -119,7 +129,9 @@ def check_alive(name: str) -> bool:
     """
     server = _connected
     if server is None or server.join(0.0):
-        raise ValueError("check_alive: this program is connected to no cluster (connect_to_cluster)")
+        raise ValueError(
+            "check_alive: this program is connected to no cluster (connect_to_cluster)"
+        )
     try:
         device = Device.parse(name)
     except ValueError as error:
@@ -130,11 +142,17 @@ def check_alive(name: str) -> bool:
 
 
 def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
-    """Return the cluster that `source` describes, and its `rpc_layer`. Each is None if `source` has none."""
+    """Return the cluster that `source` describes, and its `rpc_layer`. Each is None if `source` has
+    none."""
     if isinstance(source, ClusterSpec):
         return source, None
-    if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):
-        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {source!r}")
+    if not (
+        callable(getattr(source, "cluster_spec", None))
+        and callable(getattr(source, "master", None))
+    ):
+        raise ValueError(
+            f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {source!r}"
+        )
     if source.master() in ("", "local"):
         return None, None
     return source.cluster_spec(), getattr(source, "rpc_layer", None)

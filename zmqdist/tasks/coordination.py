@@ -1,10 +1,11 @@
-"""Coordination as a part of a task's server: the leader of the cluster is the keeper, and every task can be its client.
+"""Coordination as a part of a task's server: the leader of the cluster is the keeper, and every
+task can be its client.
 
-A task registers with the leader only when it first uses a barrier or a key, because a server contacts no other task until a method needs
-that task.
+A task registers with the leader only when it first uses a barrier or a key, because a server
+contacts no other task until a method needs that task.
 
-The leader is the first ps, else the chief, else the first worker (cluster/job_roles.py). Barriers do not wait for evaluators and
-dispatchers, but these can use the keys and the states of tasks.
+The leader is the first ps, else the chief, else the first worker (cluster/job_roles.py). Barriers
+do not wait for evaluators and dispatchers, but these can use the keys and the states of tasks.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ NON_MEMBER_JOBS: Final = ("evaluator", "dispatcher")
 
 
 class TaskCoordination:
-    """Barriers, keys and states of tasks for one server. Make this object before the server's node serves.
+    """Barriers, keys and states of tasks for one server. Make this object before the server's node
+    serves.
 
     Attributes:
       leads: whether this task is the leader, which keeps barriers and keys for the cluster.
     """
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Register the keeper's methods, if this task leads. Raises InvalidArgumentError if section "coordination" of `config` is wrong."""
+        """Register the keeper's methods, if this task leads. Raises InvalidArgumentError if section
+        "coordination" of `config` is wrong."""
         self._node = node
         self._leader = coordination_leader(node.spec) or node.me
         self._members = [task for task in node.tasks if task[0] not in NON_MEMBER_JOBS] or [node.me]
@@ -55,17 +58,22 @@ class TaskCoordination:
 
     @property
     def client(self) -> CoordinationClient:
-        """The client by which this task uses barriers and keys. It connects to the leader at its first use.
+        """The client by which this task uses barriers and keys. It connects to the leader at its
+        first use.
 
         Raises:
           FailedPreconditionError: the server was stopped, or has not been started.
         """
         with self._lock:
             if self._closed:
-                raise FailedPreconditionError(f"the server of {task_name(self._node.me)} was stopped")
+                raise FailedPreconditionError(
+                    f"the server of {task_name(self._node.me)} was stopped"
+                )
             if self._client is None:
                 if not self._node.loop.running:
-                    raise FailedPreconditionError(f"the server of {task_name(self._node.me)} was not started yet")
+                    raise FailedPreconditionError(
+                        f"the server of {task_name(self._node.me)} was not started yet"
+                    )
                 self._client = self._connect()
             return self._client
 
@@ -77,7 +85,9 @@ class TaskCoordination:
         if address.endswith(":0"):
             text = f"{keeper} has port 0 in this cluster, so other tasks cannot know its address: give it a port"
             raise FailedPreconditionError(text)
-        return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
+        return CoordinationClient(
+            address, me, node.incarnation, credentials=node.credentials, keeper=keeper
+        )
 
     def snapshot(self) -> KeeperSnapshot | None:
         """Return the keeper's figures; None if this task is not the leader, or does not serve."""
@@ -98,7 +108,9 @@ class TaskCoordination:
     def _close(self, _until: float) -> None:
         client = self._client
         if self._service is not None and self._node.loop.running:
-            self._service.stop(f"the leader {task_name(self._leader)}, which keeps barriers and keys, stops")
+            self._service.stop(
+                f"the leader {task_name(self._leader)}, which keeps barriers and keys, stops"
+            )
         if client is not None:
             client.close(notify=not self.leads)
 
@@ -111,7 +123,9 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):
-        raise InvalidArgumentError(f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}")
+        raise InvalidArgumentError(
+            f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}"
+        )
     for name, value in section.items():
         least = 0 if name == "shutdown_timeout_s" else 1e-3
         if name.endswith("_s") and (
@@ -120,7 +134,9 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
             text = f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
             raise InvalidArgumentError(text)
     jobs = section.get("recoverable_jobs", ())
-    if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
+    if not isinstance(jobs, list | tuple | set | frozenset) or not all(
+        isinstance(job, str) for job in jobs
+    ):
         text = f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
         raise InvalidArgumentError(text)
     return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

@@ -1,6 +1,8 @@
-"""The rules for the arguments of `zmqdist.Server`: which task the server is, and on which address it listens.
+"""The rules for the arguments of `zmqdist.Server`: which task the server is, and on which address
+it listens.
 
-Not here: how the server binds the address (node.py), and the rules for a cluster's jobs (cluster/job_roles.py).
+Not here: how the server binds the address (node.py), and the rules for a cluster's jobs
+(cluster/job_roles.py).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def effective(
 
     Raises:
       TypeError: `source` does not describe a cluster, or `config` is not a dict.
-      ValueError: the arguments name no task although the cluster has several, or ClusterSpec refuses the cluster.
+      ValueError: the arguments name no task although the cluster has several, or ClusterSpec
+        refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: there is no such protocol.
     """
@@ -47,14 +50,19 @@ def effective(
     else:
         spec = converted("server_or_cluster_def", ClusterSpec, source)
         job = _the_only("which job", spec.jobs) if job_name is None else job_name
-        index = _the_only(f"which task of job {job!r}", spec.task_indices(job)) if task_index is None else task_index
+        index = (
+            _the_only(f"which task of job {job!r}", spec.task_indices(job))
+            if task_index is None
+            else task_index
+        )
         definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
     check_type("job_name", definition.job_name, str, "str")
     check_type("task_index", definition.task_index, int, "int")
     definition.protocol = definition.protocol or PROTOCOLS[0]
     if definition.protocol not in PROTOCOLS:
         raise NotFoundError(
-            f'no protocol {definition.protocol!r}; there is: {", ".join(PROTOCOLS)}. Write protocol="zmq" (in a resolver '
+            f"no protocol {definition.protocol!r}; there is: {', '.join(PROTOCOLS)}. Write "
+            f'protocol="zmq" (in a resolver '
             'rpc_layer="zmq"), or leave it out'
         )
     if not isinstance(config or {}, Mapping):
@@ -71,7 +79,8 @@ def _the_only(question: str, known: list[Any]) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `old`, updated with `new`, also inside nested dicts. The result shares no object with `old` or `new`."""
+    """Return a copy of `old`, updated with `new`, also inside nested dicts. The result shares no
+    object with `old` or `new`."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
@@ -80,10 +89,12 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_address(definition: ServerDef) -> str:
-    """Return the "host:port" of the task as it is written in the cluster; an empty host means localhost.
+    """Return the "host:port" of the task as it is written in the cluster; an empty host means
+    localhost.
 
     Raises:
-      InvalidArgumentError: the cluster has no valid address for the task; the text says what is wrong with the port or the host.
+      InvalidArgumentError: the cluster has no valid address for the task; the text says what is
+        wrong with the port or the host.
     """
     address = definition.own_address()
     address = f"localhost{address}" if address.startswith(":") else address
@@ -91,15 +102,18 @@ def written_address(definition: ServerDef) -> str:
         split(address)
     except InvalidArgumentError as error:
         task = f"{definition.job_name}:{definition.task_index}"
-        raise InvalidArgumentError(f"{task} needs an address with a port: {error.message}") from None
+        raise InvalidArgumentError(
+            f"{task} needs an address with a port: {error.message}"
+        ) from None
     return address
 
 
 def address_to_bind(address: str, host: str | None) -> str:
     """Return the address to listen on, for a task whose address in the cluster is `address`.
 
-    `host` overrides the host in `address`. By default the server listens on the host in `address`, if this is an address of this host.
-    Otherwise the server listens on all interfaces, because the host may be a name that only other hosts can look up, or a load balancer.
+    `host` overrides the host in `address`. By default the server listens on the host in `address`,
+    if this is an address of this host. Otherwise the server listens on all interfaces, because the
+    host may be a name that only other hosts can look up, or a load balancer.
     """
     written, port = split(address)
     if host is None:

@@ -1,4 +1,5 @@
-"""Watches of other tasks. This module makes the calls and runs the callbacks that watches_machine.py decides on."""
+"""Watches of other tasks. This module makes the calls and runs the callbacks that
+watches_machine.py decides on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from zmqdist.rpc.future import outcome_of
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
-from zmqdist.tasks.watches_machine import ProbeTask, ReportGone, ReportSeen, WatchedTasks, WatchEffect, WatchTask
+from zmqdist.tasks.watches_machine import (
+    ProbeTask,
+    ReportGone,
+    ReportSeen,
+    WatchedTasks,
+    WatchEffect,
+    WatchTask,
+)
 from zmqdist.transport.peer import Peer
 
 log = logging.getLogger("zmqdist.tasks")
@@ -24,7 +32,8 @@ METHOD = "zmqdist.watch"
 
 
 class Watches:
-    """The watches by which one task notices whether other tasks are up. Any thread may call the methods."""
+    """The watches by which one task notices whether other tasks are up. Any thread may call the
+    methods."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -35,8 +44,11 @@ class Watches:
         node.service.register_later(METHOD, self._watch_call, roles=TASKS)
         node.router.on_gone.append(self._connection_ended)
 
-    def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Register two callbacks: for new incarnations of watched tasks, and for the ends of watched tasks.
+    def listen(
+        self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]
+    ) -> None:
+        """Register two callbacks: for new incarnations of watched tasks, and for the ends of
+        watched tasks.
 
         The callbacks run in threads of zmqdist. Call `listen` before `Node.serve`.
         """
@@ -50,7 +62,8 @@ class Watches:
           FailedPreconditionError: this task's server was stopped.
         """
         if self._machine.is_watched(task):
-            # This check needs no lock, which makes it cheap: each wait for a task calls this method.
+            # This check needs no lock, which makes it cheap: each wait for a task calls this
+            # method.
             return
         self._node.client(task)  # this call raises if this server was stopped
         with self._lock:
@@ -62,27 +75,34 @@ class Watches:
         rows = {}
         with self._lock:
             for task in self._machine.tasks:
-                incarnation, message = self._machine.incarnation(task), self._machine.gone_message(task)
+                incarnation, message = (
+                    self._machine.incarnation(task),
+                    self._machine.gone_message(task),
+                )
                 state = "gone" if message else "up" if incarnation else "unseen"
                 rows[task_name(task)] = WatchRow(task_name(task), state, incarnation, message)
         return rows
 
     def gone_message(self, task: Task) -> str:
-        """Return the error text for a task that has gone; "" for a task that is up or was never seen."""
+        """Return the error text for a task that has gone; "" for a task that is up or was never
+        seen."""
         return self._machine.gone_message(task)
 
     def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
         """Record that a message of this incarnation of a task has arrived.
 
         Args:
-          peer: the connection on which the message arrived from the task itself; None if another task reported the incarnation.
+          peer: the connection on which the message arrived from the task itself; None if another
+            task reported the incarnation.
         """
         with self._lock:
-            # the router marks a peer as gone before it calls `_connection_ended`, so either this check or that method notices the end
+            # the router marks a peer as gone before it calls `_connection_ended`, so either this
+            # check or that method notices the end
             self._machine.heard_from(task, incarnation, None if peer is None else not peer.gone)
 
     def _connection_ended(self, peer: Peer) -> None:
-        if self._node.closed:  # the peers disconnect because this task stops, not because they have ended
+        if self._node.closed:
+            # the peers disconnect because this task stops, not because they have ended
             return
         if peer.role != "worker" or peer.hello is None:
             return
@@ -95,8 +115,8 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve a watch of this task. If the caller knows the current incarnation, do not reply, so that the call ends with this process.
-        Otherwise reply with the incarnation.
+        """Serve a watch of this task. If the caller knows the current incarnation, do not reply, so
+        that the call ends with this process. Otherwise reply with the incarnation.
         """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
@@ -105,8 +125,9 @@ class Watches:
         for effect in effects:
             match effect:
                 case WatchTask(task, incarnation):
-                    # A watch of a known incarnation must fail if no server is connected. If the watch waited for a server, it would reach
-                    # the next incarnation, and miss the end of the known incarnation.
+                    # A watch of a known incarnation must fail if no server is connected. If the
+                    # watch waited for a server, it would reach the next incarnation, and miss the
+                    # end of the known incarnation.
                     self._call(task, incarnation, not incarnation, self._watch_ended)
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)
@@ -118,16 +139,20 @@ class Watches:
                     for gone in self._on_gone:
                         gone(task, message)
 
-    def _call(self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]) -> None:
+    def _call(
+        self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]
+    ) -> None:
         with suppress(OpError):
-            # The call raises if this task's server was stopped. Then the last states of the other tasks stay as they are.
+            # The call raises if this task's server was stopped. Then the last states of the other
+            # tasks stay as they are.
             call = self._node.start(task, METHOD, incarnation, waits_for_server=waits_for_server)
             call.add_done_callback(partial(then, task))
 
     def _watch_ended(self, task: Task, result: StatusOrResult) -> None:
         incarnation, error = outcome_of(result)
         if self._node.closed:
-            # the stop of this task's server has ended the watch, which shows nothing about the watched task
+            # the stop of this task's server has ended the watch, which shows nothing about the
+            # watched task
             return
         code, message = (OK, "") if error is None else (error.error_code, error.message)
         with self._lock:

@@ -1,13 +1,15 @@
 """Values from one task to another: `Server.send` and `Server.recv`.
 
 Rules
-    `send` takes a snapshot of the value, and does not block. Each value is received once. Values that one sender sends under one tag are
-    received in the order of sending, whatever their sizes.
-    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender may end once it knows of the arrival.
-    When a sender ends, each `recv` that waits for it ends with UNAVAILABLE. A `recv` that waits for one incarnation of a sender never gets
-    a value of another incarnation.
+    `send` takes a snapshot of the value, and does not block. Each value is received once. Values
+    that one sender sends under one tag are received in the order of sending, whatever their sizes.
+    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender may end
+    once it knows of the arrival. When a sender ends, each `recv` that waits for it ends with
+    UNAVAILABLE. A `recv` that waits for one incarnation of a sender never gets a value of another
+    incarnation.
 
-Not here: which waiting `recv` gets which message (mailbox_machine.py), and which tasks are up (watches_machine.py).
+Not here: which waiting `recv` gets which message (mailbox_machine.py), and which tasks are up
+(watches_machine.py).
 """
 
 from __future__ import annotations
@@ -68,8 +70,10 @@ class LockedMailbox:
         """Wait for the next message under a key. Return the Wait, whose `letter` is the message.
 
         Args:
-          due: when to stop waiting, on the clock of `time.monotonic`; `inf` waits without a limit, and logs the sender's name at intervals.
-          gone_message: function that returns an error text if this task has noticed that the sender has gone, else "".
+          due: when to stop waiting, on the clock of `time.monotonic`; `inf` waits without a limit,
+            and logs the sender's name at intervals.
+          gone_message: function that returns an error text if this task has noticed that the sender
+            has gone, else "".
 
         Raises:
           OpError: the error with which the wait ended.
@@ -87,7 +91,8 @@ class LockedMailbox:
                     self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # after Ctrl-C, put back a message that has arrived, so that the next wait gets it
+        except BaseException:
+            # after Ctrl-C, put back a message that has arrived, so that the next wait gets it
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))
@@ -121,19 +126,23 @@ class Mail:
 
     @property
     def unconfirmed(self) -> int:
-        """The number of messages sent by this task that may still be on their way, as far as the task knows."""
+        """The number of messages sent by this task that may still be on their way, as far as the
+        task knows."""
         with self._lock:
             outgoing = list(self._out.values())
         return sum(box.unconfirmed for box, _ in outgoing)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of messages that were not received yet, their size in bytes, and the number of waits."""
+        """Return the number of messages that were not received yet, their size in bytes, and the
+        number of waits."""
         with self._in.lock:
             return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
 
-    # -- sending ----------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
-    def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
+    def send(
+        self, value: Any, dst: str | Task, tag: str, timeout: float | None = None
+    ) -> StatusOrResult:
         task, address = self._node.task(dst), _checked(tag)
         until = deadline(timeout)
         key = Key(self._me, self._node.incarnation, task_name(task), address)
@@ -147,15 +156,17 @@ class Mail:
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return read_as(result, _no_value)  # the caller gets None, because the receiver's reply is for Mail only
+        # the caller gets None, because the receiver's reply is for Mail only
+        return read_as(result, _no_value)
 
     def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:
             return self._out.setdefault(task, (Outbox(), threading.Lock()))
 
     def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
-        """Process the receiver's reply to a message that this task has sent, or the error of the call. After an error, have the receiver
-        skip the message, so that later messages do not wait for it.
+        """Process the receiver's reply to a message that this task has sent, or the error of the
+        call. After an error, have the receiver skip the message, so that later messages do not wait
+        for it.
         """
         out, lock = self._out_to(task)
         held, error = outcome_of(result)
@@ -173,7 +184,8 @@ class Mail:
     def _skipped(self, task: Task, number: int, skip: int, result: StatusOrResult) -> None:
         code, _ = result.get_error()
         out, lock = self._out_to(task)
-        if code == UNAVAILABLE and not self._node.closed:  # try again, because the receiver may reconnect
+        if code == UNAVAILABLE and not self._node.closed:
+            # try again, because the receiver may reconnect
             self._have_skipped(task, number, skip)
             return
         with lock:
@@ -197,9 +209,15 @@ class Mail:
             call.end(refusal.error_code, refusal.message)
         return _local_result(call)
 
-    # -- receiving --------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
-    def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
+    def recv(
+        self,
+        src: str | Task,
+        tag: str,
+        timeout: float | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> Any:
         task = self._node.task(src)
         key = Key(task_name(task), 0, self._me, _checked(tag))
         check_out(out)
@@ -213,21 +231,27 @@ class Mail:
         problem = misfit(wait.letter, out)
         if problem:
             self._in.apply(self._in.box.returned, wait)
-            raise InvalidArgumentError(f"{problem}; the message from {key.source} stays in the mailbox")
+            raise InvalidArgumentError(
+                f"{problem}; the message from {key.source} stays in the mailbox"
+            )
         np.copyto(out, wait.letter)
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
-        """Store a message. If the mailbox must hold it behind an earlier message, return this task's incarnation, else None."""
+        """Store a message. If the mailbox must hold it behind an earlier message, return this
+        task's incarnation, else None."""
         key = Key.parse(text)
         if key.target != self._me:
-            raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
+            raise InvalidArgumentError(
+                f"this is {self._me}, not {key.target}: the address has another task now"
+            )
         with self._in.lock:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
         if refusal is not None and refusal.error_code == CANCELLED:
-            # This task is stopping, so senders must get UnavailableError, as from a task that has ended.
+            # This task is stopping, so senders must get UnavailableError, as from a task that has
+            # ended.
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
@@ -236,7 +260,7 @@ class Mail:
     def _skip(self, source: str, incarnation: int, number: int) -> None:
         self._in.apply(self._in.box.skipped, source, incarnation, number)
 
-    # -- other tasks, and the stop of this one ------------------------------------------------------------------------------
+    # -- other tasks, and the stop of this one -----------------------------------------------------
 
     def _sender_seen(self, task: Task, incarnation: int) -> None:
         self._in.apply(self._in.box.incarnation_seen, task_name(task), incarnation)
@@ -249,7 +273,8 @@ class Mail:
 
 
 class _LocalChannel:
-    """The channel of the StatusOrResult for a message that a task sends to itself. The call has ended already."""
+    """The channel of the StatusOrResult for a message that a task sends to itself. The call has
+    ended already."""
 
     address = "this task"
 
@@ -273,16 +298,23 @@ def _local_result(call: ClientCall) -> StatusOrResult:
 
 def _checked(tag: str) -> str:
     if not isinstance(tag, str) or not tag or ";" in tag:
-        raise InvalidArgumentError(f"a tag is a text of one character or more, without semicolons, not {tag!r}")
+        raise InvalidArgumentError(
+            f"a tag is a text of one character or more, without semicolons, not {tag!r}"
+        )
     return tag
 
 
 def check_out(out: Any) -> None:
-    """Check that `out` is None or an array into which a value can be received. Raises InvalidArgumentError."""
-    if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
+    """Check that `out` is None or an array into which a value can be received. Raises
+    InvalidArgumentError."""
+    if out is not None and not (
+        isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject
+    ):
         raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
     if isinstance(out, np.ma.MaskedArray):
-        raise InvalidArgumentError("out: the mask of a masked array would hide what is received: pass out.data")
+        raise InvalidArgumentError(
+            "out: the mask of a masked array would hide what is received: pass out.data"
+        )
 
 
 def misfit(value: Any, out: NDArray[Any]) -> str:

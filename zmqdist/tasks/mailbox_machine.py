@@ -1,35 +1,45 @@
-"""Messages from task to task: which messages a mailbox stores, which wait gets which message, and in which order. No I/O.
+"""Messages from task to task: which messages a mailbox stores, which wait gets which message, and
+in which order. No I/O.
 
-In names, a `letter` is a message: a value that was sent, with the data that the runtime adds. This module never looks into a message.
+In names, a `letter` is a message: a value that was sent, with the data that the runtime adds. This
+module never looks into a message.
 
-Rule 1: a method is an event (past tense) or a query. An event returns the waits that have ended, whose threads the runtime must wake.
+Rule 1: a method is an event (past tense) or a query. An event returns the waits that have ended,
+whose threads the runtime must wake.
 Rule 2: a mailbox belongs to one runtime, which calls it under a lock.
 
 Theory of operation
-    A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender is current. When the mailbox
-    learns of a new incarnation of a sender, it drops the messages of the old incarnation and ends the waits for that incarnation. Until
-    then the messages stay, so that a task may send a message and end.
+    A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of
+    each sender is current. When the mailbox learns of a new incarnation of a sender, it drops the
+    messages of the old incarnation and ends the waits for that incarnation. Until then the messages
+    stay, so that a task may send a message and end.
 
-    Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
-    messages to each receiver. A message has its turn when the mailbox adds it to its channel, in the order of sending. While an earlier
-    message of the channel is in flight, a new message also carries the number of the message right before it (`after`). The mailbox holds
-    the new message until the message `after` has had its turn. A message that its sender has given up counts as having had its turn. With
-    each message the sender sends the number `low`: every message with a lower number has had its turn or was given up. So the mailbox
-    never waits for a message that cannot arrive.
-    For the sender, a message is in flight until the sender knows that the message has had its turn. The message that a held message waits
-    for may have been given up, or may have had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
-    missing message, but only when no earlier message of the channel is in flight. So the next message of this channel never overtakes
-    earlier messages.
+    Messages of one channel may overtake each other on the way, because a large message travels in
+    pieces. So the sender numbers its messages to each receiver. A message has its turn when the
+    mailbox adds it to its channel, in the order of sending. While an earlier message of the channel
+    is in flight, a new message also carries the number of the message right before it (`after`).
+    The mailbox holds the new message until the message `after` has had its turn. A message that its
+    sender has given up counts as having had its turn. With each message the sender sends the number
+    `low`: every message with a lower number has had its turn or was given up. So the mailbox never
+    waits for a message that cannot arrive.
+    For the sender, a message is in flight until the sender knows that the message has had its turn.
+    The message that a held message waits for may have been given up, or may have had its turn at an
+    earlier incarnation of the receiver. Then the sender has the mailbox skip the missing message,
+    but only when no earlier message of the channel is in flight. So the next message of this
+    channel never overtakes earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends at most one wait, unless a receiver puts it back; in each channel, the messages come in the order of sending, and
-        each message ends the wait that began first
+    P1  each message ends at most one wait, unless a receiver puts it back; in each channel, the
+        messages come in the order of sending, and each message ends the wait that began first
     P2  no message of one incarnation of a sender ends a wait for another incarnation
-    P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
-    P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
-    P5  the mailbox refuses a message beyond `items_max` messages or `bytes_max` bytes, and its sender gets an error; a message that a
-        receiver puts back is never refused
-    P6  about messages and waits that have ended, the mailbox keeps only a few numbers for each sender
+    P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its
+        sender, or by an abort
+    P4  after an abort every send and every wait ends with the abort's code and message, and no
+        earlier wait is left
+    P5  the mailbox refuses a message beyond `items_max` messages or `bytes_max` bytes, and its
+        sender gets an error; a message that a receiver puts back is never refused
+    P6  about messages and waits that have ended, the mailbox keeps only a few numbers for each
+        sender
 
 Not here: how a message travels (mail.py), and which tasks are up (watches_machine.py).
 """
@@ -56,12 +66,14 @@ from zmqdist.errors import (
 _Place: TypeAlias = tuple[str, str, str]
 
 PAST_INCARNATIONS_MAX = 16
-"""Number of earlier incarnations of a sender that a mailbox remembers, so that it refuses their late messages."""
+"""Number of earlier incarnations of a sender that a mailbox remembers, so that it refuses their
+late messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of one channel. Its text form has the five fields, joined by semicolons, with the incarnation as 16 hexadecimal digits.
+    """The name of one channel. Its text form has the five fields, joined by semicolons, with the
+    incarnation as 16 hexadecimal digits.
 
     Attributes:
       source, target: names of the sending and the receiving task.
@@ -81,13 +93,17 @@ class Key:
 
     @staticmethod
     def parse(text: str) -> Key:
-        """Return the key that a text encodes. Raises InvalidArgumentError if the text is not a key."""
+        """Return the key that a text encodes. Raises InvalidArgumentError if the text is not a
+        key.
+        """
         parts = text.split(";")
         frame = parts[-1].split(":")
         try:
             if len(parts) != 5 or len(frame) != 2 or len(parts[1]) != 16 or not all(parts):
                 raise ValueError
-            return Key(parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1])))
+            return Key(
+                parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1]))
+            )
         except ValueError:
             message = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
             raise InvalidArgumentError(message) from None
@@ -98,13 +114,25 @@ class Wait:
 
     Attributes:
       key: key of the channel.
-      incarnation: the incarnation of the sender that the receiver waits for; 0 while no incarnation is known.
+      incarnation: the incarnation of the sender that the receiver waits for; 0 while no incarnation
+        is known.
       due: when the wait ends at the latest, in seconds on the runtime's clock.
-      ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise `code` and `message` are the error.
+      ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise
+        `code` and `message` are the error.
       wake: a function that wakes the waiting thread. Only the runtime sets and calls it.
     """
 
-    __slots__ = ("code", "due", "ended", "incarnation", "key", "letter", "message", "nbytes", "wake")
+    __slots__ = (
+        "code",
+        "due",
+        "ended",
+        "incarnation",
+        "key",
+        "letter",
+        "message",
+        "nbytes",
+        "wake",
+    )
 
     def __init__(self, key: Key, due: float) -> None:
         self.key = key
@@ -131,7 +159,8 @@ class _Source:
 
     Attributes:
       incarnation: the sender's current incarnation; 0 if no incarnation is known.
-      low, seen: all messages with numbers below `low`, and with the numbers in `seen`, have had their turn.
+      low, seen: all messages with numbers below `low`, and with the numbers in `seen`, have had
+        their turn.
       held: messages that wait for the turn of another message, by the number of that other message.
     """
 
@@ -172,7 +201,7 @@ class Mailbox:
         self._sources: dict[str, _Source] = {}
         self._status: tuple[int, str] | None = None
 
-    # -- letters ----------------------------------------------------------------------------------------------------------
+    # -- letters -----------------------------------------------------------------------------------
 
     def sent(
         self, key: Key, letter: Any, nbytes: int = 0, number: int = 0, low: int = 0, after: int = 0
@@ -180,28 +209,31 @@ class Mailbox:
         """Record that a message has arrived.
 
         Args:
-          number: the sender's number for the message, from 1; 0 if messages cannot overtake each other.
+          number: the sender's number for the message, from 1; 0 if messages cannot overtake each
+            other.
           low: every message with a lower number has had its turn or was given up.
-          after: the number of the message right before this message in the channel; 0 if that message was not in flight.
+          after: the number of the message right before this message in the channel; 0 if that
+            message was not in flight.
 
         Returns:
-          The waits that have ended, and the error if the mailbox refuses the message: the error of the abort, RESOURCE_EXHAUSTED (P5), or
-          UNAVAILABLE for a message of an earlier incarnation of its sender.
+          The waits that have ended, and the error if the mailbox refuses the message: the error of
+          the abort, RESOURCE_EXHAUSTED (P5), or UNAVAILABLE for a message of an earlier incarnation
+          of its sender.
         """
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
         if key.incarnation in source.past:  # a late message of an earlier incarnation (P2)
-            return [], UnavailableError(f"{key.source} was restarted after it had sent this message")
+            return [], UnavailableError(
+                f"{key.source} was restarted after it had sent this message"
+            )
         ended = self.incarnation_seen(key.source, key.incarnation)
         ended += self._given_up(source, low)
         if number and source.has(number):  # a duplicate, or a message that its sender has given up
             return ended, None
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
-            text = (
-                f"the mailbox of {key.target} is full: {self.items} messages of {self.nbytes} bytes; receive some first"
-            )
+            text = f"the mailbox of {key.target} is full: {self.items} messages of {self.nbytes} bytes; receive some first"
             refusal = ResourceExhaustedError(text)
             return ended, refusal
         if held:
@@ -217,22 +249,27 @@ class Mailbox:
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """Record that neither this message nor an earlier one of its channel will arrive, and deliver the messages held behind it."""
+        """Record that neither this message nor an earlier one of its channel will arrive, and
+        deliver the messages held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # The mailbox may hold the skipped message itself, if the mailbox's reply to the sender was lost. Then deliver the skipped message,
-        # too, before the messages that are held behind it.
+        # The mailbox may hold the skipped message itself, if the mailbox's reply to the sender was
+        # lost. Then deliver the skipped message, too, before the messages that are held behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
         return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
-        """Put the message of an ended wait back as the first message of its channel, because its receiver could not take it."""
+        """Put the message of an ended wait back as the first message of its channel, because its
+        receiver could not take it."""
         place = _place(wait.key)
-        if self._status is not None or self._source(wait.key.source).incarnation != wait.incarnation:
+        if (
+            self._status is not None
+            or self._source(wait.key.source).incarnation != wait.incarnation
+        ):
             return []
         if self._waits.get(place):
             return [self._give(place, wait.letter, wait.nbytes)]
@@ -240,10 +277,11 @@ class Mailbox:
         self._count(1, wait.nbytes)
         return []
 
-    # -- waits ------------------------------------------------------------------------------------------------------------
+    # -- waits -------------------------------------------------------------------------------------
 
     def wanted(self, key: Key, due: float = inf) -> Wait:
-        """Record that a receiver waits for the next message of a channel. Return the wait, which may have ended already."""
+        """Record that a receiver waits for the next message of a channel. Return the wait, which
+        may have ended already."""
         wait = Wait(key, due)
         if self._status is not None:
             return wait.end(*self._status)
@@ -252,7 +290,8 @@ class Mailbox:
             source.incarnation = wait.incarnation
         if wait.incarnation and wait.incarnation != source.incarnation:
             return wait.end(
-                UNAVAILABLE, f"{key.source} was restarted: the messages of its earlier incarnation are lost"
+                UNAVAILABLE,
+                f"{key.source} was restarted: the messages of its earlier incarnation are lost",
             )
         wait.incarnation = source.incarnation
         place = _place(key)
@@ -267,8 +306,11 @@ class Mailbox:
         self.deadline = min(self.deadline, due)
         return wait
 
-    def cancelled(self, wait: Wait, code: int = CANCELLED, message: str = "the wait was cancelled") -> bool:
-        """End a wait, because its receiver does not wait any more. Return False if the wait had ended before, perhaps with a message."""
+    def cancelled(
+        self, wait: Wait, code: int = CANCELLED, message: str = "the wait was cancelled"
+    ) -> bool:
+        """End a wait, because its receiver does not wait any more. Return False if the wait had
+        ended before, perhaps with a message."""
         if wait.ended:
             return False
         place = _place(wait.key)
@@ -291,11 +333,11 @@ class Mailbox:
         self.deadline = min((wait.due for wait in waits if not wait.ended), default=inf)
         return late
 
-    # -- senders ----------------------------------------------------------------------------------------------------------
+    # -- senders -----------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """Record that the runtime has learned of an incarnation of a sender. The incarnation becomes the current one, unless the mailbox
-        knows it as a past incarnation.
+        """Record that the runtime has learned of an incarnation of a sender. The incarnation
+        becomes the current one, unless the mailbox knows it as a past incarnation.
         """
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:
@@ -315,7 +357,8 @@ class Mailbox:
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def sender_gone(self, name: str, message: str) -> list[Wait]:
-        """End the waits for a sender that has ended. Its messages stay until the mailbox learns of the sender's next incarnation."""
+        """End the waits for a sender that has ended. Its messages stay until the mailbox learns of
+        the sender's next incarnation."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:
@@ -345,7 +388,7 @@ class Mailbox:
         if self._status is not None:
             raise from_code(*self._status)
 
-    # -- within -----------------------------------------------------------------------------------------------------------
+    # -- within ------------------------------------------------------------------------------------
 
     def _source(self, name: str) -> _Source:
         source = self._sources.get(name)
@@ -354,8 +397,11 @@ class Mailbox:
         return source
 
     def _is_full(self, nbytes: int) -> bool:
-        """Return whether the mailbox is too full for a message of this size (P5). An empty mailbox accepts any message."""
-        return self.items > 0 and (self.items >= self._items_max or self.nbytes + nbytes > self._bytes_max)
+        """Return whether the mailbox is too full for a message of this size (P5). An empty mailbox
+        accepts any message."""
+        return self.items > 0 and (
+            self.items >= self._items_max or self.nbytes + nbytes > self._bytes_max
+        )
 
     def _count(self, items: int, nbytes: int) -> None:
         self.items += items
@@ -387,7 +433,8 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """Record that a message has had its turn, and deliver all messages that were held behind it."""
+        """Record that a message has had its turn, and deliver all messages that were held behind
+        it."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
@@ -412,39 +459,45 @@ class Mailbox:
 
 
 def _place(key: Key) -> _Place:
-    """Return the channel of a key without the sender's incarnation, because only one incarnation is current at a time."""
+    """Return the channel of a key without the sender's incarnation, because only one incarnation is
+    current at a time."""
     return key.source, key.target, key.tag
 
 
-# -- the sender's side ------------------------------------------------------------------------------------------------
+# -- the sender's side -----------------------------------------------------------------------------
 
 
 class Outbox:
-    """The sender's side of a mailbox: the messages in flight from one task to another, and the numbers that Mailbox.sent needs.
+    """The sender's side of a mailbox: the messages in flight from one task to another, and the
+    numbers that Mailbox.sent needs.
 
     Attributes:
-      unconfirmed: number of sent messages that may still be on their way, as far as the sender knows.
+      unconfirmed: number of sent messages that may still be on their way, as far as the sender
+        knows.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._in_flight: dict[int, tuple[str, int]] = {}
-        """By number of a message: its tag, and the number of the message right before it in the channel, 0 if that message was not in
-        flight.
+        """By number of a message: its tag, and the number of the message right before it in the
+        channel, 0 if that message was not in flight.
         """
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """By number of a message in flight: (number, failed, held) of the channel's next message, if the send of that message has ended."""
+        """By number of a message in flight: (number, failed, held) of the channel's next message,
+        if the send of that message has ended."""
         self._held_at: dict[int, int] = {}
-        """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
+        """For each number of a message whose predecessor is being skipped: the incarnation of the
+        receiver that holds the message."""
 
     @property
     def unconfirmed(self) -> int:
         return len(self._in_flight)
 
     def numbers(self, tag: str) -> tuple[int, int, int]:
-        """Return `number`, `low` and `after` of the next message. Call `sent` when the message was sent with these numbers."""
+        """Return `number`, `low` and `after` of the next message. Call `sent` when the message was
+        sent with these numbers."""
         number = self._number + 1
         return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
@@ -459,10 +512,12 @@ class Outbox:
 
         Args:
           failed: whether the send ended with an error.
-          held: 0 if the message has had its turn. Otherwise the receiver holds the message back, and this is the receiver's incarnation.
+          held: 0 if the message has had its turn. Otherwise the receiver holds the message back,
+            and this is the receiver's incarnation.
 
         Returns:
-          (number, skip) if the runtime must ask the receiver to skip the message `skip`, and then call `skipped(number)`; else None.
+          (number, skip) if the runtime must ask the receiver to skip the message `skip`, and then
+          call `skipped(number)`; else None.
         """
         _, after = self._in_flight[number]
         if (failed or held) and after in self._in_flight:
@@ -471,22 +526,25 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Record that the receiver has skipped the message `skip` that `ended` returned with `number`. Return a result as `ended` does."""
+        """Record that the receiver has skipped the message `skip` that `ended` returned with
+        `number`. Return a result as `ended` does."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Return (number, before), so that incarnation `held` of the receiver skips message `before` and then delivers message `number`."""
+        """Return (number, before), so that incarnation `held` of the receiver skips message
+        `before` and then delivers message `number`."""
         self._held_at[number] = held
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """Record that a message has had its turn, and with it the messages that waited only for this message. Return a result as `ended`
-        does.
+        """Record that a message has had its turn, and with it the messages that waited only for
+        this message. Return a result as `ended` does.
         """
         while True:
             tag, _ = self._in_flight[number]
             count, last = self._last[tag]
-            if failed and last != number:  # the receiver may hold the next message until this failed message is skipped
+            if failed and last != number:
+                # the receiver may hold the next message until this failed message is skipped
                 return number, number
             del self._in_flight[number]
             if count > 1:
@@ -497,7 +555,8 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # The receiver's incarnation `held` holds message `number` until it gets message `before`, which had its turn at another
-            # incarnation. Therefore have the receiver skip `before`.
+            # The receiver's incarnation `held` holds message `number` until it gets message
+            # `before`, which had its turn at another incarnation. Therefore have the receiver skip
+            # `before`.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -1,10 +1,11 @@
 """Named values of a task: arrays, grouped in containers.
 
 Rules
-    An assignment stores a copy, and a read returns a copy, so that no later write to an array changes the copy of another owner.
-    A variable has the dtype and shape of the assigned array; the next assignment may change both.
-    A container is only a name under which several variables can be cleared at once. The name "" means the task's default container, which
-    has the name of the task's job.
+    An assignment stores a copy, and a read returns a copy, so that no later write to an array
+    changes the copy of another owner. A variable has the dtype and shape of the assigned array; the
+    next assignment may change both.
+    A container is only a name under which several variables can be cleared at once. The name ""
+    means the task's default container, which has the name of the task's job.
 
 Not here: which session sees which variables (sessions.py).
 """
@@ -24,8 +25,8 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """Named variables of one task: the variables of one isolated session, or the variables that all other sessions share. Any thread may
-    call the methods.
+    """Named variables of one task: the variables of one isolated session, or the variables that all
+    other sessions share. Any thread may call the methods.
     """
 
     def __init__(self, task: str, default_container: str) -> None:
@@ -35,7 +36,8 @@ class Variables:
         self._values: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
 
     def assign(self, name: str, value: Any, container: str = "") -> None:
-        """Set a variable to a copy of `value`, which may be anything that NumPy can turn into an array.
+        """Set a variable to a copy of `value`, which may be anything that NumPy can turn into an
+        array.
 
         Raises:
           InvalidArgumentError: `name` is not a str, or `value` would be an array of Python objects.
@@ -46,18 +48,18 @@ class Variables:
             self._values[key] = array
 
     def read(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return a copy of a variable, which the caller owns. Raises FailedPreconditionError if the variable has not been assigned."""
+        """Return a copy of a variable, which the caller owns. Raises FailedPreconditionError if the
+        variable has not been assigned."""
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises the errors of `read`."""
+        """Return the stored array of a variable, without a copy. The caller must not write to it.
+        Raises the errors of `read`."""
         key = self._key(name, container)
         with self._lock:
             array = self._values.get(key)
         if array is None:
-            text = (
-                f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
-            )
+            text = f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
             raise FailedPreconditionError(text)
         return array
 
@@ -65,7 +67,9 @@ class Variables:
         """Return the shape and dtype of each variable in a container, sorted by name."""
         with self._lock:
             found = sorted(
-                (name, array) for (where, name), array in self._values.items() if where == (container or self._default)
+                (name, array)
+                for (where, name), array in self._values.items()
+                if where == (container or self._default)
             )
         return {name: TensorSpec(array.shape, array.dtype) for name, array in found}
 
@@ -73,17 +77,21 @@ class Variables:
         """Remove the variables of these containers; without names, remove all variables."""
         wanted = {container or self._default for container in containers}
         with self._lock:
-            self._values = {key: array for key, array in self._values.items() if wanted and key[0] not in wanted}
+            self._values = {
+                key: array for key, array in self._values.items() if wanted and key[0] not in wanted
+            }
 
     def _key(self, name: str, container: str) -> tuple[str, str]:
         if not isinstance(name, str) or not isinstance(container, str):
-            raise InvalidArgumentError(f"variables and containers are named by text, not {name!r}, {container!r}")
+            raise InvalidArgumentError(
+                f"variables and containers are named by text, not {name!r}, {container!r}"
+            )
         return container or self._default, name
 
 
 def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """Return a value as an array that a variable can hold, perhaps a copy. Raises InvalidArgumentError if
-    NumPy cannot make such an array.
+    """Return a value as an array that a variable can hold, perhaps a copy. Raises
+    InvalidArgumentError if NumPy cannot make such an array.
     """
     array = plain_array(value, f"variable {name!r}")
     if array.dtype.hasobject:
@@ -93,8 +101,8 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a copy of an array. The copy of a large array reuses memory of earlier arrays, because large variables are assigned again and
-    again.
+    """Return a copy of an array. The copy of a large array reuses memory of earlier arrays, because
+    large variables are assigned again and again.
     """
     copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory_for(array.nbytes))
     np.copyto(copy, array)

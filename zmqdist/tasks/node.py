@@ -1,4 +1,5 @@
-"""The part of a task's server that all other parts use: the port, the methods behind the port, and the connections to the other tasks."""
+"""The part of a task's server that all other parts use: the port, the methods behind the port, and
+the connections to the other tasks."""
 
 from __future__ import annotations
 
@@ -42,14 +43,20 @@ TASKS = frozenset({"worker", "submit"})
 
 
 def task_named(name: Any, me: Task) -> Task | None:
-    """Return the task that a name means, whether or not it exists; None if the name has none of the three forms.
+    """Return the task that a name means, whether or not it exists; None if the name has none of the
+    three forms.
 
     Args:
       name: "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1").
-      me: the task that completes the name of a device. A name without a job means this task's job. A name without an index means this
-        task's index if the job is this task's job, else index 0.
+      me: the task that completes the name of a device. A name without a job means this task's job.
+        A name without an index means this task's index if the job is this task's job, else index 0.
     """
-    if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
+    if (
+        isinstance(name, tuple)
+        and len(name) == 2
+        and isinstance(name[0], str)
+        and type(name[1]) is int
+    ):
         return name
     if not isinstance(name, str):
         return None
@@ -74,7 +81,9 @@ def grace_s(value: Any) -> float:
     """
     seconds = GRACE_S if value is None else number(value)
     if not seconds >= 0:
-        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {value!r}")
+        raise InvalidArgumentError(
+            f"grace is a number of seconds, 0 or more, or None, not {value!r}"
+        )
     return min(seconds, A_YEAR_S)
 
 
@@ -82,11 +91,13 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """A context manager around each wait of this task. If the wait fails because this server stops, it raises the one error `Node.stopped`.
+    """A context manager around each wait of this task. If the wait fails because this server stops,
+    it raises the one error `Node.stopped`.
 
-    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these ends raises an error of its
-    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. The caller gets `Node.stopped`
-    instead, whichever of these errors arrives first.
+    The stop of a server ends its connections, its watches and its part in groups and barriers. Each
+    of these ends raises an error of its own, which reads as if another task had gone or, with
+    ABORTED, as if this task had been restarted. The caller gets `Node.stopped` instead, whichever
+    of these errors arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -95,7 +106,9 @@ class _OwnWait:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if self._node.closed and isinstance(error, ENDED_BY_A_STOP):
             raise self._node.stopped from error
 
@@ -106,15 +119,17 @@ class Node:
     Attributes:
       me: this task as (job, index).
       spec: the cluster, with this task's address as the user has written it.
-      address: "host:port", with the host as it is written in the cluster and the port that was bound.
+      address: "host:port", with the host as it is written in the cluster and the port that was
+        bound.
       service: the methods behind the port; the other parts register theirs before `serve`.
       loop, router: loop and router of the port; the loop runs nothing before `serve`.
       incarnation: incarnation of this process, which its hello contains.
       credentials: the places of this task's keys and token.
-      on_stop: functions that `close` calls first, in which each part of the server ends the waits of this task with the error `stopped`.
-        No other task knows of the stop at that time, so no wait ends with an error that names another task.
-      on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
-        open.
+      on_stop: functions that `close` calls first, in which each part of the server ends the waits
+        of this task with the error `stopped`. No other task knows of the stop at that time, so no
+        wait ends with an error that names another task.
+      on_close: functions that `close` calls next, with the time (`time.monotonic`) until which
+        running work may go on. The port is still open.
       own_wait: the context manager around each wait of this task; `_OwnWait` explains it.
     """
 
@@ -127,11 +142,12 @@ class Node:
         bind_host: str | None = None,
         listener: int | None = None,
     ) -> None:
-        """Bind the port on `bind_host`, by default on the host of `address` (definition.address_to_bind).
+        """Bind the port on `bind_host`, by default on the host of `address`
+        (definition.address_to_bind).
 
         Args:
-          listener: the descriptor of a TCP socket that listens already. The node serves it in place of binding a port, and owns it from
-            then on.
+          listener: the descriptor of a TCP socket that listens already. The node serves it in place
+            of binding a port, and owns it from then on.
 
         Raises:
           UnknownError: the port is in use, or cannot be bound.
@@ -158,18 +174,20 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            text = (
-                f"{address} of {task_name(me)} is no address of this host, so it would listen on all interfaces, but: "
-            )
+            text = f"{address} of {task_name(me)} is no address of this host, so it would listen on all interfaces, but: "
             raise FailedPreconditionError(text + error.message) from None
         self.loop = Loop(f"zmqdist-server-{task_name(me)}")
         try:
             hello = our_hello("server", self.incarnation, f"{task_name(me)} pid {os.getpid()}")
             self.router = Router(self.loop, security, hello)
-            _, port = split(self.router.bind(place) if listener is None else self.router.bind_fd(listener))
+            _, port = split(
+                self.router.bind(place) if listener is None else self.router.bind_fd(listener)
+            )
         except UnknownError as error:
             self.loop.stop()
-            raise UnknownError(f"could not start the server of {task_name(me)}: {error.message}") from None
+            raise UnknownError(
+                f"could not start the server of {task_name(me)}: {error.message}"
+            ) from None
         except BaseException:
             self.loop.stop()
             raise
@@ -198,7 +216,11 @@ class Node:
           InvalidArgumentError: the cluster has no such task; the text lists its tasks.
         """
         task = task_named(name, self.me)
-        if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
+        if (
+            task is not None
+            and task[0] in self.spec.jobs
+            and task[1] in self.spec.task_indices(task[0])
+        ):
             return task
         known = ", ".join(map(task_name, self.tasks))
         raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {known}")
@@ -209,9 +231,11 @@ class Node:
         return [(job, index) for job in self.spec.jobs for index in self.spec.task_indices(job)]
 
     def client(self, task: Task) -> ZmqClient:
-        """Return the client for a task; make it on first use. This does not block. Any thread may call it.
+        """Return the client for a task; make it on first use. This does not block. Any thread may
+        call it.
 
-        RPC calls of this client wait for the task to appear, up to their deadlines, and end with UNAVAILABLE when the task ends.
+        RPC calls of this client wait for the task to appear, up to their deadlines, and end with
+        UNAVAILABLE when the task ends.
         """
         with self._lock:
             if self._closed:
@@ -220,28 +244,37 @@ class Node:
             if client is None:
                 address = self.address if task == self.me else self.spec.task_address(*task)
                 security = self.credentials.client(address, "worker")
-                client = self._clients[task] = ZmqClient(address, task_name(self.me), security=security)
+                client = self._clients[task] = ZmqClient(
+                    address, task_name(self.me), security=security
+                )
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Return whether this task has a connection to another task, and has read no Goodbye from it."""
+        """Return whether this task has a connection to another task, and has read no Goodbye from
+        it."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected
 
     def connections(self) -> tuple[list[Task], int]:
-        """Return the tasks to which this task has opened a connection, and the number of calls in flight over these connections."""
+        """Return the tasks to which this task has opened a connection, and the number of calls in
+        flight over these connections."""
         with self._lock:
             clients = dict(self._clients)
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task without waiting. Later changes of `args` are not sent. rpc/internal_client.py documents the keywords."""
+        """Call a method of a task without waiting. Later changes of `args` are not sent.
+        rpc/internal_client.py documents the keywords."""
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the tasks in `tasks` that listen now. This may take seconds, so do not call it in the loop."""
-        addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
+        """Return the tasks in `tasks` that listen now. This may take seconds, so do not call it in
+        the loop."""
+        addresses = {
+            task: self.address if task == self.me else self.spec.task_address(*task)
+            for task in tasks
+        }
         found = listening(addresses)
         return [task for task in addresses if task in found]
 
@@ -251,10 +284,11 @@ class Node:
         return [task for task in self.tasks if task != self.me]
 
     def close(self, grace_s: float) -> None:
-        """Wait at most `grace_s` for running calls and reply to them; then free the port and close all connections. Idempotent.
+        """Wait at most `grace_s` for running calls and reply to them; then free the port and close
+        all connections. Idempotent.
 
-        Calls that clients make meanwhile wait for the next server at this address. Do not call `close` in the loop, nor in a method of the
-        service.
+        Calls that clients make meanwhile wait for the next server at this address. Do not call
+        `close` in the loop, nor in a method of the service.
         """
         with self._lock:
             if self._closed:

@@ -1,8 +1,8 @@
 """The options in the `config` of a server or a session.
 
-Some options of TensorFlow's ConfigProto are known but have no effect, because they concern graphs, thread pools and devices, which zmqdist
-does not have. A session computes the same results with and without them. Every unknown option is refused, because its user expects an
-effect.
+Some options of TensorFlow's ConfigProto are known but have no effect, because they concern graphs,
+thread pools and devices, which zmqdist does not have. A session computes the same results with and
+without them. Every unknown option is refused, because its user expects an effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TIMEOUT: Final = "operation_timeout_in_ms"
 SLOTS: Final = "slots"
 PROCESSES: Final = "worker_processes"
 COORDINATION: Final = "coordination"
-"""Name of the section with the fields of CoordinationConfig. Only the section of the leader's config has an effect."""
+"""Name of the section with the fields of CoordinationConfig. Only the section of the leader's
+config has an effect."""
 
 OF_SESSIONS: Final = (ISOLATE, TIMEOUT)
 OF_SERVERS: Final = (*OF_SESSIONS, SLOTS, PROCESSES, COORDINATION)
@@ -44,10 +45,13 @@ INERT: Final = frozenset(
 """Options of TensorFlow's ConfigProto that have no effect; docs/tensorflow.md lists them."""
 
 _ELSEWHERE: Final = {
-    "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
-    "device_filters": "a task sees the tasks that the `cluster_device_filters` of its ServerDef let through",
+    "cluster_def": "a session works on the cluster of its target: start the servers with that "
+    "cluster",
+    "device_filters": "a task sees the tasks that the `cluster_device_filters` of its ServerDef "
+    "let through",
 }
-"""Options of TensorFlow that would change what a session does, each with a text that says how to achieve this in zmqdist."""
+"""Options of TensorFlow that would change what a session does, each with a text that says how to
+achieve this in zmqdist."""
 
 
 def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
@@ -61,7 +65,8 @@ def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list
       The options in `config` that have no effect (INERT), sorted.
 
     Raises:
-      InvalidArgumentError: an option is unknown; the text names the option, and says what to do instead.
+      InvalidArgumentError: an option is unknown; the text names the option, and says what to do
+        instead.
     """
     for name in config:
         if name in known or name in INERT:

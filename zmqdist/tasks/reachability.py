@@ -1,5 +1,5 @@
-"""The method by which `zmqdist doctor` finds out which other tasks a task can reach, because only the task
-itself can test its connections.
+"""The method by which `zmqdist doctor` finds out which other tasks a task can reach, because only
+the task itself can test its connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
-"""Seconds. The longest time-out that a caller may set, because the method occupies a thread of the task meanwhile."""
+"""Seconds. The longest time-out that a caller may set, because the method occupies a thread of the
+task meanwhile."""
 
 AT_A_TIME: Final = 16
 
@@ -32,7 +33,8 @@ class ReachabilityProbe:
         """Connect to every other task, and request the report of that task about itself.
 
         Returns:
-          One flat list with three items for each task: its name, its address, and the problem, which is "" if the task was reached.
+          One flat list with three items for each task: its name, its address, and the problem,
+          which is "" if the task was reached.
 
         Raises:
           InvalidArgumentError: `timeout_s` is not a number of seconds up to REACH_S_MAX.
@@ -52,7 +54,9 @@ class ReachabilityProbe:
     def _trouble(self, task: Task, timeout_s: float) -> str:
         address = self._node.spec.task_address(*task)
         try:
-            code, message = self._node.start(task, SERVER_INFO, due=time.monotonic() + timeout_s).get_error()
+            code, message = self._node.start(
+                task, SERVER_INFO, due=time.monotonic() + timeout_s
+            ).get_error()
             if code and self._node.closed:
                 # this task's stop has ended the call, which shows nothing about the other task
                 raise self._node.stopped

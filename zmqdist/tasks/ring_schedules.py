@@ -1,7 +1,8 @@
-"""Schedules for arrays that are too large for one member to reduce. They cut arrays into pieces, and write results to given arrays.
+"""Schedules for arrays that are too large for one member to reduce. They cut arrays into pieces,
+and write results to given arrays.
 
-Each function yields one schedule for each piece. All members cut their arrays in the same way. When the schedules have ended, the result is
-complete, and includes this member's own values.
+Each function yields one schedule for each piece. All members cut their arrays in the same way. When
+the schedules have ended, the result is complete, and includes this member's own values.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ Array: TypeAlias = NDArray[Any]
 
 
 def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
-    """Return slices that cut the largest part into pieces. For smaller parts, some of these slices are shorter or empty."""
+    """Return slices that cut the largest part into pieces. For smaller parts, some of these slices
+    are shorter or empty."""
     count = max(len(part) for part in parts)
     step = max(1, COLLECTIVE_PIECE_BYTES // max(1, parts[0].itemsize))
     return (slice(start, start + step) for start in range(0, count, step))
 
 
 def _room(like: Array) -> Array:
-    """Return an uninitialized array with the length and dtype of `like`. It is in shared memory, if there is room, so that it can be lent
-    without a copy.
+    """Return an uninitialized array with the length and dtype of `like`. It is in shared memory, if
+    there is room, so that it can be lent without a copy.
     """
     pool = this_pool() if like.nbytes > CHUNK_BYTES else None
     block = None if pool is None else pool.allocate(like.nbytes)
@@ -54,7 +56,9 @@ def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterat
         yield core.all_reduce_ring(rank, size, [chunk[cut] for chunk in own], fold, keep)
 
 
-def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op: str) -> Iterator[Schedule]:
+def reduce_scatter(
+    rank: int, size: int, parts: Sequence[Array], out: Array, op: str
+) -> Iterator[Schedule]:
     """Reduce part `rank` of all members' arrays into `out`."""
     ufunc = core.fold_of(op)
     for cut in _cuts(parts):
@@ -77,7 +81,8 @@ def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedul
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy each member's own part to the root: the part of rank i becomes part i there. The other members need only their own part."""
+    """Copy each member's own part to the root: the part of rank i becomes part i there. The other
+    members need only their own part."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -96,8 +101,12 @@ def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule
         yield core.broadcast_chain(rank, size, root, flat[cut], keep)
 
 
-def all_to_all(rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]) -> Iterator[Schedule]:
-    """Send part i to rank i, for all i. The part that arrives from rank i becomes part i of `out`."""
+def all_to_all(
+    rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]
+) -> Iterator[Schedule]:
+    """Send part i to rank i, for all i. The part that arrives from rank i becomes part i of
+    `out`.
+    """
     np.copyto(out[rank], parts[rank])
     for cut in _cuts(parts):
 

@@ -1,7 +1,8 @@
 """`zmqdist.Server`: one task of one job of a cluster.
 
-A Server consists of a Node (its port, and its connections to the other tasks) and of parts, each in a file of its own. The parts register
-their methods with the node before the node serves. This file has the public methods, which only call the parts.
+A Server consists of a Node (its port, and its connections to the other tasks) and of parts, each in
+a file of its own. The parts register their methods with the node before the node serves. This file
+has the public methods, which only call the parts.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Server:
     ...     print(zd.Session(task.target).run(pow, 2, 3))
     8
 
-    The constructor binds the port, even with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
-    cluster may start in any order. Call `stop()`, or use the server in a with-statement. If the program drops the last reference to the
-    server, the server stops in the background.
+    The constructor binds the port, even with `start=False`. The server contacts no other task until
+    a method needs one, so the tasks of a cluster may start in any order. Call `stop()`, or use the
+    server in a with-statement. If the program drops the last reference to the server, the server
+    stops in the background.
     """
 
     @checked
@@ -76,24 +78,30 @@ class Server:
         """Bind the port of a task.
 
         Args:
-          server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. The task, protocol and
-            config of a ServerDef are used for arguments that are left out.
-          job_name, task_index: the task that this server is. Both may be left out if the cluster has only one task. Port 0 in the task's
-            address binds a free port, which `target` and `address` show.
+          server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for
+            ClusterSpec. The task, protocol and config of a ServerDef are used for arguments that
+            are left out.
+          job_name, task_index: the task that this server is. Both may be left out if the cluster
+            has only one task. Port 0 in the task's address binds a free port, which `target` and
+            `address` show.
           protocol: "zmq", the default.
-          config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
-            a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
+          config: the default options of sessions with this server, merged over those of a
+            ServerDef. "slots" and "worker_processes" are for a coordinator that recruits this task
+            (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default the host in the task's address if it belongs to this host, otherwise all interfaces.
-          listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
-            process can take the port first.
-          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR; file of the token, for a server on loopback without keys.
+          bind_host: the host to listen on; by default the host in the task's address if it belongs
+            to this host, otherwise all interfaces.
+          listener: the descriptor of a TCP socket that listens already. The server serves and owns
+            it, and binds no port, so that no other process can take the port first.
+          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR; file of the token,
+            for a server on loopback without keys.
           insecure: if there are no keys, accept every peer.
 
         Raises:
           TypeError: the first argument does not describe a cluster, or `config` is not a dict.
           ValueError: the cluster has several jobs or tasks, and the arguments do not name one.
-          InvalidArgumentError: the cluster has no such task, the task's address has no port, or `config` has an unknown option.
+          InvalidArgumentError: the cluster has no such task, the task's address has no port, or
+            `config` has an unknown option.
           NotFoundError: there is no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other hosts can reach the address, and there are no keys.
@@ -111,7 +119,9 @@ class Server:
         self._life_lock = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
-        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
+        self._node = Node(
+            self._spec, me, written_address(self._definition), credentials, bind_host, listener
+        )
         try:
             self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
@@ -119,11 +129,20 @@ class Server:
             ReachabilityProbe(self._node)
             weak_self = weakref.ref(self)
             ControlMethods(self._node, weak_self)
-            VariableHost(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
+            VariableHost(
+                self._node.service,
+                self._node.router,
+                self._node.loop,
+                self._node.incarnation,
+                self.task,
+            )
             self._sessions = Sessions(self._node, self._definition, weak_self)
             WorkerRole(self._node, self._definition.default_session_config)
-            self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
-        except BaseException:  # `_close` frees the port, so that the caller can try again with a corrected config
+            self._coordination = TaskCoordination(
+                self._node, self._definition.default_session_config
+            )
+        except BaseException:
+            # `_close` frees the port, so that the caller can try again with a corrected config
             _close(self._node, self._stopped, 0.0)
             raise
         if start:
@@ -131,7 +150,8 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Mapping[str, Any] | None = None, start: bool = True) -> Server:
-        """Return the server of a new cluster with a single task: job "localhost", on a free port of loopback.
+        """Return the server of a new cluster with a single task: job "localhost", on a free port of
+        loopback.
 
         >>> with zd.Server.create_local_server() as task:
         ...     print(task.task)
@@ -141,7 +161,8 @@ class Server:
 
     @property
     def target(self) -> str:
-        """ "zmq://host:port", the target for a Session, with the host as written in the cluster and the port that was bound."""
+        """ "zmq://host:port", the target for a Session, with the host as written in the cluster and
+        the port that was bound."""
         return f"zmq://{self._node.address}"
 
     @property
@@ -156,8 +177,8 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0, whatever
-        port was bound.
+        """The definition of this task: the first argument of the constructor, completed by the
+        other arguments. A port 0 stays 0, whatever port was bound.
         """
         return self._definition
 
@@ -168,10 +189,11 @@ class Server:
 
     @property
     def credentials(self) -> Credentials:
-        """The places of this server's keys and token. A Session that takes this server as its target uses them, too."""
+        """The places of this server's keys and token. A Session that takes this server as its
+        target uses them, too."""
         return self._node.credentials
 
-    # -- state -------------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def check_alive(self, task: str | tuple[str, int]) -> bool:
         """Return whether a task replies now.
@@ -192,19 +214,24 @@ class Server:
         if found not in self._node.up([found]):
             return False
         with self._node.own_wait:
-            replied = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
-            # The stop of this server has ended the call, so the error shows nothing about the other task.
+            replied = self._node.start(
+                found, "server.about", due=time.monotonic() + TASK_PROBE_S
+            ).is_ok()
+            # The stop of this server has ended the call, so the error shows nothing about the other
+            # task.
             if not replied and self._node.closed:
                 raise self._node.stopped
             return replied
 
     def snapshot(self) -> TaskSnapshot:
-        """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
+        """Return an immutable record of this moment: messages, collectives, barriers and keys,
+        sessions, connections.
 
         >>> type(task.snapshot()).__name__
         'TaskSnapshot'
 
-        This is cheap. Any thread may call it, but not a method that runs in the loop of this server.
+        This is cheap. Any thread may call it, but not a method that runs in the loop of this
+        server.
         """
         node, operations = self._node, self._operations.collectives
         items, nbytes, waits = self._mail.counts()
@@ -231,7 +258,7 @@ class Server:
             faults=node.loop.faults,
         )
 
-    # -- for functions that a session runs here -----------------------------------------------------------------------------
+    # -- for functions that a session runs here ----------------------------------------------------
 
     @staticmethod
     def current() -> Server:
@@ -243,25 +270,29 @@ class Server:
         Only functions that `Session.run` runs may call this.
 
         Raises:
-          FailedPreconditionError: the caller is not such a function, or runs in a thread that such a function has started.
+          FailedPreconditionError: the caller is not such a function, or runs in a thread that such
+            a function has started.
         """
         server: Server | None = current_server()
         if server is None:
-            raise FailedPreconditionError("Server.current() is for functions that Session.run runs on a task")
+            raise FailedPreconditionError(
+                "Server.current() is for functions that Session.run runs on a task"
+            )
         return server
 
     @property
     def variables(self) -> Variables:
-        """The named variables of this task. In a function of an isolated session these are the session's own variables, elsewhere the
-        shared variables.
+        """The named variables of this task. In a function of an isolated session these are the
+        session's own variables, elsewhere the shared variables.
         """
         return current_variables(self._sessions)
 
-    # -- with the other tasks ----------------------------------------------------------------------------------------------
+    # -- with the other tasks ----------------------------------------------------------------------
 
     @property
     def coordination(self) -> CoordinationClient:
-        """The CoordinationClient of this task. `barrier`, `kv` and `task_states` are shortcuts to its most used parts.
+        """The CoordinationClient of this task. `barrier`, `kv` and `task_states` are shortcuts to
+        its most used parts.
 
         The first use connects to the leader of the cluster.
 
@@ -270,8 +301,11 @@ class Server:
         """
         return self._coordination.client
 
-    def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have reached the barrier of this name. `CoordinationClient.barrier` documents the arguments.
+    def barrier(
+        self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None
+    ) -> None:
+        """Wait until all tasks have reached the barrier of this name. `CoordinationClient.barrier`
+        documents the arguments.
 
         >>> task.barrier("ready", timeout=10)
         """
@@ -290,7 +324,7 @@ class Server:
         """
         return self._coordination.client.task_states()
 
-    # -- start and stop --------------------------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Serve in the background. A second call does nothing.
@@ -302,13 +336,16 @@ class Server:
         """
         with self._life_lock:
             if self._stopped.is_set():
-                raise FailedPreconditionError(f"the server of {self.task} was stopped: make a new one")
+                raise FailedPreconditionError(
+                    f"the server of {self.task} was stopped: make a new one"
+                )
             if not self._started:
                 self._started = True
                 self._node.serve()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until this server has stopped, for instance because of `stop`, `Session.stop_task` or `Session.shutdown`.
+        """Wait until this server has stopped, for instance because of `stop`, `Session.stop_task`
+        or `Session.shutdown`.
 
         >>> with zd.Server.create_local_server() as other:
         ...     other.stop()
@@ -328,26 +365,32 @@ class Server:
         return self._stopped.wait(seconds(timeout))
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop the server: refuse new calls, wait for the running calls and reply to them, and free the port. Idempotent.
+        """Stop the server: refuse new calls, wait for the running calls and reply to them, and free
+        the port. Idempotent.
 
         >>> other = zd.Server.create_local_server()
         >>> other.stop()
 
-        A function that runs on this server must not call `stop`, because it would wait for itself. It can call `Session.stop_task`.
+        A function that runs on this server must not call `stop`, because it would wait for itself.
+        It can call `Session.stop_task`.
 
         Args:
-          grace: seconds for which running calls may go on; `None` means GRACE_S. After that their callers get UNAVAILABLE.
+          grace: seconds for which running calls may go on; `None` means GRACE_S. After that their
+            callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server is not stopped.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server is
+            not stopped.
         """
         limit_s = grace_s(grace)
         with self._life_lock:
             _close(self._node, self._stopped, limit_s)
 
-    # -- messages (mail.py) ------------------------------------------------------------------------------------------------
+    # -- messages (mail.py) ------------------------------------------------------------------------
 
-    def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
+    def send(
+        self, value: Any, dst: str | Task, tag: str, timeout: float | None = None
+    ) -> StatusOrResult:
         """Send a value to a task of the cluster, which may be this task. This does not block.
 
         >>> _ = task.send(np.arange(3), "localhost:0", "numbers")
@@ -355,50 +398,65 @@ class Server:
         array([0, 1, 2])
 
         Args:
-          value: numbers, texts, arrays, and lists, tuples and dicts of them. The caller may change the value afterwards, because a snapshot
-            of it is sent.
+          value: numbers, texts, arrays, and lists, tuples and dicts of them. The caller may change
+            the value afterwards, because a snapshot of it is sent.
           dst: "worker:1" or ("worker", 1). The task need not have started yet.
           tag: any text without semicolons, but not "". The receiver passes the same text to `recv`.
-          timeout: seconds for which the message waits for the task to appear; `None` means without a limit.
+          timeout: seconds for which the message waits for the task to appear; `None` means without
+            a limit.
 
         Returns:
-          The outcome. Its `get_value()` returns None when the message is in the receiver's mailbox. `get_value()` raises UnavailableError
-          if the receiving task has ended, DeadlineExceededError after `timeout`, or ResourceExhaustedError if the receiver's mailbox is
-          full. If the sender ends before it has the outcome, the message may be lost.
+          The outcome. Its `get_value()` returns None when the message is in the receiver's mailbox.
+          `get_value()` raises UnavailableError if the receiving task has ended,
+          DeadlineExceededError after `timeout`, or ResourceExhaustedError if the receiver's mailbox
+          is full. If the sender ends before it has the outcome, the message may be lost.
 
         Raises:
-          InvalidArgumentError: there is no such task, the tag is not valid, or the value has a type that cannot be sent.
+          InvalidArgumentError: there is no such task, the tag is not valid, or the value has a type
+            that cannot be sent.
           FailedPreconditionError: this server was stopped.
         """
         return self._mail.send(value, dst, tag, timeout)
 
-    def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
+    def recv(
+        self,
+        src: str | Task,
+        tag: str,
+        timeout: float | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> Any:
         """Wait for the next value that a task sends to this task under a tag.
 
         >>> _ = task.send("text", "localhost:0", "words")
         >>> task.recv("localhost:0", "words", timeout=10)
         'text'
 
-        Values of one sender under one tag arrive in the order of sending. If the sender has not started yet, this waits for the sender.
+        Values of one sender under one tag arrive in the order of sending. If the sender has not
+        started yet, this waits for the sender.
 
         Args:
           src: "worker:1" or ("worker", 1).
           tag: as in `send`.
-          timeout: seconds to wait; None waits without a limit, and logs the name of the sender at intervals.
-          out: a writable array. The value must be one array of the same shape and dtype. It is copied into `out`, and `out` is returned.
+          timeout: seconds to wait; None waits without a limit, and logs the name of the sender at
+            intervals.
+          out: a writable array. The value must be one array of the same shape and dtype. It is
+            copied into `out`, and `out` is returned.
 
         Returns:
-          The value, which the caller owns. A large array from a task on this host has not been copied.
+          The value, which the caller owns. A large array from a task on this host has not been
+          copied.
 
         Raises:
-          UnavailableError: the sending task has ended or cannot be reached, and has left no value under this tag.
+          UnavailableError: the sending task has ended or cannot be reached, and has left no value
+            under this tag.
           DeadlineExceededError: no value arrived within `timeout`.
           CancelledError: this server was stopped.
-          InvalidArgumentError: there is no such task, or the value does not fit `out`. In the second case the next `recv` gets the value.
+          InvalidArgumentError: there is no such task, or the value does not fit `out`. In the
+            second case the next `recv` gets the value.
         """
         return self._mail.recv(src, tag, timeout, out)
 
-    # -- collectives (collective_api.py) -----------------------------------------------------------------------------------------
+    # -- collectives (collective_api.py) -----------------------------------------------------------
 
     @checked
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
@@ -408,12 +466,14 @@ class Server:
         array([0, 1, 2])
 
         Args:
-          tasks: the members in the order of their ranks; all members must pass the same list. `None` means all tasks of this task's job.
-          name: operations of groups with different names are independent; by default the name is the list of tasks.
+          tasks: the members in the order of their ranks; all members must pass the same list.
+            `None` means all tasks of this task's job.
+          name: operations of groups with different names are independent; by default the name is
+            the list of tasks.
 
         Raises:
-          InvalidArgumentError: a task is unknown or listed twice, this task is missing, or the name belongs to a group with other
-            members.
+          InvalidArgumentError: a task is unknown or listed twice, this task is missing, or the name
+            belongs to a group with other members.
         """
         return self._operations.group(tasks, name)
 
@@ -426,7 +486,8 @@ class Server:
         *,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Reduce the values of all members, and return the result, which has the same bits at every member.
+        """Reduce the values of all members, and return the result, which has the same bits at every
+        member.
 
         >>> task.all_reduce(np.arange(3), "sum")
         array([0, 1, 2])
@@ -434,21 +495,25 @@ class Server:
         All members of the group must call this method, which blocks until all have called it.
 
         Args:
-          x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and dtypes at all members. IndexedSlices may
-            differ in the number of rows, and the result has the rows of all members.
-          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a float64. IndexedSlices
-            allow only sum and mean.
+          x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and
+            dtypes at all members. IndexedSlices may differ in the number of rows, and the result
+            has the rows of all members.
+          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a
+            float64. IndexedSlices allow only sum and mean.
           group: tasks by rank, or the result of `group`; `None` means all tasks of this task's job.
-          timeout: seconds to wait for the other members, and again for each piece of a large value. `None` means
-            limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
-          options: CommunicationOptions with `bytes_per_pack`, and with `timeout_seconds`, which is used if `timeout` is None.
+          timeout: seconds to wait for the other members, and again for each piece of a large value.
+            `None` means limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
+          options: CommunicationOptions with `bytes_per_pack`, and with `timeout_seconds`, which is
+            used if `timeout` is None.
 
         Returns:
           A structure like `x`. Its arrays are new, and the caller owns them.
 
         Raises:
-          InvalidArgumentError: the members' values or operations differ. All members raise this error, and the next collective works.
-          DeadlineExceededError: members were absent; the text names them. An absent member raises this error at its next call.
+          InvalidArgumentError: the members' values or operations differ. All members raise this
+            error, and the next collective works.
+          DeadlineExceededError: members were absent; the text names them. An absent member raises
+            this error at its next call.
           UnavailableError: a member has ended; the text names it.
           CancelledError: a member has cancelled its part, or this server was stopped.
           TypeError: `x` has values that are neither numbers nor bools.
@@ -463,17 +528,21 @@ class Server:
     def reduce_scatter(
         self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
     ) -> NDArray[Any]:
-        """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
+        """Reduce the arrays of all members, and return this rank's part of the result: a range of
+        rows of the first axis.
 
         >>> task.reduce_scatter(np.arange(4))
         array([0, 1, 2, 3])
 
-        If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one array. A scalar raises ValueError. The
-        other arguments, and the errors, are those of `all_reduce`.
+        If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one
+        array. A scalar raises ValueError. The other arguments, and the errors, are those of
+        `all_reduce`.
         """
         return self._operations.reduce_scatter(x, op, group, timeout)
 
-    def all_gather(self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
+    def all_gather(
+        self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
         """Concatenate the arrays of all members by rank, and return the result at every member.
 
         >>> task.all_gather(np.arange(2))
@@ -491,23 +560,33 @@ class Server:
         """
         return self._operations.all_gather(x, axis, group, timeout)
 
-    def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """Concatenate as `all_gather` does, but return the result only at the member of rank `root`, and None at the other members.
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        axis: int = 0,
+        group: Tasks = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Concatenate as `all_gather` does, but return the result only at the member of rank
+        `root`, and None at the other members.
 
         >>> task.gather(np.arange(2), root=0)
         array([0, 1])
         """
         return self._operations.gather(x, root, axis, group, timeout)
 
-    def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
+    def broadcast(
+        self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
         """Return the value of the member of rank `root` at every member.
 
         >>> task.broadcast(np.arange(2), root=0)
         array([0, 1])
 
         Args:
-          x: at the root an array, or any structure that `send` takes. The root's result may share memory with `x`. The other members'
-            values are ignored, but must be of these types, too.
+          x: at the root an array, or any structure that `send` takes. The root's result may share
+            memory with `x`. The other members' values are ignored, but must be of these types, too.
 
         Raises:
           InvalidArgumentError: `root` is not a rank of the group.
@@ -516,7 +595,8 @@ class Server:
         return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
-        """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the item that rank i has sent to this member.
+        """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the
+        item that rank i has sent to this member.
 
         >>> task.all_to_all(np.array([[1, 2]]))
         array([[1, 2]])
@@ -528,16 +608,19 @@ class Server:
     def broadcast_object(
         self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
     ) -> Any:
-        """Return the object of the member of rank `root` at every member. The object must be picklable. The other arguments, and the
-        errors, are those of `broadcast`.
+        """Return the object of the member of rank `root` at every member. The object must be
+        picklable. The other arguments, and the errors, are those of `broadcast`.
 
         >>> task.broadcast_object({"rate": 0.1})
         {'rate': 0.1}
         """
         return self._operations.broadcast_object(value, root, group, timeout)
 
-    def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises the errors of `all_reduce`.
+    def all_gather_object(
+        self, value: Any, group: Tasks = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the objects of all members, by rank, at every member. Each object must be
+        picklable. Raises the errors of `all_reduce`.
 
         >>> task.all_gather_object({"rank": 0})
         [{'rank': 0}]

@@ -1,11 +1,13 @@
 """`zmqdist.Session`: the client's side of a session with the tasks of a cluster.
 
 Rules
-    A session calls no task before its first operation. An operation waits for the target, which reports the tasks of the cluster, and for
-    the task on which the operation acts, but for no other task. The time-out of the operation covers both waits.
-    A session calls each task directly. If a task ends, the operations in flight to it end with UNAVAILABLE; no operation is sent twice.
-    Arguments, values and the variables that a function captures are snapshots. They are pickled, and unpickling runs code of the client. So
-    tasks accept sessions only from peers that may send code.
+    A session calls no task before its first operation. An operation waits for the target, which
+    reports the tasks of the cluster, and for the task on which the operation acts, but for no other
+    task. The time-out of the operation covers both waits.
+    A session calls each task directly. If a task ends, the operations in flight to it end with
+    UNAVAILABLE; no operation is sent twice. Arguments, values and the variables that a function
+    captures are snapshots. They are pickled, and unpickling runs code of the client. So tasks
+    accept sessions only from peers that may send code.
 
 Not here: the tasks' side (sessions.py).
 """
@@ -79,18 +81,23 @@ class TaskInfo:
 
 
 class _Connection:
-    """A connection to one task. `name` is the name of the task, or its address until the name is known."""
+    """A connection to one task. `name` is the name of the task, or its address until the name is
+    known."""
 
     def __init__(self, name: str, address: str, credentials: Credentials) -> None:
         self.name = name
         self.address = address
-        self.client = ZmqClient(address, f"session pid {os.getpid()}", security=credentials.client(address, "submit"))
+        self.client = ZmqClient(
+            address, f"session pid {os.getpid()}", security=credentials.client(address, "submit")
+        )
         self.opened = False
 
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The target's reply to "session.open": the cluster, device filters and config of the target."""
+    """The target's reply to "session.open": the cluster, device filters and config of the
+    target.
+    """
 
     me: Task
     addresses: dict[Task, str]
@@ -104,7 +111,8 @@ class _Cluster:
         """Return the task that a name means: "ps:1", ("ps", 1) or the name of a device.
 
         Raises:
-          InvalidArgumentError: there is no such task, or a device filter hides it; the text lists the visible tasks.
+          InvalidArgumentError: there is no such task, or a device filter hides it; the text lists
+            the visible tasks.
         """
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
@@ -115,7 +123,8 @@ class _Cluster:
 
 
 class Session:
-    """A connection to the tasks of a cluster, which runs functions on them and keeps named variables there.
+    """A connection to the tasks of a cluster, which runs functions on them and keeps named
+    variables there.
 
     >>> with zd.Session(task.target) as session:
     ...     print(session.run(np.add, 1, 2))
@@ -136,15 +145,17 @@ class Session:
 
         Args:
           target: "zmq://host:port" of any task, as in `Server.target`, or the Server itself.
-          config: a dict of options. With `isolate_session_state` the session has variables of its own, which are freed with the session.
-            `operation_timeout_in_ms` is the default time-out of each operation; 0 means no time-out. Both options override the config of
-            the server, whose time-out does not hold for the first operation. TensorFlow's options for graphs, threads and devices have no
-            effect and cause a warning.
+          config: a dict of options. With `isolate_session_state` the session has variables of its
+            own, which are freed with the session. `operation_timeout_in_ms` is the default time-out
+            of each operation; 0 means no time-out. Both options override the config of the server,
+            whose time-out does not hold for the first operation. TensorFlow's options for graphs,
+            threads and devices have no effect and cause a warning.
           keys_dir, token_file: as for `zmqdist.Server`.
 
         Raises:
           NotFoundError: `target` is not the target of a task.
-          InvalidArgumentError: `config` is not a dict, has an unknown option, or a time-out that is not a number.
+          InvalidArgumentError: `config` is not a dict, has an unknown option, or a time-out that is
+            not a number.
           FailedPreconditionError: the target needs keys, and no keys are given.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
@@ -159,43 +170,62 @@ class Session:
         self._cluster: _Cluster | None = None
         self._other_connections: dict[Task, _Connection] = {}
 
-    # -- operations --------------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
 
-    def run(self, fn: Callable[..., Any], *args: Any, timeout_in_ms: float = 0, task: Any = None) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, timeout_in_ms: float = 0, task: Any = None
+    ) -> Any:
         """Run `fn(*args)` in a thread of a task's process, wait for it, and return its value.
 
         >>> zd.Session(task.target).run(sorted, [2, 3, 1])
         [1, 2, 3]
 
-        In the function, `zmqdist.Server.current()` is the server of that task, with its variables. `zmqdist.cancelled()` becomes true when
-        no caller waits for the function any more. A long function should poll it, because a thread cannot be stopped from outside.
+        In the function, `zmqdist.Server.current()` is the server of that task, with its variables.
+        `zmqdist.cancelled()` becomes true when no caller waits for the function any more. A long
+        function should poll it, because a thread cannot be stopped from outside.
 
         Args:
-          timeout_in_ms: time-out of the whole operation; 0 means the time-out in the config, or no time-out if the config has none.
-          task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1". `None` means the target.
+          timeout_in_ms: time-out of the whole operation; 0 means the time-out in the config, or no
+            time-out if the config has none.
+          task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1". `None` means
+            the target.
 
         Raises:
-          Exception: the exception of the function, with the remote traceback as its cause. If the exception cannot be pickled, an
-            UnknownError is raised in its place.
-          InvalidArgumentError: there is no such task, or an object cannot be pickled; the text names the object.
-          DeadlineExceededError: the time-out has passed; if a task was missing, the text names that task. The function may continue to run.
+          Exception: the exception of the function, with the remote traceback as its cause. If the
+            exception cannot be pickled, an UnknownError is raised in its place.
+          InvalidArgumentError: there is no such task, or an object cannot be pickled; the text
+            names the object.
+          DeadlineExceededError: the time-out has passed; if a task was missing, the text names that
+            task. The function may continue to run.
           UnavailableError: the task has ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
           FailedPreconditionError: this session was closed before.
-          AbortedError: the target was reset, the task was restarted, or the session had no connection to the task for a minute.
+          AbortedError: the target was reset, the task was restarted, or the session had no
+            connection to the task for a minute.
         """
         with self._pickling:
             constant = self._functions.pack_constant(fn)
             function = sendable(self._functions.pack_changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
         operation, is_constant = trusted.describe(fn), constant is not None
-        reply = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
+        reply = self._call_task(
+            operation, task, timeout_in_ms, "session.run", function, is_constant, *parts
+        )
         if reply[0] == RAISED:
             raise trusted.unpack_error(reply[1])
         return unpacked(reply[1:])
 
-    def assign(self, name: str, value: Any, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> None:
-        """Set a named variable on a task. Dtype and shape may differ from those of the previous value.
+    def assign(
+        self,
+        name: str,
+        value: Any,
+        container: str = "",
+        *,
+        task: Any = None,
+        timeout_in_ms: float = 0,
+    ) -> None:
+        """Set a named variable on a task. Dtype and shape may differ from those of the previous
+        value.
 
         >>> session = zd.Session(task.target)
         >>> session.assign("rate", 0.1)
@@ -204,8 +234,8 @@ class Session:
 
         Args:
           value: anything that NumPy can turn into an array of numbers or text.
-          container: a name by which `reset` can clear the variable; "" means the task's default container, which has the name of the task's
-            job.
+          container: a name by which `reset` can clear the variable; "" means the task's default
+            container, which has the name of the task's job.
           task, timeout_in_ms: as in `run`.
 
         Raises:
@@ -213,10 +243,15 @@ class Session:
           OpError: any error of `run`.
         """
         array = array_of(name, value)
-        self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
+        self._call_task(
+            f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container
+        )
 
-    def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
-        """Return a copy of a named variable, as an array that the caller owns. The arguments are those of `assign`.
+    def read(
+        self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0
+    ) -> Any:
+        """Return a copy of a named variable, as an array that the caller owns. The arguments are
+        those of `assign`.
 
         >>> session = zd.Session(task.target)
         >>> session.assign("weights", np.arange(3))
@@ -227,11 +262,15 @@ class Session:
           FailedPreconditionError: the variable was not assigned, or was cleared.
           OpError: any error of `run`.
         """
-        return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
+        return self._call_task(
+            f"read of {name!r}", task, timeout_in_ms, "session.read", name, container
+        )
 
-    def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
-        """Return shape and dtype of each variable in a container, by name. The arguments are those of
-        `assign`, the errors those of `run`.
+    def variables(
+        self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0
+    ) -> dict[str, TensorSpec]:
+        """Return shape and dtype of each variable in a container, by name. The arguments are those
+        of `assign`, the errors those of `run`.
 
         >>> session = zd.Session(task.target)
         >>> session.assign("bias", np.zeros(2, np.float32), container="run 1")
@@ -242,8 +281,8 @@ class Session:
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
-        """Return every task of the cluster with its state. This waits for the target only. A task that does not reply within TASK_PROBE_S
-        is reported as missing.
+        """Return every task of the cluster with its state. This waits for the target only. A task
+        that does not reply within TASK_PROBE_S is reported as missing.
 
         >>> len(zd.Session(task.target).list_tasks())
         1
@@ -251,17 +290,29 @@ class Session:
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
-        replies = {task: start(self._connection(task).client, "server.about", due=due) for task in up}
+        replies = {
+            task: start(self._connection(task).client, "server.about", due=due) for task in up
+        }
         found = []
         for task, address in cluster.addresses.items():
             here = task in replies and replies[task].is_ok()
             incarnation = replies[task].get_value()["incarnation"] if here else 0
-            found.append(TaskInfo(task_name(task), address, device_of(*task), "up" if here else "missing", incarnation))
+            found.append(
+                TaskInfo(
+                    task_name(task),
+                    address,
+                    device_of(*task),
+                    "up" if here else "missing",
+                    incarnation,
+                )
+            )
         return found
 
-    def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
-        """Stop the server of a task, as `Server.stop(grace)` does. This returns when the task has received the request, before the task has
-        stopped.
+    def stop_task(
+        self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0
+    ) -> None:
+        """Stop the server of a task, as `Server.stop(grace)` does. This returns when the task has
+        received the request, before the task has stopped.
 
         >>> other = zd.Server.create_local_server()
         >>> zd.Session(other.target).stop_task()
@@ -279,7 +330,8 @@ class Session:
         ['localhost:0']
 
         Raises:
-          UnavailableError: a task that is up did not receive the request. The target stops nevertheless, with the tasks that received it.
+          UnavailableError: a task that is up did not receive the request. The target stops
+            nevertheless, with the tasks that received it.
         """
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
         stopped = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
@@ -295,7 +347,8 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Clear containers on all tasks that are up and that the target sees, and end every session with this target.
+        """Clear containers on all tasks that are up and that the target sees, and end every session
+        with this target.
 
         >>> other = zd.Server.create_local_server()
         >>> zd.Session.reset(other.target)
@@ -315,16 +368,20 @@ class Session:
         began = time.monotonic()
         due = _due(timeout_in_ms, _checked(config))
         names = [containers] if isinstance(containers, str) else list(containers or ())
-        with ZmqClient(address, f"reset pid {os.getpid()}", security=credentials.client(address, "submit")) as client:
+        with ZmqClient(
+            address, f"reset pid {os.getpid()}", security=credentials.client(address, "submit")
+        ) as client:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                text = f"no task's server at {address} replied to the reset within {due - began:.3g} s"
+                text = (
+                    f"no task's server at {address} replied to the reset within {due - began:.3g} s"
+                )
                 raise DeadlineExceededError(text) from None
 
     def close(self) -> None:
-        """Close the session. Operations under way end with CancelledError, and the variables of an isolated
-        session are freed. Idempotent.
+        """Close the session. Operations under way end with CancelledError, and the variables of an
+        isolated session are freed. Idempotent.
 
         >>> zd.Session(task.target).close()
         """
@@ -337,14 +394,19 @@ class Session:
         for result in pending:
             result.cancel()
         due = time.monotonic() + _CLOSING_S
-        closing = [start(each.client, "session.close", self._id, due=due) for each in connections if each.opened]
+        closing = [
+            start(each.client, "session.close", self._id, due=due)
+            for each in connections
+            if each.opened
+        ]
         for result in closing:
             result.is_ok()
         for each in connections:
             each.client.close()
 
     def snapshot(self) -> SessionSnapshot:
-        """Return an immutable record of this moment: operations under way and connections. This calls no task.
+        """Return an immutable record of this moment: operations under way and connections. This
+        calls no task.
 
         >>> type(zd.Session(task.target).snapshot()).__name__
         'SessionSnapshot'
@@ -363,11 +425,15 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session with {self._master.name}{', closed' if self._closed else ''}>"
 
-    # -- calls -------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
-    def _call_task(self, operation: str, task: Any, timeout_in_ms: float, method: str, *args: Any) -> Any:
+    def _call_task(
+        self, operation: str, task: Any, timeout_in_ms: float, method: str, *args: Any
+    ) -> Any:
         due = self._due(timeout_in_ms)
-        return self._wait(self._reach(task, due, operation), operation, due, method, self._id, *args)
+        return self._wait(
+            self._reach(task, due, operation), operation, due, method, self._id, *args
+        )
 
     def _due(self, timeout_in_ms: float) -> float:
         config = self._config if self._cluster is None else self._cluster.config
@@ -392,7 +458,9 @@ class Session:
             connection = self._other_connections.get(task)
             if connection is None:
                 address = self._cluster.addresses[task]
-                connection = self._other_connections[task] = _Connection(task_name(task), address, self._credentials)
+                connection = self._other_connections[task] = _Connection(
+                    task_name(task), address, self._credentials
+                )
             return connection
 
     def _get_cluster(self, due: float, operation: str) -> _Cluster:
@@ -400,14 +468,22 @@ class Session:
         if self._cluster is None:
             me, jobs, filters, config = self._open(self._master, due, operation, True)
             job, index = me
-            addresses = {(name, number): address for name, tasks in jobs.items() for number, address in tasks.items()}
+            addresses = {
+                (name, number): address
+                for name, tasks in jobs.items()
+                for number, address in tasks.items()
+            }
             self._master.name = task_name((job, index))
-            self._cluster = _Cluster((job, index), addresses, ClusterDeviceFilters({job: {index: filters}}), config)
+            self._cluster = _Cluster(
+                (job, index), addresses, ClusterDeviceFilters({job: {index: filters}}), config
+            )
         return self._cluster
 
     def _open(self, connection: _Connection, due: float, operation: str, is_master: bool) -> Any:
         try:
-            reply = self._wait(connection, operation, due, "session.open", self._id, is_master, self._config)
+            reply = self._wait(
+                connection, operation, due, "session.open", self._id, is_master, self._config
+            )
         except DeadlineExceededError:
             raise DeadlineExceededError(_missing(operation, connection)) from None
         except InvalidArgumentError as error:
@@ -418,28 +494,35 @@ class Session:
         connection.opened = True
         return reply
 
-    def _wait(self, connection: _Connection, operation: str, due: float, method: str, *args: Any) -> Any:
+    def _wait(
+        self, connection: _Connection, operation: str, due: float, method: str, *args: Any
+    ) -> Any:
         self._check_open()
         result = start(connection.client, method, *args, due=due)
         try:
             with self._lock:
                 if not self._closed:
                     self._pending.add(result)
-            if self._closed:  # `close` has run between the check and the lock, so it has not cancelled this call
+            if self._closed:
+                # `close` has run between the check and the lock, so it has not cancelled this call
                 result.cancel()
             return result.get_value()
         except OpError as error:
             self._fail(error, connection, operation)
         finally:
             self._pending.discard(result)
-            result.cancel()  # after Ctrl-C no caller waits for the call; a call that has ended is not affected
+            # after Ctrl-C no caller waits for the call; a call that has ended is not affected
+            result.cancel()
 
     def _fail(self, error: OpError, connection: _Connection, operation: str) -> NoReturn:
-        """Raise the error of a call with a text that names the operation and the task as the user knows them."""
+        """Raise the error of a call with a text that names the operation and the task as the user
+        knows them."""
         name = connection.name
         # FAILED_PRECONDITION means that the client was closed before the call was made.
         if self._closed and error.error_code in (CANCELLED, FAILED_PRECONDITION):
-            raise CancelledError(f"{operation} on {name}: the session was closed (Session.close)") from None
+            raise CancelledError(
+                f"{operation} on {name}: the session was closed (Session.close)"
+            ) from None
         if isinstance(error, UnavailableError):
             raise UnavailableError(f"{operation} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
@@ -463,7 +546,8 @@ def _missing(operation: str, connection: _Connection) -> str:
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
-    """Return the "host:port" of a target, and the places of the keys and of the token with which to connect."""
+    """Return the "host:port" of a target, and the places of the keys and of the token with which to
+    connect."""
     credentials = getattr(target, "credentials", None)
     text = target if isinstance(target, str) else getattr(target, "target", None)
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
@@ -493,10 +577,13 @@ def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
-    """Return the deadline of an operation that begins now. If the operation has no time-out of its own, the
-    time-out in the config applies.
+    """Return the deadline of an operation that begins now. If the operation has no time-out of its
+    own, the time-out in the config applies.
     """
-    limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)))
+    limit_s = min(
+        _limit_s(timeout_in_ms),
+        inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)),
+    )
     return time.monotonic() + limit_s
 
 

@@ -1,16 +1,19 @@
-"""The sessions of a task: the functions that the task runs for clients, the variables that it holds for them, and resets.
+"""The sessions of a task: the functions that the task runs for clients, the variables that it holds
+for them, and resets.
 
 Rules
-    A session is identified by a random number of its client. A task learns of a session when the client first uses that task. The session's
-    master is the task that the client has as its target.
-    A session sees the variables that all sessions share. An isolated session sees only its own variables, which are freed when the session
-    is closed or lost.
-    A container is a named group of variables. A client requests a reset from one task. That task clears the containers of its shared
-    variables, and requests the same from all other visible tasks that are up. It also ends every session of which it is the master. Then
-    running and later requests of such a session fail with ABORTED, even at a task that the session has not used before.
-    Functions run in threads of a pool, many at the same time, because one function may wait for the effect of another function. Python
-    cannot stop a thread from outside, so `zmqdist.cancelled()` becomes true in a function whose caller has gone.
-    The methods accept pickles only from peers whose role may send code.
+    A session is identified by a random number of its client. A task learns of a session when the
+    client first uses that task. The session's master is the task that the client has as its target.
+    A session sees the variables that all sessions share. An isolated session sees only its own
+    variables, which are freed when the session is closed or lost.
+    A container is a named group of variables. A client requests a reset from one task. That task
+    clears the containers of its shared variables, and requests the same from all other visible
+    tasks that are up. It also ends every session of which it is the master. Then running and later
+    requests of such a session fail with ABORTED, even at a task that the session has not used
+    before. Functions run in threads of a pool, many at the same time, because one function may wait
+    for the effect of another function. Python cannot stop a thread from outside, so
+    `zmqdist.cancelled()` becomes true in a function whose caller has gone. The methods accept
+    pickles only from peers whose role may send code.
 
 Only the loop uses the tables of sessions; threads of the pool do the work that may take time.
 
@@ -33,7 +36,12 @@ from zmqdist import task_context
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
 from zmqdist.coordination.replies import task_name
-from zmqdist.errors import AbortedError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from zmqdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from zmqdist.limits import (
     FUNCTIONS_KEPT_MAX,
     GRACE_S,
@@ -52,20 +60,22 @@ from zmqdist.transport.peer import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""The first item of the reply to "session.run". VALUE is followed by the parts of a packed value, and RAISED by a packed error."""
+"""The first item of the reply to "session.run". VALUE is followed by the parts of a packed value,
+and RAISED by a packed error."""
 
 _of_thread = threading.local()
 
 
 def current_server() -> Any:
-    """Return the server that runs the calling function for a session; None if no session runs the function."""
+    """Return the server that runs the calling function for a session; None if no session runs the
+    function."""
     sessions: Sessions | None = getattr(_of_thread, "sessions", None)
     return None if sessions is None else sessions.server()
 
 
 def current_variables(of: Sessions) -> Variables:
-    """Return the variables of a server that the calling function sees. If this server does not run the function, return the variables that
-    all sessions share.
+    """Return the variables of a server that the calling function sees. If this server does not run
+    the function, return the variables that all sessions share.
     """
     return _of_thread.variables if getattr(_of_thread, "sessions", None) is of else of.shared
 
@@ -74,7 +84,8 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: the reason why the session has ended, with which its requests fail; "" while it has not ended.
+      ended: the reason why the session has ended, with which its requests fail; "" while it has not
+        ended.
       peer: the connection through which the session was used last.
       running: RPC calls of the session that have no reply yet.
     """
@@ -94,7 +105,9 @@ class Sessions:
       shared: the variables of all sessions that are not isolated.
     """
 
-    def __init__(self, node: Node, definition: ServerDef, server: weakref.ReferenceType[Any]) -> None:
+    def __init__(
+        self, node: Node, definition: ServerDef, server: weakref.ReferenceType[Any]
+    ) -> None:
         self.server = server
         self._node = node
         self._definition = definition
@@ -103,8 +116,8 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
-        """The reason for the end of each session that a reset has ended before the session used this task. The dict has the last
-        SESSIONS_MAX of them.
+        """The reason for the end of each session that a reset has ended before the session used
+        this task. The dict has the last SESSIONS_MAX of them.
         """
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
@@ -124,8 +137,8 @@ class Sessions:
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
-        """Refuse new requests, and wait for the running requests until `until` (on `time.monotonic`). Then fail them, and ask their
-        functions to end.
+        """Refuse new requests, and wait for the running requests until `until` (on
+        `time.monotonic`). Then fail them, and ask their functions to end.
         """
         self._stopping = True
         self._pool.wait_idle(max(0.0, until - time.monotonic()))
@@ -135,31 +148,36 @@ class Sessions:
             self._over = True
 
     def _give_up(self) -> None:
-        """Fail the running calls, and then ask their functions to end. A function that was asked to end may return anything, so its value
-        must not become the reply.
+        """Fail the running calls, and then ask their functions to end. A function that was asked to
+        end may return anything, so its value must not become the reply.
         """
         text = f"{self._name} was stopped, and this operation had not ended within the grace; it may continue there"
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        # First fail the calls, and then set the flag by which functions end, because a function that sees the flag may return at once, and
-        # its value would become the reply.
+        # First fail the calls, and then set the flag by which functions end, because a function
+        # that sees the flag may return at once, and its value would become the reply.
         self._over = True
         self._pool.stop()
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Return four counts: sessions, sessions that a reset ended before they used this task, cached functions, and running calls."""
+        """Return four counts: sessions, sessions that a reset ended before they used this task,
+        cached functions, and running calls."""
         return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
-    # -- sessions, in the loop ---------------------------------------------------------------------------------------------
+    # -- sessions, in the loop ---------------------------------------------------------------------
 
-    def _open(self, call: PendingCall, session: int, is_master: bool, config: dict[str, Any]) -> None:
+    def _open(
+        self, call: PendingCall, session: int, is_master: bool, config: dict[str, Any]
+    ) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
             if session in self._ended:  # a reset ended the session before it used this task
                 raise AbortedError(self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
-                raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already: close one first")
+                raise ResourceExhaustedError(
+                    f"{self._name} has its {SESSIONS_MAX} sessions already: close one first"
+                )
             isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
@@ -167,9 +185,13 @@ class Sessions:
         call.reply([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
-        """Return the addresses of the cluster's tasks. The address of this task has the port that was bound."""
+        """Return the addresses of the cluster's tasks. The address of this task has the port that
+        was bound."""
         spec = self._node.spec
-        found = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
+        found = {
+            job: {index: spec.task_address(job, index) for index in spec.task_indices(job)}
+            for job in spec.jobs
+        }
         found[self._node.me[0]][self._node.me[1]] = self._node.address
         return found
 
@@ -185,10 +207,12 @@ class Sessions:
             raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
-        if known.peer is not peer:  # the session has reconnected: cancel the timer that would end the session as lost
+        if known.peer is not peer:
+            # the session has reconnected: cancel the timer that would end the session as lost
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
-            self._node.loop.set_timer(("session", session), None, self._check_serving)  # None cancels the timer
+            # None cancels the timer
+            self._node.loop.set_timer(("session", session), None, self._check_serving)
         return known
 
     def _check_serving(self) -> None:
@@ -204,7 +228,9 @@ class Sessions:
             session = self._sessions.get(number)
             if session is not None and session.peer is peer:
                 loop.set_timer(
-                    ("session", number), loop.now() + SESSION_LOST_S, partial(self._sessions.pop, number, None)
+                    ("session", number),
+                    loop.now() + SESSION_LOST_S,
+                    partial(self._sessions.pop, number, None),
                 )
 
     def _close(self, call: PendingCall, session: int) -> None:
@@ -219,19 +245,24 @@ class Sessions:
         for call in tuple(session.running):
             call.fail(AbortedError(reason))
 
-    # -- resets ------------------------------------------------------------------------------------------------------------
+    # -- resets ------------------------------------------------------------------------------------
 
     def _reset(self, call: PendingCall, containers: list[str]) -> None:
-        """Clear containers on all tasks that are up, and end the sessions whose master is this task."""
+        """Clear containers on all tasks that are up, and end the sessions whose master is this
+        task."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
-        reason = f"Session.reset was called at {self._name} since this session began: make a new one"
+        reason = (
+            f"Session.reset was called at {self._name} since this session began: make a new one"
+        )
         self._clear_here(containers, mine, reason)
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
-    def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
-        """Have the other tasks clear the containers, and then reply to the client that has requested the reset. This runs in a thread of
-        the pool.
+    def _clear_others(
+        self, call: PendingCall, containers: list[str], sessions: list[int], reason: str
+    ) -> None:
+        """Have the other tasks clear the containers, and then reply to the client that has
+        requested the reset. This runs in a thread of the pool.
         """
         try:
             due = min(call.due, time.monotonic() + GRACE_S)
@@ -242,14 +273,23 @@ class Sessions:
                 if filters.is_visible(*self._node.me, device_of(*task))
             ]
             pending = [
-                (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
+                (
+                    task,
+                    self._node.start(task, "session.clear", containers, sessions, reason, due=due),
+                )
+                for task in tasks
             ]
             failed = [
-                f"{task_name(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]
+                f"{task_name(task)}: {result.get_error()[1]}"
+                for task, result in pending
+                if result.get_error()[0]
             ]
-            # The stop of this task has ended the calls, so their errors show nothing about the other tasks.
+            # The stop of this task has ended the calls, so their errors show nothing about the
+            # other tasks.
             if failed and self._node.closed:
-                raise self._is_stopping("it is not known which other tasks have cleared their containers")
+                raise self._is_stopping(
+                    "it is not known which other tasks have cleared their containers"
+                )
             if failed:
                 raise UnavailableError(f"the reset did not reach {'; '.join(failed)}")
             call.reply(None)
@@ -259,7 +299,9 @@ class Sessions:
         except BaseException as error:
             call.fail(error)
 
-    def _clear(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
+    def _clear(
+        self, call: PendingCall, containers: list[str], sessions: list[int], reason: str
+    ) -> None:
         self._clear_here(containers, sessions, reason)
         call.reply(None)
 
@@ -273,9 +315,11 @@ class Sessions:
                 if len(self._ended) > SESSIONS_MAX:
                     self._ended.popitem(last=False)
 
-    # -- variables ---------------------------------------------------------------------------------------------------------
+    # -- variables ---------------------------------------------------------------------------------
 
-    def _assign(self, call: PendingCall, session: int, name: str, value: Any, container: str) -> None:
+    def _assign(
+        self, call: PendingCall, session: int, name: str, value: Any, container: str
+    ) -> None:
         known = self._use(session, call.peer)
 
         def act() -> None:
@@ -292,20 +336,25 @@ class Sessions:
     def _variables(self, call: PendingCall, session: int, container: str) -> None:
         call.reply(self._use(session, call.peer).variables.specs(container))
 
-    def _copy(self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]) -> None:
-        """Call `act`, which copies an array. For a small array, call it in the loop, because copying takes no longer than waking a thread.
-        For a large array, call it in the pool.
+    def _copy(
+        self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]
+    ) -> None:
+        """Call `act`, which copies an array. For a small array, call it in the loop, because
+        copying takes no longer than waking a thread. For a large array, call it in the pool.
         """
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
         else:
             self._begin(session, call, act)
 
-    # -- functions ---------------------------------------------------------------------------------------------------------
+    # -- functions ---------------------------------------------------------------------------------
 
-    def _run(self, call: PendingCall, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
+    def _run(
+        self, call: PendingCall, session: int, function: list[Any], is_constant: bool, *parts: Any
+    ) -> None:
         known = self._use(session, call.peer)
-        # `_call` empties this list, so that no stack frame keeps a large argument alive while the function runs.
+        # `_call` empties this list, so that no stack frame keeps a large argument alive while the
+        # function runs.
         box = list(parts)
         self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
@@ -314,7 +363,7 @@ class Sessions:
         call.on_dropped(lambda: session.running.discard(call))
         self._pool.submit(self._work, session, call, act)
 
-    # -- in a thread of the pool -------------------------------------------------------------------------------------------
+    # -- in a thread of the pool -------------------------------------------------------------------
 
     def _work(self, session: _Session, call: PendingCall, act: Callable[[], None]) -> None:
         try:
@@ -326,7 +375,12 @@ class Sessions:
             session.running.discard(call)
 
     def _call(
-        self, session: _Session, call: PendingCall, function: list[Any], is_constant: bool, parts: list[Any]
+        self,
+        session: _Session,
+        call: PendingCall,
+        function: list[Any],
+        is_constant: bool,
+        parts: list[Any],
     ) -> None:
         _of_thread.sessions, _of_thread.variables = self, session.variables
         task_context.enter(lambda: self._over or bool(session.ended) or not call.wanted())
@@ -344,8 +398,8 @@ class Sessions:
         call.reply(reply)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
-        """Return the unpickled function, with the large arrays that it captures. A function that captures no mutable objects is unpickled
-        once and then cached.
+        """Return the unpickled function, with the large arrays that it captures. A function that
+        captures no mutable objects is unpickled once and then cached.
         """
         pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
@@ -364,12 +418,14 @@ class Sessions:
 
 
 def sendable(packed: trusted.Packed) -> list[Any]:
-    """Return the result of `trusted.pack` in a form that the safe codec accepts: the pickle, and each large buffer as an array of bytes."""
+    """Return the result of `trusted.pack` in a form that the safe codec accepts: the pickle, and
+    each large buffer as an array of bytes."""
     if isinstance(packed, bytes):
         return [packed]
     return [packed[0], *(np.frombuffer(part, np.uint8) for part in packed[1:])]
 
 
 def unpacked(parts: list[Any]) -> Any:
-    """Return the object that the peer has packed with `sendable`. The object's arrays use the memory in which they arrived."""
+    """Return the object that the peer has packed with `sendable`. The object's arrays use the
+    memory in which they arrived."""
     return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)

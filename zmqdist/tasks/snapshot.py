@@ -1,6 +1,8 @@
-"""The results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for people who run a cluster and for tests.
+"""The results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for people who
+run a cluster and for tests.
 
-A snapshot is cheap, and any thread can take one. Its parts are read one after another, so they may be some microseconds apart.
+A snapshot is cheap, and any thread can take one. Its parts are read one after another, so they may
+be some microseconds apart.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class WatchRow:
     Attributes:
       task: name of the watched task.
       state: "unseen" (this task has never heard from the watched task), "up" or "gone".
-      incarnation: the last incarnation of the watched task that this task has seen; 0 if it has seen no incarnation.
+      incarnation: the last incarnation of the watched task that this task has seen; 0 if it has
+        seen no incarnation.
       message: how the watched task ended; "" unless the state is "gone".
     """
 
@@ -50,20 +53,28 @@ class TaskSnapshot:
     Attributes:
       task, address: name of the task, and its "host:port" with the port that was bound.
       incarnation: incarnation of this process, as other tasks know it.
-      mail_items, mail_bytes: messages that have arrived in this task's mailbox and were not received yet.
+      mail_items, mail_bytes: messages that have arrived in this task's mailbox and were not
+        received yet.
       mail_waits: number of calls of `recv` that wait now.
-      mail_unconfirmed: messages sent by this task that may still be on their way, as far as the task knows.
-      groups: the groups of which this task is the leader and in which some members wait for the others.
-      collective_calls: announcements and pieces of arrays that this task has sent to other tasks and that have no reply yet.
+      mail_unconfirmed: messages sent by this task that may still be on their way, as far as the
+        task knows.
+      groups: the groups of which this task is the leader and in which some members wait for the
+        others.
+      collective_calls: announcements and pieces of arrays that this task has sent to other tasks
+        and that have no reply yet.
       watched: the tasks that this task watches, by name.
       connections: tasks to which this task has opened a connection, by name.
       calls: number of calls in flight over these connections; each watch of a task is one call.
-      keeper: the barriers, keys and states of all tasks if this task is the leader of the cluster; else None.
+      keeper: the barriers, keys and states of all tasks if this task is the leader of the cluster;
+        else None.
       sessions: number of sessions that have used this task, and that are neither closed nor lost.
-      sessions_refused: number of sessions that a reset has ended before they used this task. The task remembers them, to refuse them.
-      functions_cached: number of unpickled functions of sessions that are cached for their next run.
+      sessions_refused: number of sessions that a reset has ended before they used this task. The
+        task remembers them, to refuse them.
+      functions_cached: number of unpickled functions of sessions that are cached for their next
+        run.
       functions_running: number of functions and copies of variables for which sessions wait.
-      faults: number of exceptions that callbacks of the loop have raised. Each exception is a bug of zmqdist, and its traceback is logged.
+      faults: number of exceptions that callbacks of the loop have raised. Each exception is a bug
+        of zmqdist, and its traceback is logged.
     """
 
     task: str
@@ -92,8 +103,10 @@ class SessionSnapshot:
 
     Attributes:
       pending: number of operations that wait for a task.
-      connections: tasks that the session has used, by name, or by address while the name is not known.
-      functions_pickled: number of times that a function was pickled. A function that captures no mutable objects is pickled once.
+      connections: tasks that the session has used, by name, or by address while the name is not
+        known.
+      functions_pickled: number of times that a function was pickled. A function that captures no
+        mutable objects is pickled once.
     """
 
     pending: int

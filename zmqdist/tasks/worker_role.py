@@ -1,16 +1,20 @@
-"""The worker in a task's server: when a coordinator invites the task, the task starts a WorkerServer in its process.
+"""The worker in a task's server: when a coordinator invites the task, the task starts a
+WorkerServer in its process.
 
-A coordinator (training/worker_recruiter.py) has its own dispatcher, and recruits tasks whose servers were started without any knowledge of
-that dispatcher. It sends each task an invitation: the dispatcher's address, and the index under which the worker must register.
+A coordinator (training/worker_recruiter.py) has its own dispatcher, and recruits tasks whose
+servers were started without any knowledge of that dispatcher. It sends each task an invitation: the
+dispatcher's address, and the index under which the worker must register.
 
 Rules
-    A task works for one program at a time. The program may have several dispatchers, because it may have several strategies.
-    While a dispatcher of the current program is in contact, the task refuses an invitation of another program, with an error that has the
-    address of the current dispatcher. If no dispatcher of the current program is in contact, or if the invitation names the current
-    dispatcher, the new program takes over. Its workers start without any state of earlier workers, so that a restarted coordinator begins
-    clean.
-    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat the invitation.
-    The worker ends when its dispatcher has been away for the orphan limit in the invitation, or when the task's server stops.
+    A task works for one program at a time. The program may have several dispatchers, because it may
+    have several strategies. While a dispatcher of the current program is in contact, the task
+    refuses an invitation of another program, with an error that has the address of the current
+    dispatcher. If no dispatcher of the current program is in contact, or if the invitation names
+    the current dispatcher, the new program takes over. Its workers start without any state of
+    earlier workers, so that a restarted coordinator begins clean.
+    An invitation that was accepted before has no further effect, so a coordinator that is in doubt
+    can repeat the invitation. The worker ends when its dispatcher has been away for the orphan
+    limit in the invitation, or when the task's server stops.
 
 Not here: the worker itself (servers/worker_server.py).
 """
@@ -25,7 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import clock as time
 from zmqdist.coordination.replies import task_name
-from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from zmqdist.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from zmqdist.limits import SLOTS_MAX
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import Node
@@ -35,20 +44,23 @@ if TYPE_CHECKING:
     from zmqdist.servers.worker_server import WorkerServer
 
 INVITE: Final = "zmqdist.worker.invite"
-"""The method for invitations. Arguments: address of the dispatcher, index of the worker, slots, number of the program, orphan limit in
-seconds.
+"""The method for invitations. Arguments: address of the dispatcher, index of the worker, slots,
+number of the program, orphan limit in seconds.
 """
 
 STARTED, ALREADY = "started", "already"
-"""Replies to an invitation: the worker has started, or an earlier invitation of the same dispatcher had started it."""
+"""Replies to an invitation: the worker has started, or an earlier invitation of the same dispatcher
+had started it."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
-"""Jobs whose tasks run no functions for a coordinator. An invitation that reaches such a task was sent to a wrong address."""
+"""Jobs whose tasks run no functions for a coordinator. An invitation that reaches such a task was
+sent to a wrong address."""
 
 
 @dataclass(frozen=True)
 class _Invited:
-    """One dispatcher that has invited this task, its program, and the worker that this task runs for this dispatcher."""
+    """One dispatcher that has invited this task, its program, and the worker that this task runs
+    for this dispatcher."""
 
     dispatcher: str
     program: int
@@ -56,14 +68,16 @@ class _Invited:
 
 
 class WorkerRole:
-    """The workers that programs have invited one task's server to run. Make this object before the server's node serves."""
+    """The workers that programs have invited one task's server to run. Make this object before the
+    server's node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
         """Register the method for invitations.
 
         Args:
-          config: the config of the server. "slots" is the number of functions that run at the same time, by default the number in the
-            invitation. If "worker_processes" is False, slots are threads of this process, which cannot be ended from outside.
+          config: the config of the server. "slots" is the number of functions that run at the same
+            time, by default the number in the invitation. If "worker_processes" is False, slots are
+            threads of this process, which cannot be ended from outside.
 
         Raises:
           InvalidArgumentError: one of these options has an invalid value.
@@ -71,8 +85,12 @@ class WorkerRole:
         self._node = node
         self._slots = config.get(SLOTS)
         self._processes = config.get(PROCESSES, True)
-        if self._slots is not None and (type(self._slots) is not int or not 1 <= self._slots <= SLOTS_MAX):
-            raise InvalidArgumentError(f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}")
+        if self._slots is not None and (
+            type(self._slots) is not int or not 1 <= self._slots <= SLOTS_MAX
+        ):
+            raise InvalidArgumentError(
+                f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}"
+            )
         if not isinstance(self._processes, bool):
             text = f"config['worker_processes'] is {self._processes!r}, wants True or False"
             raise InvalidArgumentError(text)
@@ -83,9 +101,16 @@ class WorkerRole:
         node.on_close.append(self._close)
 
     def _invite(
-        self, call: PendingCall, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
+        self,
+        call: PendingCall,
+        dispatcher: str,
+        index: int,
+        slots: int,
+        program: int,
+        orphan_limit_s: float,
     ) -> None:
-        """Check an invitation, in the loop. Then have a thread start the worker, because the start waits for the dispatcher."""
+        """Check an invitation, in the loop. Then have a thread start the worker, because the start
+        waits for the dispatcher."""
         # Import here, because most tasks are never invited, and then do not need the module.
         from zmqdist.scheduling.shared.config import WorkerConfig
 
@@ -113,7 +138,8 @@ class WorkerRole:
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start the worker, unless an earlier invitation has started it. Return when the dispatcher has registered the worker."""
+        """Start the worker, unless an earlier invitation has started it. Return when the dispatcher
+        has registered the worker."""
         from zmqdist.servers.worker_server import WorkerServer
 
         with self._lock:
@@ -121,15 +147,20 @@ class WorkerRole:
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping")
             self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
             if any(
-                (entry.dispatcher, entry.program) == (config.dispatcher_address, program) for entry in self._invited
+                (entry.dispatcher, entry.program) == (config.dispatcher_address, program)
+                for entry in self._invited
             ):
                 return ALREADY
             previous = [entry for entry in self._invited if entry.program != program]
             for entry in previous:
                 if entry.worker.in_contact and entry.dispatcher != config.dispatcher_address:
                     raise AlreadyExistsError(self._refusal(entry))
-            invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
-            self._invited = [entry for entry in self._invited if entry.program == program] + [invited]
+            invited = _Invited(
+                config.dispatcher_address, program, WorkerServer(config, start=False)
+            )
+            self._invited = [entry for entry in self._invited if entry.program == program] + [
+                invited
+            ]
         for entry in previous:
             entry.worker.stop()
         try:
@@ -138,7 +169,8 @@ class WorkerRole:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
             if self._closed:
-                # the stop of this server has ended the worker's start, which shows nothing about the dispatcher
+                # the stop of this server has ended the worker's start, which shows nothing about
+                # the dispatcher
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping") from None
             raise
         return STARTED

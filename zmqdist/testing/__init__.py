@@ -1,4 +1,5 @@
-"""Tools for tests of distributed programs: processes for the tasks of a cluster, and reserved ports.
+"""Tools for tests of distributed programs: processes for the tasks of a cluster, and reserved
+ports.
 
     from zmqdist.testing import create_cluster_spec, get_barrier, run
     run(fn, create_cluster_spec(has_chief=True, num_workers=2)).return_value    # fn ran in three processes
@@ -45,7 +46,9 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'zmqdist.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"zmqdist.testing.{_MODULES[name]}"), name)
+    value = globals()[name] = getattr(
+        importlib.import_module(f"zmqdist.testing.{_MODULES[name]}"), name
+    )
     return value
 
 

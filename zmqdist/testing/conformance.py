@@ -1,4 +1,5 @@
-"""`check_resolver` checks the rules that every cluster resolver must keep. Call it in the tests of your own resolver."""
+"""`check_resolver` checks the rules that every cluster resolver must keep. Call it in the tests of
+your own resolver."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:
-    """Call all methods of a resolver, and check that their results agree with each other. This function sets attributes only in a copy of
-    the resolver, so the resolver itself does not change.
+    """Call all methods of a resolver, and check that their results agree with each other. This
+    function sets attributes only in a copy of the resolver, so the resolver itself does not change.
 
     >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
     >>> zd.testing.check_resolver(zd.resolvers.SimpleClusterResolver(spec, rpc_layer="zmq"))
 
-    Pass a resolver that describes a real cluster, the larger the better. The function cannot know the right addresses: it only compares the
-    results of the methods with each other.
+    Pass a resolver that describes a real cluster, the larger the better. The function cannot know
+    the right addresses: it only compares the results of the methods with each other.
 
     Raises:
       AssertionError: the resolver breaks a rule; the text names the rule.
@@ -24,14 +25,26 @@ def check_resolver(resolver: ClusterResolver) -> None:
     _rule(isinstance(resolver, ClusterResolver), "it is a zmqdist.resolvers.ClusterResolver")
     spec = resolver.cluster_spec()
     _rule(isinstance(spec, ClusterSpec), f"cluster_spec() is a ClusterSpec, not {spec!r}")
-    _rule(resolver.cluster_spec() == spec, "cluster_spec() returns the same cluster when nothing has changed")
-    for same in (ClusterSpec(spec), ClusterSpec(spec.as_cluster_def()), ClusterSpec(spec.as_dict())):
+    _rule(
+        resolver.cluster_spec() == spec,
+        "cluster_spec() returns the same cluster when nothing has changed",
+    )
+    for same in (
+        ClusterSpec(spec),
+        ClusterSpec(spec.as_cluster_def()),
+        ClusterSpec(spec.as_dict()),
+    ):
         _rule(same == spec, "the cluster survives its ClusterDef and its dict")
     _check_masters(resolver, spec)
     _check_properties(resolver)
     counted = resolver.num_accelerators()
-    right = isinstance(counted, dict) and all(isinstance(kind, str) and count >= 0 for kind, count in counted.items())
-    _rule(right and "CPU" not in counted, f"num_accelerators() is {{type: count}} without CPUs, not {counted!r}")
+    right = isinstance(counted, dict) and all(
+        isinstance(kind, str) and count >= 0 for kind, count in counted.items()
+    )
+    _rule(
+        right and "CPU" not in counted,
+        f"num_accelerators() is {{type: count}} without CPUs, not {counted!r}",
+    )
     problems = resolver.validate()
     right = isinstance(problems, list) and all(isinstance(each, str) for each in problems)
     _rule(right, f"validate() is a list of sentences, not {problems!r}")
@@ -43,7 +56,10 @@ def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
         address, task = spec.task_address(job, index), f"{job!r}, {index}"
         master = resolver.master(job, index)
         lonely = len(tasks) == 1 and master == ""  # a cluster of one task may have no master
-        _rule(lonely or master.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {master!r}")
+        _rule(
+            lonely or master.rpartition("://")[2] == address,
+            f"master({task}) is at {address!r}, not {master!r}",
+        )
         master = resolver.master(job, index, rpc_layer="other")
         _rule(
             lonely or master == f"other://{address}",
@@ -57,18 +73,34 @@ def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
                 master = resolver.master(*unknown)
             except ValueError:
                 continue
-            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {master!r}")
+            _rule(
+                False,
+                f"master{unknown!r} is a ValueError, as the cluster has no such task; not "
+                f"{master!r}",
+            )
 
 
 def _check_properties(resolver: ClusterResolver) -> None:
     task_type, task_id = resolver.task_type, resolver.task_id
-    _rule(isinstance(resolver.environment, str), f"environment is a text, not {resolver.environment!r}")
-    _rule(task_type is None or isinstance(task_type, str), f"task_type is a text or None, not {task_type!r}")
-    _rule(task_id is None or type(task_id) is int, f"task_id is a whole number or None, not {task_id!r}")
+    _rule(
+        isinstance(resolver.environment, str),
+        f"environment is a text, not {resolver.environment!r}",
+    )
+    _rule(
+        task_type is None or isinstance(task_type, str),
+        f"task_type is a text or None, not {task_type!r}",
+    )
+    _rule(
+        task_id is None or type(task_id) is int,
+        f"task_id is a whole number or None, not {task_id!r}",
+    )
     twin = copy.copy(resolver)
     twin.task_type, twin.task_id, twin.rpc_layer = "set", 0, "layer"
     kept = twin.task_type, twin.task_id, twin.rpc_layer
-    _rule(kept == ("set", 0, "layer"), f"task_type, task_id and rpc_layer can be set, also to 0; not {kept!r}")
+    _rule(
+        kept == ("set", 0, "layer"),
+        f"task_type, task_id and rpc_layer can be set, also to 0; not {kept!r}",
+    )
 
 
 def _rule(kept: bool, rule: str) -> None:

@@ -1,1 +1,2 @@
-"""Training with parameter servers. Users import from `zmqdist.parameter_server` and `zmqdist.checkpoint`."""
+"""Training with parameter servers. Users import from `zmqdist.parameter_server` and
+`zmqdist.checkpoint`."""

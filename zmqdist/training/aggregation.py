@@ -1,4 +1,5 @@
-"""Combines the values of several replicas into one value, such as their sum or mean. The names of the operations are TensorFlow's."""
+"""Combines the values of several replicas into one value, such as their sum or mean. The names of
+the operations are TensorFlow's."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class VariableAggregation(str, enum.Enum):
 
 
 class VariableSynchronization(str, enum.Enum):
-    """When copies of a variable are synchronized. zmqdist has one copy of each variable, so it stores this setting without any effect.
+    """When copies of a variable are synchronized. zmqdist has one copy of each variable, so it
+    stores this setting without any effect.
 
     >>> zd.tf.VariableSynchronization.AUTO.name
     'AUTO'
@@ -38,12 +40,14 @@ class VariableSynchronization(str, enum.Enum):
 
 
 def checked_aggregation(value: Any) -> VariableAggregation:
-    """Return the VariableAggregation that `value` is or names, in upper or lower case. None means NONE. Raises ValueError otherwise."""
+    """Return the VariableAggregation that `value` is or names, in upper or lower case. None means
+    NONE. Raises ValueError otherwise."""
     return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
 
 
 def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Return the VariableSynchronization that `value` is or names, in upper or lower case. None means AUTO. Raises ValueError otherwise."""
+    """Return the VariableSynchronization that `value` is or names, in upper or lower case. None
+    means AUTO. Raises ValueError otherwise."""
     return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
 
 
@@ -55,7 +59,8 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
         return default
     if isinstance(value, cls):
         return value
-    name = getattr(value, "name", value)  # accept a member of TensorFlow's enum, whose members have the same names
+    # accept a member of TensorFlow's enum, whose members have the same names
+    name = getattr(value, "name", value)
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
     known = ", ".join(repr(each.value) for each in cls)
@@ -63,13 +68,16 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
 
 
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
-    """Return one value that combines the values of all replicas. Raises ValueError if `how` is NONE.
+    """Return one value that combines the values of all replicas. Raises ValueError if `how` is
+    NONE.
 
-    For a sum, the IndexedSlices of all replicas are concatenated. For a mean their values are also divided by the number of replicas.
+    For a sum, the IndexedSlices of all replicas are concatenated. For a mean their values are also
+    divided by the number of replicas.
     """
     if how is VariableAggregation.NONE:
         raise ValueError(
-            f"variable {name!r} is assigned in a replica context by {len(values)} replicas, and has no aggregation: make it "
+            f"variable {name!r} is assigned in a replica context by {len(values)} replicas, and "
+            f"has no aggregation: make it "
             'with aggregation="sum", "mean" or "only_first_replica"'
         )
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -78,7 +86,9 @@ def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> 
         rows = np.concatenate([value.values for value in values])
         if how is VariableAggregation.MEAN:
             rows = mean_of(rows, len(values))
-        return IndexedSlices(rows, np.concatenate([value.indices for value in values]), values[0].dense_shape)
+        return IndexedSlices(
+            rows, np.concatenate([value.indices for value in values]), values[0].dense_shape
+        )
     total = values[0]
     for value in values[1:]:
         total = np.add(total, value)

@@ -1,10 +1,12 @@
-"""The base class of variables. It adds operators, comparisons, conversions and indexing, so that a variable can be used like its array.
+"""The base class of variables. It adds operators, comparisons, conversions and indexing, so that a
+variable can be used like its array.
 
 Rules
-    Every operator reads the value and returns an array, never a variable. `==` compares elements. To find out whether two handles refer to
-    one variable, use `is`, or compare their hashes.
+    Every operator reads the value and returns an array, never a variable. `==` compares elements.
+    To find out whether two handles refer to one variable, use `is`, or compare their hashes.
     Indexing transfers only the rows that the index selects. The caller owns the resulting array.
-    `v[rows] = value` is the only operator that changes a variable. It sends one scatter update, so it can set whole rows only.
+    `v[rows] = value` is the only operator that changes a variable. It sends one scatter update, so
+    it can set whole rows only.
 
 Not here: how a value is read and updated (variable.py, sharded.py).
 """
@@ -26,7 +28,8 @@ from zmqdist.variables.casts import cast
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base of Variable and ShardedVariable. A subclass provides `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
+    """Base of Variable and ShardedVariable. A subclass provides `name`, `shape`, `dtype`, `numpy`,
+    `start_rows` and `scatter_update`."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +60,9 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         raise NotImplementedError
 
-    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
         """Set the rows `sparse_delta.indices` to `sparse_delta.values`.
 
         >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
@@ -67,7 +72,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Request the rows with these numbers. Return a future, whose `get_value()` returns an array of the rows in the order of `rows`.
+        """Request the rows with these numbers. Return a future, whose `get_value()` returns an
+        array of the rows in the order of `rows`.
 
         >>> zd.Variable([5, 6, 7]).start_rows([2, 0]).get_value()
         array([7, 5])
@@ -81,7 +87,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         [[5, 6], [1, 2]]
 
         Args:
-          indices: row numbers, from 0 on, in an array of any shape. In the result, this shape replaces the first axis of the variable.
+          indices: row numbers, from 0 on, in an array of any shape. In the result, this shape
+            replaces the first axis of the variable.
 
         Raises:
           InvalidArgumentError: an index is out of range, or is not an integer.
@@ -92,17 +99,19 @@ class ArrayLike(NDArrayOperatorsMixin):
         return rows.reshape(*numbers.shape, *self.shape[1:])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
-        """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that contain such a position are transferred.
+        """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that
+        contain such a position are transferred.
 
         >>> zd.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]]).tolist()
         [2, 3]
 
         Args:
-          indices: an array whose last axis holds the positions. The k numbers of a position, which count from 0, index the first k axes of
-            the variable.
+          indices: an array whose last axis holds the positions. The k numbers of a position, which
+            count from 0, index the first k axes of the variable.
 
         Raises:
-          InvalidArgumentError: a position is out of range, is not of integers, or has more numbers than the variable has axes.
+          InvalidArgumentError: a position is out of range, is not of integers, or has more numbers
+            than the variable has axes.
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
@@ -117,12 +126,14 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the value as an array. NumPy calls this method to convert a variable.
 
         Raises:
-          ValueError: the value cannot be cast to `dtype` by NumPy's "same_kind" rule, such as floats to integers.
+          ValueError: the value cannot be cast to `dtype` by NumPy's "same_kind" rule, such as
+            floats to integers.
         """
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if not np.can_cast(self.dtype, wanted, "same_kind"):
             raise ValueError(
-                f"variable {self.name!r} holds {self.dtype}, which is not of the kind of {wanted}: use .numpy().astype(...)"
+                f"variable {self.name!r} holds {self.dtype}, which is not of the kind of "
+                f"{wanted}: use .numpy().astype(...)"
             )
         value = np.asarray(self.numpy(), wanted)
         return value.copy() if copy else value
@@ -136,16 +147,18 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def _refuse_in_place(self) -> NoReturn:
         raise TypeError(
-            f"variable {self.name!r} is not changed by an operator such as +=: use assign_add(value), assign_sub(value) or "
+            f"variable {self.name!r} is not changed by an operator such as +=: use "
+            f"assign_add(value), assign_sub(value) or "
             "assign(value)"
         )
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the part of the value that `key` selects, as from an array. Only the rows that the key selects are transferred.
+        """Return the part of the value that `key` selects, as from an array. Only the rows that the
+        key selects are transferred.
 
         Raises:
-          IndexError, TypeError, ValueError: as for an array. TypeError is also raised when a variable is used as an index, and IndexError
-            for True and False.
+          IndexError, TypeError, ValueError: as for an array. TypeError is also raised when a
+            variable is used as an index, and IndexError for True and False.
         """
         if not self.shape:
             return self.numpy()[key]
@@ -155,18 +168,22 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.start_rows(rows).get_value()[rest]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set whole rows in one scatter update. If the key names a row twice, the last value is set.
+        """Set whole rows in one scatter update. If the key names a row twice, the last value is
+        set.
 
         Raises:
           TypeError: the key selects parts of rows, or the variable is a scalar.
           IndexError, TypeError, ValueError: as for an array.
         """
         if not self.shape:
-            raise TypeError(f"variable {self.name!r} is a scalar, which has no rows to set: use assign(value)")
+            raise TypeError(
+                f"variable {self.name!r} is a scalar, which has no rows to set: use assign(value)"
+            )
         rows, rest, whole_rows = select(key, self.shape)
         if not whole_rows:
             raise TypeError(
-                f"only whole rows of variable {self.name!r} can be set, by an index of its first axis, not by {key!r}"
+                f"only whole rows of variable {self.name!r} can be set, by an index of its first "
+                f"axis, not by {key!r}"
             )
         numbers = np.asarray(rows, np.int64)
         block = np.empty((len(numbers), *self.shape[1:]), self.dtype)

@@ -1,8 +1,10 @@
-"""Reads or updates several variables with one message to each parameter server. The messages are in flight at the same time.
+"""Reads or updates several variables with one message to each parameter server. The messages are in
+flight at the same time.
 
 A message belongs to one session, so variables of two strategies are never in one message.
 
-Not here: operations on a single variable (variable.py), or on all shards of a sharded variable (sharded.py).
+Not here: operations on a single variable (variable.py), or on all shards of a sharded variable
+(sharded.py).
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from zmqdist.training.variable_storage import LocalStorage, RemoteStorage
 from zmqdist.variables import client
 
 Destination: TypeAlias = tuple[client.PsClient, int]
-"""(client of a parameter server, number of the session at this server). The variables of one destination share a message."""
+"""(client of a parameter server, number of the session at this server). The variables of one
+destination share a message."""
 
 
 def read_all(variables: Any) -> Any:
-    """Return `variables` with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
+    """Return `variables` with each variable replaced by its value. Does not use the caches of
+    `cache_variable_reads`."""
     if isinstance(variables, (Iterator, KeysView, ValuesView, ItemsView)):
         variables = list(variables)
     parts: dict[Any, Variable] = {}
@@ -45,7 +49,9 @@ def read_all(variables: Any) -> Any:
             by_session.setdefault((part.storage.client, part.storage.session), []).append(part)
         else:
             values[key] = part.numpy()
-    reads = [each.read([part.storage.ref for part in wanted]) for (each, _), wanted in by_session.items()]
+    reads = [
+        each.read([part.storage.ref for part in wanted]) for (each, _), wanted in by_session.items()
+    ]
     for wanted, versions_and_values in zip(by_session.values(), all_values(reads), strict=True):
         for part, (_, value) in zip(wanted, versions_and_values, strict=True):
             values[part.storage.key] = value if value.shape else value[()]
@@ -58,14 +64,16 @@ def read_all(variables: Any) -> Any:
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
-    """Apply gradients to several variables, as `ParameterServerStrategy.apply` describes. In the context of several replicas, the gradients
-    of all replicas for a variable are first combined by the variable's aggregation, and then applied once.
+    """Apply gradients to several variables, as `ParameterServerStrategy.apply` describes. In the
+    context of several replicas, the gradients of all replicas for a variable are first combined by
+    the variable's aggregation, and then applied once.
     """
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
         if not isinstance(variable, (Variable, ShardedVariable)):
             raise TypeError(
-                f"apply() takes pairs (gradient, variable), but {type(variable).__name__} is not a variable"
+                f"apply() takes pairs (gradient, variable), but {type(variable).__name__} is not "
+                f"a variable"
             )
     replica = thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -79,12 +87,17 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
         ]
         _apply(optimizer, merged, step)
 
-    grads = [grad if isinstance(grad, IndexedSlices) else plain_array(grad, to.label) for grad, to in pairs]
+    grads = [
+        grad if isinstance(grad, IndexedSlices) else plain_array(grad, to.label)
+        for grad, to in pairs
+    ]
     replica.merge_call(merge, (grads,))
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Apply each gradient to its variable. All pairs are checked before the first message is sent."""
+    """Apply each gradient to its variable. All pairs are checked before the first message is
+    sent.
+    """
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()
@@ -97,7 +110,9 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
             seen.add(part.storage.key)
             change = client.apply(part.storage.ref, optimizer, share)
             if isinstance(part.storage, RemoteStorage):
-                by_session.setdefault((part.storage.client, part.storage.session), []).append((part.storage, change))
+                by_session.setdefault((part.storage.client, part.storage.session), []).append(
+                    (part.storage, change)
+                )
             else:
                 local.append((part.storage, change))
     steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
@@ -108,7 +123,8 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
 
 
 def _parts(leaf: Any) -> list[Variable]:
-    """Return a list of the Variable `leaf`, or of the shards of a ShardedVariable. Return an empty list for any other leaf."""
+    """Return a list of the Variable `leaf`, or of the shards of a ShardedVariable. Return an empty
+    list for any other leaf."""
     if isinstance(leaf, ShardedVariable):
         return leaf.variables
     return [leaf] if isinstance(leaf, Variable) else []

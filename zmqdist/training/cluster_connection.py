@@ -1,15 +1,18 @@
-"""How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
+"""How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and
+stops them.
 
-`connect` makes a `ClusterConnection` from one of three kinds of source.
-    A ClusterSpec, or a resolver that returns a ClusterSpec: the workers and ps are servers that run already. `connect` starts a dispatcher
-        in this process and invites the workers to register with the dispatcher (worker_recruiter.py). A worker that starts later or
-        restarts is invited when its server appears.
+`connect` makes a `ClusterConnection` from one of three kinds of source. A ClusterSpec, or a
+    resolver that returns a ClusterSpec: the workers and ps are servers that run already. `connect`
+    starts a dispatcher
+        in this process and invites the workers to register with the dispatcher
+        (worker_recruiter.py). A worker that starts later or restarts is invited when its server
+        appears.
     A `local_cluster` with ps: it has its own dispatcher and workers.
-    None, or what `zmqdist.connect` returned for a cluster file: the cluster that `zmqdist launch` runs. A resolver that describes the
-        cluster of the environment has the same effect as None.
+    None, or what `zmqdist.connect` returned for a cluster file: the cluster that `zmqdist launch`
+        runs. A resolver that describes the cluster of the environment has the same effect as None.
 
-Evaluators are not part of the connection, and the program does not wait for them. Each worker must be able to reach all ps. No other
-connections between workers and ps are needed.
+Evaluators are not part of the connection, and the program does not wait for them. Each worker must
+be able to reach all ps. No other connections between workers and ps are needed.
 """
 
 from __future__ import annotations
@@ -48,15 +51,16 @@ from zmqdist.transport.port_probe import listening
 log = logging.getLogger("zmqdist.training")
 
 ACCEPTED: Final = (
-    "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
+    "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a "
+    "local_cluster(ps=...), "
     "what connect returned for a cluster file with ps, "
     "or nothing in a program that `zmqdist launch` started"
 )
 """The kinds of source that `connect` accepts, for error texts."""
 PROBES_AT_ONCE: Final = 16
 LEAVE_S: Final = 0.0
-"""Grace of the dispatcher's shutdown, in seconds. It is 0, because no process receives the results of running functions once the program
-ends."""
+"""Grace of the dispatcher's shutdown, in seconds. It is 0, because no process receives the results
+of running functions once the program ends."""
 
 _open: weakref.WeakSet[ClusterConnection] = weakref.WeakSet()
 
@@ -70,12 +74,15 @@ class ClusterConnection:
       ps: addresses of the parameter servers, by index.
     """
 
-    def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
-        """Refer to a cluster whose dispatcher runs already. `_call_dispatcher` connects to the dispatcher at its first use.
+    def __init__(
+        self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]
+    ) -> None:
+        """Refer to a cluster whose dispatcher runs already. `_call_dispatcher` connects to the
+        dispatcher at its first use.
 
         Args:
-          close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to
-            stop the tasks of the cluster as well.
+          close: a function that stops the dispatcher and the threads that were started for the
+            connection. Its argument says whether to stop the tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials
@@ -89,22 +96,24 @@ class ClusterConnection:
 
     @property
     def workers(self) -> dict[int, str]:
-        """The addresses of the program's workers by index, in ascending order. The address of a worker that registered without an
-        invitation is "".
+        """The addresses of the program's workers by index, in ascending order. The address of a
+        worker that registered without an invitation is "".
         """
         return {}
 
-    # -- states ---------------------------------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------
 
     def task_states(self) -> list[errors.UnavailableError | None]:
-        """Return the states of the workers by index, followed by the states of the ps. Blocks for up to TASK_PROBE_S if a task does not
-        answer.
+        """Return the states of the workers by index, followed by the states of the ps. Blocks for
+        up to TASK_PROBE_S if a task does not answer.
 
         Returns:
           For each task None if it is alive, otherwise an UnavailableError that names it.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="zmqdist-states") as pool:
-            probe = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
+            probe = pool.submit(
+                listening, {("ps", index): address for index, address in enumerate(self.ps)}
+            )
             states = self._worker_states()
             found = probe.result()
         for index, address in enumerate(self.ps):
@@ -118,7 +127,9 @@ class ClusterConnection:
             status = self._call_dispatcher("status")
         except errors.OpError as error:
             text = f"is in an unknown state, because the dispatcher at {self.target} does not answer: {error.message}"
-            return [errors.UnavailableError(f"{_task_name('worker', index)} {text}") for index in wanted]
+            return [
+                errors.UnavailableError(f"{_task_name('worker', index)} {text}") for index in wanted
+            ]
         rows = {row["name"]: row["state"] for row in status["workers"]}
         losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
         states: list[errors.UnavailableError | None] = []
@@ -127,41 +138,47 @@ class ClusterConnection:
             if rows.get(name, "") in ("alive", "leaving"):
                 states.append(None)
                 continue
-            why = "its connection has ended" if name in rows else losses.get(name, "it has not registered")
-            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not available: {why}"))
+            why = (
+                "its connection has ended"
+                if name in rows
+                else losses.get(name, "it has not registered")
+            )
+            states.append(
+                errors.UnavailableError(f"{_task_name('worker', index)} is not available: {why}")
+            )
         return states
 
     def why_gone(self, ps: int) -> str:
-        """Return why a parameter server does not start again, or "" if it may start, or if the dispatcher does not answer. Blocks up to
-        TASK_PROBE_S.
+        """Return why a parameter server does not start again, or "" if it may start, or if the
+        dispatcher does not answer. Blocks up to TASK_PROBE_S.
         """
         with contextlib.suppress(errors.OpError):
             return str(self._call_dispatcher("gone").get(f"ps:{ps}", ""))
         return ""
 
-    # -- members ------------------------------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         """Add a task as a worker of this program. Does not wait for the task.
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run.
-          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None
+            means the highest index so far + 1.
 
         Returns:
           The index.
 
         Raises:
-          FailedPreconditionError: in this kind of cluster, workers join by themselves. The error text says how.
+          FailedPreconditionError: in this kind of cluster, workers join by themselves. The error
+            text says how.
         """
-        text = (
-            f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
-        )
+        text = f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Other workers run
-        the functions that it has not begun.
+        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the
+        function that it runs. Other workers run the functions that it has not begun.
 
         Args:
           force: whether to remove the worker even if values or work are lost.
@@ -177,15 +194,17 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            # Dismiss the worker before it leaves, because a wanted worker that has left is invited again.
+            # Dismiss the worker before it leaves, because a wanted worker that has left is invited
+            # again.
             self._dismiss(index)
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
-        """Have the dispatcher drain a worker, even if work or values are lost, and return the dispatcher's reply. With `dry_run`, the
-        dispatcher drains nothing, and reports whether it would refuse a drain that is not forced. Return None if the worker is not
-        registered: it may have left by itself.
+        """Have the dispatcher drain a worker, even if work or values are lost, and return the
+        dispatcher's reply. With `dry_run`, the dispatcher drains nothing, and reports whether it
+        would refuse a drain that is not forced. Return None if the worker is not registered: it may
+        have left by itself.
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(
@@ -205,12 +224,14 @@ class ClusterConnection:
         """Remove a worker from `workers`. The worker itself is not contacted."""
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Release the cluster, so that another program can use the invited workers. A second call does nothing.
+        """Release the cluster, so that another program can use the invited workers. A second call
+        does nothing.
 
         Args:
           shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
-        if self._pid != os.getpid():  # do nothing in a forked child, because the connection belongs to the parent
+        if self._pid != os.getpid():
+            # do nothing in a forked child, because the connection belongs to the parent
             return
         with self._lock:
             if self._closed:
@@ -233,9 +254,13 @@ class ClusterConnection:
                 raise errors.FailedPreconditionError("this cluster was closed")
             if self._client is None:
                 address = self.target.removeprefix("zmq://")
-                self._client = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
+                self._client = ZmqClient(
+                    address, "strategy", security=self.credentials.client(address, "submit")
+                )
             client = self._client
-        return internal_client.start(client, method, *args, due=time.monotonic() + within_s).get_value()
+        return internal_client.start(
+            client, method, *args, due=time.monotonic() + within_s
+        ).get_value()
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
@@ -247,7 +272,11 @@ class _RecruitedCluster(ClusterConnection):
     """The connection to servers that run already, with a dispatcher in this process."""
 
     def __init__(
-        self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], recruiter: WorkerRecruiter
+        self,
+        dispatcher: DispatchServer,
+        credentials: Credentials,
+        ps: list[str],
+        recruiter: WorkerRecruiter,
     ) -> None:
         def close(_: bool) -> None:
             recruiter.close()
@@ -267,7 +296,9 @@ class _RecruitedCluster(ClusterConnection):
         if index is not None and index < 0:
             raise ValueError(f"index is {index}, wants 0 or more")
         with self._lock:
-            self._next = max(self._next, *self.workers, -1) + 1 if index is None else max(self._next, index)
+            self._next = (
+                max(self._next, *self.workers, -1) + 1 if index is None else max(self._next, index)
+            )
             index = self._next if index is None else index
         self._recruiter.want(index, address)
         return index
@@ -277,11 +308,15 @@ class _RecruitedCluster(ClusterConnection):
 
 
 class _LocalCluster(ClusterConnection):
-    """The connection to a `local_cluster`. `close` closes the local cluster only with `shutdown_cluster=True`."""
+    """The connection to a `local_cluster`. `close` closes the local cluster only with
+    `shutdown_cluster=True`."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(
-            cluster.target, cluster.credentials, cluster.ps, lambda shut_down: cluster.close() if shut_down else None
+            cluster.target,
+            cluster.credentials,
+            cluster.ps,
+            lambda shut_down: cluster.close() if shut_down else None,
         )
         self._cluster = cluster
         self._dismissed: set[int] = set()
@@ -294,7 +329,8 @@ class _LocalCluster(ClusterConnection):
         """Start a worker, wait until it has registered, and return its index."""
         if address or index is not None:
             raise ValueError(
-                "a local_cluster starts its workers itself: call add_worker() without an address and an index"
+                "a local_cluster starts its workers itself: call add_worker() without an address "
+                "and an index"
             )
         return int(self._cluster.add_worker())
 
@@ -303,9 +339,12 @@ class _LocalCluster(ClusterConnection):
 
 
 class _LaunchedCluster(ClusterConnection):
-    """The connection to the cluster of `zmqdist launch`. The launcher stops all tasks when this program ends."""
+    """The connection to the cluster of `zmqdist launch`. The launcher stops all tasks when this
+    program ends."""
 
-    def __init__(self, target: str, credentials: Credentials, ps: list[str], workers: list[int]) -> None:
+    def __init__(
+        self, target: str, credentials: Credentials, ps: list[str], workers: list[int]
+    ) -> None:
         super().__init__(target, credentials, ps, self._shut_down)
         self._indices = dict.fromkeys(workers, "")
 
@@ -333,15 +372,20 @@ def connect(
     Args:
       source: where to find the tasks, of a kind that ACCEPTED lists.
       timeout: how long to wait, in seconds.
-      slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are, for a ClusterSpec or its resolver; None means the secrets of the environment. A `local_cluster`
-        and the cluster of `zmqdist launch` have secrets of their own.
+      slots: number of functions that an invited worker runs at a time, unless its server has a
+        number of its own.
+      credentials: where the secrets are, for a ClusterSpec or its resolver; None means the secrets
+        of the environment. A `local_cluster` and the cluster of `zmqdist launch` have secrets of
+        their own.
 
     Raises:
-      ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
-      UnavailableError: tasks did not answer in time. The error text names them, and says what was found at their addresses.
+      ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used
+        (checks.py).
+      UnavailableError: tasks did not answer in time. The error text names them, and says what was
+        found at their addresses.
       AlreadyExistsError: a worker works for another program.
-      OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port cannot be bound.
+      OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port
+        cannot be bound.
     """
     limit_s = duration("timeout", timeout)
     is_target = isinstance(getattr(source, "target", None), str)
@@ -350,7 +394,8 @@ def connect(
     if is_target and hasattr(source, "ps"):
         if not source.ps:
             raise ValueError(
-                "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
+                "There must be at least one ps. This local_cluster has none: "
+                "local_cluster(workers=2, ps=1)"
             )
         return _LocalCluster(source)
     from zmqdist.cluster.resolvers.base import check_rpc_layer
@@ -359,28 +404,43 @@ def connect(
     if source is None or _is_launched(source):
         return _launched(limit_s, _config())
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
-        spec, task_type, task_id = ClusterSpec(source.cluster_spec()), source.task_type, source.task_id
+        spec, task_type, task_id = (
+            ClusterSpec(source.cluster_spec()),
+            source.task_type,
+            source.task_id,
+        )
     elif isinstance(source, ClusterSpec | ClusterDef | Mapping):
         spec, task_type, task_id = ClusterSpec(source), None, None
     else:
-        raise ValueError(f"cluster_resolver: no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
+        raise ValueError(
+            f"cluster_resolver: no cluster with parameter servers: {source!r}; wanted {ACCEPTED}"
+        )
     check_cluster(spec, task_type, task_id)
     return _invited(spec, limit_s, slots, credentials or Credentials.from_environment())
 
 
-def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
-    """Stop the servers at `addresses`, all at the same time. Servers that do not answer, and empty addresses, are skipped.
+def stop_servers(
+    addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S
+) -> list[str]:
+    """Stop the servers at `addresses`, all at the same time. Servers that do not answer, and empty
+    addresses, are skipped.
 
     Returns:
       The addresses of the servers that have confirmed that they stop.
     """
-    found = listening({("", number): address for number, address in enumerate(addresses) if address})
+    found = listening(
+        {("", number): address for number, address in enumerate(addresses) if address}
+    )
     calls = []
     due = time.monotonic() + grace_s
     for _, number in sorted(found):
         address = addresses[number]
-        client = ZmqClient(address, "ends the cluster", security=credentials.client(address, "submit"))
-        calls.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
+        client = ZmqClient(
+            address, "ends the cluster", security=credentials.client(address, "submit")
+        )
+        calls.append(
+            (address, client, internal_client.start(client, "server.stop", grace_s, due=due))
+        )
     ended = []
     for address, client, call in calls:
         code, text = call.get_error()
@@ -392,10 +452,12 @@ def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float 
     return ended
 
 
-# -- servers that run already ---------------------------------------------------------------------------------------------
+# -- servers that run already ----------------------------------------------------------------------
 
 
-def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> ClusterConnection:
+def _invited(
+    spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials
+) -> ClusterConnection:
     workers = {index: spec.task_address("worker", index) for index in spec.task_indices("worker")}
     ps = [spec.task_address("ps", index) for index in spec.task_indices("ps")]
     for address in (*workers.values(), *ps):
@@ -414,14 +476,18 @@ def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Crede
     return connection
 
 
-def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
-    """Start a dispatcher in this process. The dispatcher binds the chief's address if this address belongs to this host and is free.
-    Otherwise it binds a free port at an address of this host that the tasks can reach.
+def _dispatcher(
+    spec: ClusterSpec, addresses: list[str], credentials: Credentials
+) -> DispatchServer:
+    """Start a dispatcher in this process. The dispatcher binds the chief's address if this address
+    belongs to this host and is free. Otherwise it binds a free port at an address of this host that
+    the tasks can reach.
     """
     endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
-        with contextlib.suppress(OSError):  # leave out a name of the chief that this host cannot resolve
+        with contextlib.suppress(OSError):
+            # leave out a name of the chief that this host cannot resolve
             number = port_probe.resolve_host(host, TASK_PROBE_S)
             if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
@@ -435,20 +501,23 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # try the next endpoint if the port is in use, for example by the chief's Server
+        except errors.UnknownError:
+            # try the next endpoint if the port is in use, for example by the chief's Server
             if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last endpoint either serves or raises")
 
 
 def _host_for(addresses: list[str]) -> str:
-    """Return an address of this host that the tasks can reach. It is a loopback address only if all tasks are on this host."""
+    """Return an address of this host that the tasks can reach. It is a loopback address only if all
+    tasks are on this host."""
     found = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
         except errors.UnavailableError:
-            # Skip a task whose name cannot be resolved, because the wait for this task reports the fault later.
+            # Skip a task whose name cannot be resolved, because the wait for this task reports the
+            # fault later.
             continue
         if not is_loopback(host):
             return host
@@ -456,16 +525,25 @@ def _host_for(addresses: list[str]) -> str:
     return found
 
 
-def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
-    """Wait until all workers have registered and all ps have answered. At the time `until`, raise an error that names the missing tasks."""
+def _wait(
+    connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float
+) -> None:
+    """Wait until all workers have registered and all ps have answered. At the time `until`, raise
+    an error that names the missing tasks."""
     clients = {
-        ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
+        ("ps", index): ZmqClient(
+            address, "strategy", security=connection.credentials.client(address, "submit")
+        )
         for index, address in enumerate(connection.ps)
     }
     try:
-        calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
+        calls = {
+            task: internal_client.start(client, "server.about", due=until)
+            for task, client in clients.items()
+        }
         for call in calls.values():
-            # The callback does nothing, but has the client read the reply in its own thread while this thread waits for the workers.
+            # The callback does nothing, but has the client read the reply in its own thread while
+            # this thread waits for the workers.
             call.add_done_callback(lambda _: None)
         while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
             names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)
@@ -478,11 +556,14 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
             if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
                 absent[task] = clients[task].address
             elif code:
-                raise errors.from_code(code, f"{task_name(task)} at {clients[task].address}: {text}")
+                raise errors.from_code(
+                    code, f"{task_name(task)} at {clients[task].address}: {text}"
+                )
             elif call.get_value()["task"] != task_name(task):
                 found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"the server at {clients[task].address} is {found_task}, but the cluster has {task_name(task)} at this address"
+                    f"the server at {clients[task].address} is {found_task}, but the cluster has "
+                    f"{task_name(task)} at this address"
                 )
     finally:
         for client in clients.values():
@@ -493,7 +574,8 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
 
 
 def _describe_absent(absent: dict[Task, str]) -> list[str]:
-    """Probe the address of each absent task. Return a phrase for each task that says what the probe found at its address."""
+    """Probe the address of each absent task. Return a phrase for each task that says what the probe
+    found at its address."""
 
     def look(task: Task) -> str:
         address = absent[task]
@@ -507,11 +589,12 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
         return list(pool.map(look, absent))
 
 
-# -- the cluster of the environment ---------------------------------------------------------------------------------------
+# -- the cluster of the environment ----------------------------------------------------------------
 
 
 def _config() -> Any:
-    from zmqdist.cluster.config import ClusterConfig  # import here, because the import of YAML takes 20 ms
+    # import here, because the import of YAML takes 20 ms
+    from zmqdist.cluster.config import ClusterConfig
 
     config = ClusterConfig.from_environment() if os.environ.get(CONFIG_ENV) else None
     return _running(config)
@@ -522,7 +605,8 @@ def _running(config: Any) -> Any:
 
 
 def _is_launched(source: Any) -> bool:
-    """Return whether `source` is a resolver of the cluster that `zmqdist launch` has described in the environment."""
+    """Return whether `source` is a resolver of the cluster that `zmqdist launch` has described in
+    the environment."""
     from zmqdist.cluster.resolvers.base import ClusterResolver
 
     if not isinstance(source, ClusterResolver):
@@ -533,17 +617,22 @@ def _is_launched(source: Any) -> bool:
 
 def _launched(timeout_s: float, config: Any) -> ClusterConnection:
     if config is None:
-        raise ValueError(f"no cluster was passed, and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
+        raise ValueError(
+            f"no cluster was passed, and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}"
+        )
     runtime, jobs = config.runtime, config.jobs
     ps = {} if jobs.ps is None else jobs.ps.addresses()
     if not ps:
         raise ValueError(
-            f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: {{count: 1}}"
+            f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: "
+            f"{{count: 1}}"
         )
     check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir).vouched_by(runtime.dispatcher)
     workers = [] if jobs.worker is None else jobs.worker.indices()
-    connection = _LaunchedCluster(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
+    connection = _LaunchedCluster(
+        runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers
+    )
     until = time.monotonic() + timeout_s
     pause = threading.Event()
     while troubles := [state for state in connection.task_states() if state is not None]:
@@ -555,7 +644,9 @@ def _launched(timeout_s: float, config: Any) -> ClusterConnection:
         if gone or time.monotonic() >= until:
             connection.close()
             text = f"not all tasks of the cluster answered within {timeout_s:g} s: "
-            raise errors.UnavailableError("; ".join(gone) or text + "; ".join(state.message for state in troubles))
+            raise errors.UnavailableError(
+                "; ".join(gone) or text + "; ".join(state.message for state in troubles)
+            )
         pause.wait(0.05)
     return connection
 

@@ -1,14 +1,17 @@
-"""The contexts of the calling thread: the strategy whose scope it has entered, and the replica that it runs.
+"""The contexts of the calling thread: the strategy whose scope it has entered, and the replica that
+it runs.
 
 Rules
-    Inside `strategy.scope()` a thread is in the cross-replica context. Inside a function that `strategy.run` calls it is in the replica
-    context of its replica. A program without a strategy is in the default replica context, with a single replica.
-    Scopes of one strategy nest. Inside a scope, the scope of another strategy cannot be entered, and no function can be scheduled for
+    Inside `strategy.scope()` a thread is in the cross-replica context. Inside a function that
+    `strategy.run` calls it is in the replica context of its replica. A program without a strategy
+    is in the default replica context, with a single replica. Scopes of one strategy nest. Inside a
+    scope, the scope of another strategy cannot be entered, and no function can be scheduled for
     another strategy.
-    Each thread has contexts of its own. Code that starts threads for a user function copies the starting thread's contexts to the new
-    threads with `inherit`.
+    Each thread has contexts of its own. Code that starts threads for a user function copies the
+    starting thread's contexts to the new threads with `inherit`.
 
-Not here: what strategies do with the contexts (strategy.py), which server holds a variable (shard_placement.py).
+Not here: what strategies do with the contexts (strategy.py), which server holds a variable
+(shard_placement.py).
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from zmqdist.field_types import checked
 from zmqdist.training.per_replica import reduce_replicas
 
 Creator = Callable[..., Any]
-"""`creator(next_creator, **kwargs)` makes a variable, usually by a call of `next_creator(**kwargs)`."""
+"""`creator(next_creator, **kwargs)` makes a variable, usually by a call of
+`next_creator(**kwargs)`."""
 
 
 class Strategy(Protocol):
-    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have the same number."""
+    """The part of a strategy that this module uses: the session number. A strategy and its stubs on
+    workers have the same number."""
 
     @property
     def session(self) -> int: ...
@@ -51,22 +56,26 @@ class ReplicaContext:
       num_replicas_in_sync: number of replicas on this worker.
     """
 
-    def __init__(self, strategy: Any, replica: int, replicas: int, rendezvous: Rendezvous | None = None) -> None:
+    def __init__(
+        self, strategy: Any, replica: int, replicas: int, rendezvous: Rendezvous | None = None
+    ) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica
         self.num_replicas_in_sync = replicas
         self._rendezvous = rendezvous
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas. Blocks until all of them have called this method.
+        """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas. Blocks until all of
+        them have called this method.
 
         >>> def add(strategy, value):
         ...     return value
         >>> strategy.run(lambda: zd.tf.get_replica_context().merge_call(add, args=(3,)))
         3
 
-        `merge_fn` runs in the cross-replica context. With several replicas, each leaf of its arguments is a PerReplica of the leaves that
-        the replicas have passed. A single replica's arguments are passed unchanged.
+        `merge_fn` runs in the cross-replica context. With several replicas, each leaf of its
+        arguments is a PerReplica of the leaves that the replicas have passed. A single replica's
+        arguments are passed unchanged.
 
         Returns:
           The part for this replica of the result of `merge_fn`.
@@ -76,20 +85,24 @@ class ReplicaContext:
           Exception: the error that `merge_fn` raised. It is raised in all replicas.
         """
         if self._rendezvous is not None:
-            return self._rendezvous.merge(self.replica_id_in_sync_group, merge_fn, args, kwargs or {})
+            return self._rendezvous.merge(
+                self.replica_id_in_sync_group, merge_fn, args, kwargs or {}
+            )
         with in_replica(None):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the sum or the mean of the replicas' values, which are arrays or structures of arrays. The result is the same in each
-        replica. Blocks as `merge_call`.
+        """Return the sum or the mean of the replicas' values, which are arrays or structures of
+        arrays. The result is the same in each replica. Blocks as `merge_call`.
 
         >>> def total():
         ...     return zd.tf.get_replica_context().all_reduce("sum", np.float64(3))
         >>> float(strategy.run(total))
         3.0
         """
-        return self.merge_call(lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,))
+        return self.merge_call(
+            lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,)
+        )
 
     def __repr__(self) -> str:
         return f"<replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
@@ -102,10 +115,12 @@ class _ThreadState(threading.local):
     """The strategies whose scopes were entered, outermost first."""
     replica: ReplicaContext | None = None
     creators: tuple[Creator, ...] = ()
-    """The creators that were entered, outermost first. The scope of a strategy is one of these creators. A creator outside the scope can
-    change the device that the strategy has chosen, but a creator inside the scope cannot."""
+    """The creators that were entered, outermost first. The scope of a strategy is one of these
+    creators. A creator outside the scope can change the device that the strategy has chosen, but a
+    creator inside the scope cannot."""
     colocated: Any = None
-    """New variables are placed on the server of this variable. None means that the strategy chooses the server."""
+    """New variables are placed on the server of this variable. None means that the strategy chooses
+    the server."""
 
 
 thread_state = _ThreadState()
@@ -113,8 +128,8 @@ _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
 def get_strategy() -> Any:
-    """Return the strategy of the innermost scope or `run` in which the calling thread is. Return None if the thread is in no scope and no
-    `run`.
+    """Return the strategy of the innermost scope or `run` in which the calling thread is. Return
+    None if the thread is in no scope and no `run`.
 
     >>> with strategy.scope():
     ...     print(zd.tf.get_strategy() is strategy)
@@ -138,8 +153,9 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the replica context of the calling thread. Inside `strategy.run` this is the context of the current replica. Inside
-    `strategy.scope()` it is None (cross-replica context). Elsewhere it is a default context with a single replica.
+    """Return the replica context of the calling thread. Inside `strategy.run` this is the context
+    of the current replica. Inside `strategy.scope()` it is None (cross-replica context). Elsewhere
+    it is a default context with a single replica.
 
     >>> strategy.run(lambda: zd.tf.get_replica_context().replica_id_in_sync_group)
     0
@@ -161,8 +177,8 @@ def in_cross_replica_context() -> bool:
 
 @contextmanager
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
-    """Return a context manager that enters the context of a replica. If `replica` is None, it enters the cross-replica context of the
-    current replica's strategy."""
+    """Return a context manager that enters the context of a replica. If `replica` is None, it
+    enters the cross-replica context of the current replica's strategy."""
     before, scopes = thread_state.replica, thread_state.scopes
     if replica is None and before is not None and before.strategy is not None:
         thread_state.scopes = (*scopes, before.strategy)
@@ -175,10 +191,15 @@ def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
 
 @contextmanager
 def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
-    """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside another strategy's scope."""
+    """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside
+    another strategy's scope."""
     check_not_in_another(strategy)
     before, replica, creators = thread_state.scopes, thread_state.replica, thread_state.creators
-    thread_state.scopes, thread_state.replica, thread_state.creators = (*before, strategy), None, (*creators, creator)
+    thread_state.scopes, thread_state.replica, thread_state.creators = (
+        (*before, strategy),
+        None,
+        (*creators, creator),
+    )
     try:
         yield
     finally:
@@ -190,15 +211,16 @@ def check_not_in_another(strategy: Strategy) -> None:
     current = get_strategy()
     if current is not None and current.session != strategy.session:
         raise RuntimeError(
-            "strategies cannot be mixed: this is inside the scope of another ParameterServerStrategy; leave it first"
+            "strategies cannot be mixed: this is inside the scope of another "
+            "ParameterServerStrategy; leave it first"
         )
 
 
 @checked
 @contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
-    and the result.
+    """Return a context manager. While it is open, each new variable is made by
+    `creator(next_creator, **kwargs)`, which may change `kwargs` and the result.
 
     >>> def doubled(next_creator, **options):
     ...     options["initial_value"] = options["initial_value"] * 2
@@ -207,8 +229,9 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     ...     print(zd.Variable(np.ones(2)).numpy())
     [2. 2.]
 
-    If this context manager is entered outside the strategy's scope, `kwargs["device"]` is the device that the strategy has chosen, and
-    `creator` may change it. If it is entered inside that scope, `creator` is called before the strategy chooses a device.
+    If this context manager is entered outside the strategy's scope, `kwargs["device"]` is the
+    device that the strategy has chosen, and `creator` may change it. If it is entered inside that
+    scope, `creator` is called before the strategy chooses a device.
     """
     before = thread_state.creators
     thread_state.creators = (*before, creator)
@@ -220,7 +243,8 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def colocated_with(variable: Any) -> Iterator[None]:
-    """Return a context manager. While it is open, new variables are placed on the server of `variable`."""
+    """Return a context manager. While it is open, new variables are placed on the server of
+    `variable`."""
     before, thread_state.colocated = thread_state.colocated, variable
     try:
         yield
@@ -229,12 +253,15 @@ def colocated_with(variable: Any) -> Iterator[None]:
 
 
 def inherit() -> Callable[[], None]:
-    """Copy the contexts of this thread. Return a function that sets them in the thread that calls it, such as the thread of a replica."""
+    """Copy the contexts of this thread. Return a function that sets them in the thread that calls
+    it, such as the thread of a replica."""
     state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
     enter_running = task_context.inherit()
 
     def enter() -> None:
         enter_running()
-        thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated = state
+        thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated = (
+            state
+        )
 
     return enter

@@ -1,11 +1,12 @@
 """How a variable is made: the chain of creators, and `make`, the function at its end.
 
 Rules
-    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope adds a creator, which
-    chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and may change
-    these choices.
-    On a worker, only functions that build per-worker resources can make variables, which stay in the process that makes them. A scheduled
-    function cannot make variables, because it would make another variable in each run.
+    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A
+    strategy's scope adds a creator, which chooses the device and cuts a variable into shards.
+    Creators outside the scope therefore see the strategy's choices, and may change these choices.
+    On a worker, only functions that build per-worker resources can make variables, which stay in
+    the process that makes them. A scheduled function cannot make variables, because it would make
+    another variable in each run.
 
 Not here: where the strategy places variables (strategy.py, shard_placement.py).
 """
@@ -29,19 +30,27 @@ CHIEF = device_of("chief", 0)
 
 
 def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
-    """Make a variable through the chain of creators. The constructor of `Variable` calls this, and documents the arguments.
+    """Make a variable through the chain of creators. The constructor of `Variable` calls this, and
+    documents the arguments.
 
     Args:
       handle: the function that makes a Variable from its storage (variable.py).
     """
     being_built = task_context.resource_kind()
     if being_built == "dataset":
-        raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
+        raise ValueError(
+            "a dataset function cannot make a Variable: make it under strategy.scope() in the "
+            "program"
+        )
     if being_built is not None:
-        return make(handle, **{**kwargs, "device": device_of("worker", task_context.get_current_worker_index())})
+        return make(
+            handle,
+            **{**kwargs, "device": device_of("worker", task_context.get_current_worker_index())},
+        )
     if task_context.scheduled():
         raise RuntimeError(
-            "a Variable cannot be made in a scheduled function, which may run again and on any worker: make it under strategy.scope() in "
+            "a Variable cannot be made in a scheduled function, which may run again and on any "
+            "worker: make it under strategy.scope() in "
             "the program and let the function use it, or make it in a per-worker resource"
         )
     next_creator: Callable[..., Any] = partial(make, handle)
@@ -63,9 +72,12 @@ def make(
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
-    """Make the storage of a variable on `device`, by default in this process. Return the Variable that `handle` makes from the storage."""
+    """Make the storage of a variable on `device`, by default in this process. Return the Variable
+    that `handle` makes from the storage."""
     if per_worker_variable:
-        raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
+        raise ValueError(
+            "per_worker_variable=True needs a strategy: make it inside strategy.scope()"
+        )
     name = name or "Variable"
     how = checked_aggregation(aggregation), checked_synchronization(synchronization)
     initial = Initial.of(name, initial_value, shape, dtype)
@@ -74,11 +86,15 @@ def make(
     described = (bool(trainable), *how)
     target = None if device is None else Device.parse(device).canonical()
     if target is None or target.job != "ps":
-        return handle(LocalStorage(name, _whole(initial), CHIEF if target is None else str(target)), *described)
+        return handle(
+            LocalStorage(name, _whole(initial), CHIEF if target is None else str(target)),
+            *described,
+        )
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
-            f"variable {name!r} is to be placed on {device}, but there is no strategy: make it inside strategy.scope()"
+            f"variable {name!r} is to be placed on {device}, but there is no strategy: make it "
+            f"inside strategy.scope()"
         )
     return handle(strategy.make_variable(name, initial, target.task or 0), *described)
 

@@ -1,13 +1,16 @@
 """Datasets whose elements are distributed to the replicas of a worker.
 
 Rules
-    A strategy makes these datasets. The program passes them to `create_per_worker_dataset`, and only workers iterate over them.
-    `experimental_distribute_dataset` splits each batch into one part for each replica. The parts are as equal as possible. A scalar cannot
-    be split, and raises ValueError.
-    `distribute_datasets_from_function` gives each replica an element of its own. If fewer elements than replicas are left at the end, the
-    other replicas get arrays without rows, and 0 in place of a scalar. With one replica, the datasets of both methods yield the elements of
-    the source itself.
-    Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever the number of workers.
+    A strategy makes these datasets. The program passes them to `create_per_worker_dataset`, and
+    only workers iterate over them. `experimental_distribute_dataset` splits each batch into one
+    part for each replica. The parts are as equal as possible. A scalar cannot be split, and raises
+    ValueError.
+    `distribute_datasets_from_function` gives each replica an element of its own. If fewer elements
+    than replicas are left at the end, the other replicas get arrays without rows, and 0 in place of
+    a scalar. With one replica, the datasets of both methods yield the elements of the source
+    itself.
+    Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever
+    the number of workers.
 
 Not here: how a dataset is sent to the workers (scheduling/coordinator/per_worker.py).
 """
@@ -26,7 +29,8 @@ from zmqdist.training.per_replica import PerReplica
 
 @checked
 class InputContext:
-    """The argument of a dataset function. It describes the replicas for which the function makes a dataset.
+    """The argument of a dataset function. It describes the replicas for which the function makes a
+    dataset.
 
     >>> zd.tf.InputContext(2, 0, 2).get_per_replica_batch_size(64)
     32
@@ -37,13 +41,19 @@ class InputContext:
       num_replicas_in_sync: number of replicas of one worker.
     """
 
-    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
+    def __init__(
+        self,
+        num_input_pipelines: int = 1,
+        input_pipeline_id: int = 0,
+        num_replicas_in_sync: int = 1,
+    ) -> None:
         self.num_input_pipelines = num_input_pipelines
         self.input_pipeline_id = input_pipeline_id
         self.num_replicas_in_sync = num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the batch size of one replica. Raises ValueError if `global_batch_size` is not divisible by the number of replicas.
+        """Return the batch size of one replica. Raises ValueError if `global_batch_size` is not
+        divisible by the number of replicas.
 
         >>> zd.tf.InputContext(2, 0, 4).get_per_replica_batch_size(64)
         16
@@ -51,7 +61,8 @@ class InputContext:
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             raise ValueError(
-                f"the global batch size {global_batch_size} cannot be divided by {self.num_replicas_in_sync} replicas"
+                f"the global batch size {global_batch_size} cannot be divided by "
+                f"{self.num_replicas_in_sync} replicas"
             )
         return size
 
@@ -60,8 +71,8 @@ class InputContext:
 
 
 class _Distributed:
-    """Base of DistributedDataset and DistributedDatasetsFromFunction. An instance pickles as its source, which is a dataset or a function,
-    so that each worker makes a dataset of its own.
+    """Base of DistributedDataset and DistributedDatasetsFromFunction. An instance pickles as its
+    source, which is a dataset or a function, so that each worker makes a dataset of its own.
     """
 
     _method = ""
@@ -81,10 +92,12 @@ class _Distributed:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the elements for the replicas of this worker. Raises ValueError in the program."""
+        """Return an iterator over the elements for the replicas of this worker. Raises ValueError
+        in the program."""
         if not self._on_worker:
             raise ValueError(
-                f"the result of {self._method} cannot be iterated here: pass it to ClusterCoordinator.create_per_worker_dataset, or make "
+                f"the result of {self._method} cannot be iterated here: pass it to "
+                f"ClusterCoordinator.create_per_worker_dataset, or make "
                 "it in the function that you pass there"
             )
         dataset = self._dataset()
@@ -92,7 +105,8 @@ class _Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the source's own elements, before they are split. If the source is a function, this calls it in this process."""
+        """Spec of the source's own elements, before they are split. If the source is a function,
+        this calls it in this process."""
         raise NotImplementedError
 
 
@@ -128,8 +142,11 @@ class DistributedDatasetsFromFunction(_Distributed):
         return self._source(InputContext(num_replicas_in_sync=self._replicas))
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
-        while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            # At the end of the dataset there may be fewer elements than replicas. The replicas without an element get batches without rows.
+        while elements := [
+            element for _, element in zip(range(self._replicas), dataset, strict=False)
+        ]:
+            # At the end of the dataset there may be fewer elements than replicas. The replicas
+            # without an element get batches without rows.
             missing = self._replicas - len(elements)
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing
@@ -152,7 +169,8 @@ def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distribute
 
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
-    """Call `fn(ValueContext)` once for each replica. Return the results in the form that `run` accepts as an argument."""
+    """Call `fn(ValueContext)` once for each replica. Return the results in the form that `run`
+    accepts as an argument."""
     from zmqdist.training.per_replica import regroup
 
     values = [fn(ValueContext(replica, replicas)) for replica in range(replicas)]
@@ -161,8 +179,8 @@ def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
 
 @checked
 class ValueContext:
-    """The argument of a function that `experimental_distribute_values_from_function` calls. It describes the replica for which the function
-    makes a value.
+    """The argument of a function that `experimental_distribute_values_from_function` calls. It
+    describes the replica for which the function makes a value.
 
     >>> values = strategy.experimental_distribute_values_from_function(
     ...     lambda context: context.replica_id_in_sync_group

@@ -1,4 +1,5 @@
-"""PerReplica values, which differ between the replicas of a worker, and the functions that split and combine them.
+"""PerReplica values, which differ between the replicas of a worker, and the functions that split
+and combine them.
 
 Not here: running a function in each replica (replicas.py).
 """
@@ -41,12 +42,14 @@ class PerReplica:
 
 def select(structure: Any, replica: int) -> Any:
     """Return the structure with each PerReplica replaced by its value for `replica`."""
-    return nest.map_contents(lambda part: part.values[replica] if isinstance(part, PerReplica) else part, structure)
+    return nest.map_contents(
+        lambda part: part.values[replica] if isinstance(part, PerReplica) else part, structure
+    )
 
 
 def regroup(results: Sequence[Any]) -> Any:
-    """Combine the structures that the replicas returned into one structure, in which each leaf is a PerReplica. A leaf that is None in all
-    replicas stays None.
+    """Combine the structures that the replicas returned into one structure, in which each leaf is a
+    PerReplica. A leaf that is None in all replicas stays None.
 
     Raises:
       TypeError, ValueError: the structures differ in form.
@@ -61,16 +64,21 @@ def regroup(results: Sequence[Any]) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """Return a tuple with one value for each replica. If `value` is not a PerReplica, return a tuple of this value only."""
+    """Return a tuple with one value for each replica. If `value` is not a PerReplica, return a
+    tuple of this value only."""
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
-def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1) -> Any:
-    """Return the sum or mean of the replicas' values, leaf by leaf. With `axis`, also reduce each value along these axes.
+def reduce_replicas(
+    reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1
+) -> Any:
+    """Return the sum or mean of the replicas' values, leaf by leaf. With `axis`, also reduce each
+    value along these axes.
 
     Args:
-      replicas: number of replicas. If there are several replicas, the sum of a value that is not a PerReplica is refused, because such a
-        value is the same in all replicas. Only the sum of 0 is not refused.
+      replicas: number of replicas. If there are several replicas, the sum of a value that is not a
+        PerReplica is refused, because such a value is the same in all replicas. Only the sum of 0
+        is not refused.
 
     Raises:
       ValueError: `reduce_op` is unknown, or the sum is refused.
@@ -86,7 +94,8 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
         values = local_results(leaf)
         if len(values) == 1 and replicas > 1 and op is ReduceOp.SUM and not _is_zero(leaf):
             raise ValueError(
-                f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce what `run` returned"
+                f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce "
+                f"what `run` returned"
             )
         if axes is None:
             return values[0] if len(values) == 1 else _summed(values, op, len(values))
@@ -114,7 +123,8 @@ def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
 
 
 def gather_replicas(value: Any, axis: int) -> Any:
-    """Return the replicas' arrays concatenated along `axis`, leaf by leaf. A leaf that is not a PerReplica is returned unchanged."""
+    """Return the replicas' arrays concatenated along `axis`, leaf by leaf. A leaf that is not a
+    PerReplica is returned unchanged."""
 
     def gathered(leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica):

@@ -1,8 +1,10 @@
-"""Per-worker variables: each worker has a variable of its own, such as a counter or a cache for the functions that run there.
+"""Per-worker variables: each worker has a variable of its own, such as a counter or a cache for the
+functions that run there.
 
 Rules
-    A function that captures a per-worker variable, or gets it as an argument, uses the variable of the worker that runs the function. The
-    variable is a Variable in the process of the slot, and each slot process has its own. A restarted worker begins with the initial value.
+    A function that captures a per-worker variable, or gets it as an argument, uses the variable of
+    the worker that runs the function. The variable is a Variable in the process of the slot, and
+    each slot process has its own. A restarted worker begins with the initial value.
 
 Not here: how workers build and keep such objects (scheduling/coordinator/per_worker.py).
 """
@@ -21,19 +23,23 @@ class PerWorkerVariable:
 
     Attributes:
       name: the name that the variable has on each worker.
-      shape, dtype: shape and dtype of each worker's variable. They are None if only the worker knows them.
+      shape, dtype: shape and dtype of each worker's variable. They are None if only the worker
+        knows them.
     """
 
     trainable = False
 
-    def __init__(self, values: PerWorkerValues, name: str, shape: tuple[int, ...] | None, dtype: Any) -> None:
+    def __init__(
+        self, values: PerWorkerValues, name: str, shape: tuple[int, ...] | None, dtype: Any
+    ) -> None:
         self._values = values
         self.name = name
         self.shape = shape
         self.dtype = dtype
 
     def read_all(self) -> list[Any]:
-        """Return the current values, in the order of the workers. Blocks until all workers have built their variables.
+        """Return the current values, in the order of the workers. Blocks until all workers have
+        built their variables.
 
         Raises:
           CancelledError: a worker is lost. Its variable is missing until the worker has come back.

@@ -1,11 +1,12 @@
 """`cache_variable_reads()`: a scope in which each variable is read from its parameter server once.
 
 Rules
-    Inside the scope every read of a whole variable returns the value that the first read returned, even after an assignment. Another scope
-    reads the variable again. Single rows (`sparse_read`, `gather_nd`), `strategy.read`, `read_versioned` and variables of this process are
-    not cached.
-    The scope belongs to the thread that entered it, and to the threads of the replicas that this thread starts. A function that is
-    scheduled inside the scope runs inside a new scope on the worker.
+    Inside the scope every read of a whole variable returns the value that the first read returned,
+    even after an assignment. Another scope reads the variable again. Single rows (`sparse_read`,
+    `gather_nd`), `strategy.read`, `read_versioned` and variables of this process are not cached.
+    The scope belongs to the thread that entered it, and to the threads of the replicas that this
+    thread starts. A function that is scheduled inside the scope runs inside a new scope on the
+    worker.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _thread_state = _ThreadState()
 
 @contextmanager
 def cache_variable_reads() -> Iterator[None]:
-    """Return a context manager that caches reads of variables in the calling thread. Inside it, a read returns the cached value even after
-    an assignment.
+    """Return a context manager that caches reads of variables in the calling thread. Inside it, a
+    read returns the cached value even after an assignment.
 
     >>> count = zd.Variable(1)
     >>> with zd.cache_variable_reads():
@@ -42,7 +43,9 @@ def cache_variable_reads() -> Iterator[None]:
       ValueError: the thread is inside such a scope already. That scope continues.
     """
     if _thread_state.cache is not None:
-        raise ValueError("cache_variable_reads() cannot be nested: this thread caches reads already")
+        raise ValueError(
+            "cache_variable_reads() cannot be nested: this thread caches reads already"
+        )
     _thread_state.cache = {}
     try:
         yield
@@ -56,27 +59,29 @@ def current_cache() -> Cache | None:
 
 
 def set_cache(cache: Cache | None) -> None:
-    """Make `cache` the cache of the calling thread. The threads of replicas call it to share the cache of the thread that started them."""
+    """Make `cache` the cache of the calling thread. The threads of replicas call it to share the
+    cache of the thread that started them."""
     _thread_state.cache = cache
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array that a read returns for a cached array: a copy if the cached array is writable, otherwise the cached array itself.
-    Large arrays may be read-only.
+    """Return the array that a read returns for a cached array: a copy if the cached array is
+    writable, otherwise the cached array itself. Large arrays may be read-only.
     """
     return array.copy() if array.flags.writeable else array
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function to schedule for `fn`. If the calling thread is inside `cache_variable_reads()`, the returned function runs `fn`
-    inside `cache_variable_reads()` on the worker. Otherwise return `fn` itself.
+    """Return the function to schedule for `fn`. If the calling thread is inside
+    `cache_variable_reads()`, the returned function runs `fn` inside `cache_variable_reads()` on the
+    worker. Otherwise return `fn` itself.
     """
     return fn if _thread_state.cache is None else _Cached(fn)
 
 
 class _Cached:
-    """A callable that runs `fn` inside a scope. It has the module and the name of `fn`. Two of these callables for one `fn` have equal
-    pickles."""
+    """A callable that runs `fn` inside a scope. It has the module and the name of `fn`. Two of
+    these callables for one `fn` have equal pickles."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

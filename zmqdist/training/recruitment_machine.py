@@ -1,21 +1,27 @@
-"""Decides which workers a program invites, and when. The machine does no I/O and reads no clock. The recruiter's thread passes it the time.
+"""Decides which workers a program invites, and when. The machine does no I/O and reads no clock.
+The recruiter's thread passes it the time.
 
 Theory of operation
-    The program wants workers, each by an index and an address. An invitation is one call to the server at the worker's address. The call
-    waits until the server appears, and its reply says whether the worker has agreed to work for this program's dispatcher. The dispatcher
-    reports which workers are present. A worker works for the program once it has accepted an invitation and is present. The machine invites
-    every other wanted worker at once, and again AGAIN_S after an invitation has ended. It also invites a worker that is present but has not
-    accepted, because an earlier program with the same dispatcher address may have invited that worker.
-    An invitation has no time limit. While the server does not appear, the client of the invitation tries to connect again and again, with
-    back-off.
+    The program wants workers, each by an index and an address. An invitation is one call to the
+    server at the worker's address. The call waits until the server appears, and its reply says
+    whether the worker has agreed to work for this program's dispatcher. The dispatcher reports
+    which workers are present. A worker works for the program once it has accepted an invitation and
+    is present. The machine invites every other wanted worker at once, and again AGAIN_S after an
+    invitation has ended. It also invites a worker that is present but has not accepted, because an
+    earlier program with the same dispatcher address may have invited that worker.
+    An invitation has no time limit. While the server does not appear, the client of the invitation
+    tries to connect again and again, with back-off.
 
 Promises, checked by tests/sim/simulations/recruitment.py
-    R1  Each wanted worker has at most one invitation in flight. A worker that is no longer wanted has no invitation in flight.
-    R2  A wanted worker that does not work for the program has an invitation in flight, or gets an invitation within AGAIN_S.
+    R1  Each wanted worker has at most one invitation in flight. A worker that is no longer wanted
+        has no invitation in flight.
+    R2  A wanted worker that does not work for the program has an invitation in flight, or gets an
+        invitation within AGAIN_S.
     R3  A worker that works for the program is not invited.
     R4  The reply to an invitation that was dropped has no effect.
-    R5  `refusal` returns a worker only if waiting cannot change the worker's error. If the worker works for another program, `refusal`
-        returns the worker only after INVITE_PATIENCE_S, because the other program may have crashed a moment ago.
+    R5  `refusal` returns a worker only if waiting cannot change the worker's error. If the worker
+        works for another program, `refusal` returns the worker only after INVITE_PATIENCE_S,
+        because the other program may have crashed a moment ago.
 
 Not here: the calls and the thread (worker_recruiter.py).
 """
@@ -34,12 +40,14 @@ AGAIN_S: Final = 0.25
 """Pause before the next invitation of a worker that has not joined, in seconds."""
 
 PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
-"""Errors after which another invitation may succeed. ALREADY_EXISTS counts as such an error for the first INVITE_PATIENCE_S."""
+"""Errors after which another invitation may succeed. ALREADY_EXISTS counts as such an error for the
+first INVITE_PATIENCE_S."""
 
 
 @dataclass(frozen=True, slots=True)
 class InviteWorker:
-    """Send an invitation. `invitation` is its number, which the recruiter passes to `invitation_ended` when the invitation has ended."""
+    """Send an invitation. `invitation` is its number, which the recruiter passes to
+    `invitation_ended` when the invitation has ended."""
 
     invitation: int
     index: int
@@ -48,14 +56,16 @@ class InviteWorker:
 
 @dataclass(frozen=True, slots=True)
 class DropInvitation:
-    """Close the connection of an invitation, because the reply to the invitation does not matter any more."""
+    """Close the connection of an invitation, because the reply to the invitation does not matter
+    any more."""
 
     invitation: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogFailure:
-    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may go away by itself."""
+    """Log that the invitations of a worker began to fail with this error. `passes` is True if the
+    error may go away by itself."""
 
     index: int
     address: str
@@ -83,7 +93,8 @@ class _Wanted:
       retry_at: no invitation is sent before this time.
       code, message: how the last invitation ended. The code is OK after a success.
       failing_since: when the invitations began to end with `code`.
-      accepted: whether the worker has accepted the last invitation. It may register with the dispatcher a little later.
+      accepted: whether the worker has accepted the last invitation. It may register with the
+        dispatcher a little later.
     """
 
     address: str
@@ -97,7 +108,8 @@ class _Wanted:
 
 
 class Recruitment:
-    """The wanted workers of one program. The docstring of the module has the rules. Each method that returns effects is one event."""
+    """The wanted workers of one program. The docstring of the module has the rules. Each method
+    that returns effects is one event."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, _Wanted] = {}
@@ -114,29 +126,39 @@ class Recruitment:
     @property
     def missing(self) -> list[int]:
         """The indices of the wanted workers that do not work for the program yet, sorted."""
-        return [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]
+        return [
+            index for index, task in sorted(self._wanted.items()) if not self._works(index, task)
+        ]
 
     @property
     def deadline(self) -> float:
-        """The time at which the caller should call `ticked`, on the clock of `now`. It is `inf` if there is nothing to do before the next
-        event.
+        """The time at which the caller should call `ticked`, on the clock of `now`. It is `inf` if
+        there is nothing to do before the next event.
         """
         return min(
-            (self._wanted[index].retry_at for index in self.missing if not self._wanted[index].invitation), default=inf
+            (
+                self._wanted[index].retry_at
+                for index in self.missing
+                if not self._wanted[index].invitation
+            ),
+            default=inf,
         )
 
     def refusal(self, now: float) -> tuple[int, str, int, str] | None:
-        """Return (index, address, code, message) of a worker that fails with an error that waiting cannot change, as promise R5 says.
-        Return None if there is no such worker."""
+        """Return (index, address, code, message) of a worker that fails with an error that waiting
+        cannot change, as promise R5 says. Return None if there is no such worker."""
         for index in self.missing:
             task = self._wanted[index]
-            patient = task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
+            patient = (
+                task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
+            )
             if task.code not in (errors.OK, *PASSING) and not patient:
                 return index, task.address, task.code, task.message
         return None
 
     def want(self, index: int, address: str, now: float) -> list[RecruitmentEffect]:
-        """Want the server at `address` as the worker of this index, in place of any server that was wanted for this index before."""
+        """Want the server at `address` as the worker of this index, in place of any server that was
+        wanted for this index before."""
         effects = self.drop(index)
         self._wanted[index] = _Wanted(address)
         return effects + self.ticked(now)
@@ -154,8 +176,11 @@ class Recruitment:
         self._present = present
         return self.ticked(now)
 
-    def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
-        """Record that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
+    def invitation_ended(
+        self, invitation: int, code: int, message: str, now: float
+    ) -> list[RecruitmentEffect]:
+        """Record that an invitation was accepted (`code` OK) or has failed. An invitation may fail
+        before it is sent."""
         index = self._invitations.pop(invitation, None)
         if index is None:  # promise R4: ignore the reply to a dropped invitation
             return []

@@ -1,10 +1,12 @@
 """Runs a function in each replica of one worker, and lets the replicas act together.
 
 Rules
-    A single replica runs in the caller's thread, and its values are not wrapped. Several replicas run in threads at the same time. A leaf
-    of a structure whose values differ between replicas is a PerReplica.
-    Replicas that call `merge_call` wait for each other. If a replica raises an error, or ends without calling `merge_call`, the other
-    replicas stop waiting. `run` raises the first error that is not a consequence of the failure of another replica.
+    A single replica runs in the caller's thread, and its values are not wrapped. Several replicas
+    run in threads at the same time. A leaf of a structure whose values differ between replicas is a
+    PerReplica.
+    Replicas that call `merge_call` wait for each other. If a replica raises an error, or ends
+    without calling `merge_call`, the other replicas stop waiting. `run` raises the first error that
+    is not a consequence of the failure of another replica.
 
 Not here: scheduling, and the warning about `run` outside scheduled functions (strategy.py).
 """
@@ -25,10 +27,14 @@ from zmqdist.training.per_replica import PerReplica, regroup, select
 
 
 def run_replicas(
-    strategy: Any, replicas: int, fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
+    strategy: Any,
+    replicas: int,
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any] | None,
 ) -> Any:
-    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results combined by `regroup`. Raises an error
-    that `fn` raises.
+    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results
+    combined by `regroup`. Raises an error that `fn` raises.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     if replicas == 1:
@@ -49,14 +55,17 @@ def run_replicas(
                 rendezvous.ended(replica, result)
 
     threads = [
-        threading.Thread(target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True)
+        threading.Thread(
+            target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True
+        )
         for replica in range(replicas)
     ]
     running = []
     for replica, thread in enumerate(threads):
         try:
             thread.start()
-        except RuntimeError as error:  # no thread can be started, so let the other replicas stop waiting
+        except RuntimeError as error:
+            # no thread can be started, so let the other replicas stop waiting
             rendezvous.failed(replica, error)
             break
         running.append(thread)
@@ -66,7 +75,8 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """The error in a replica that waits in `merge_call` or in an assignment after another replica has ended without reaching that point."""
+    """The error in a replica that waits in `merge_call` or in an assignment after another replica
+    has ended without reaching that point."""
 
 
 class _Rendezvous:
@@ -93,7 +103,8 @@ class _Rendezvous:
                 self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
             if self._round == my_round:
                 raise _Abandoned(
-                    "another replica ended, or raised an error, without making this merge_call or assignment"
+                    "another replica ended, or raised an error, without making this merge_call or "
+                    "assignment"
                 )
             value, error = self._merged
         if error is not None:
@@ -101,7 +112,8 @@ class _Rendezvous:
         return select(value, replica)
 
     def _merge(self) -> None:
-        """Call the merge function once for all replicas. The replica that arrives last calls this method, with the lock held."""
+        """Call the merge function once for all replicas. The replica that arrives last calls this
+        method, with the lock held."""
         calls = [self._waiting[replica] for replica in range(self._replicas)]
         try:
             with context.in_replica(None):
@@ -116,7 +128,8 @@ class _Rendezvous:
 
     @property
     def _cannot_complete(self) -> bool:
-        """Whether a replica has ended, so that the replicas that wait for all replicas would wait for ever."""
+        """Whether a replica has ended, so that the replicas that wait for all replicas would wait
+        for ever."""
         return bool(self._results)
 
     def _notify_if_incomplete(self) -> None:
@@ -130,7 +143,9 @@ class _Rendezvous:
 
     def failed(self, replica: int, error: BaseException) -> None:
         with self._changed:
-            if self._error is None or (isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)):
+            if self._error is None or (
+                isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)
+            ):
                 self._error = error
             self._results[replica] = None
             self._notify_if_incomplete()
@@ -142,8 +157,9 @@ class _Rendezvous:
 
 
 def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
-    """Start the change `start(value)` of `variable`. In the context of several replicas, make the change once for all replicas, with the
-    aggregate of their values, and block until the change is made.
+    """Start the change `start(value)` of `variable`. In the context of several replicas, make the
+    change once for all replicas, with the aggregate of their values, and block until the change is
+    made.
 
     Raises:
       ValueError: there are several replicas, and the variable has no aggregation.
@@ -157,12 +173,19 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
         for other in variables.values:
             if other is not variable:
                 raise RuntimeError(
-                    f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all replicas have to make the same "
+                    f"replicas change variables {variable.name!r} and {other.name!r} at the same "
+                    f"time: all replicas have to make the same "
                     "changes in the same order, because their changes are combined into one"
                 )
-        start(aggregated(per_replica_values.values, variable.aggregation, variable.name)).get_value()
+        start(
+            aggregated(per_replica_values.values, variable.aggregation, variable.name)
+        ).get_value()
 
     replica.merge_call(
-        merge, (variable, value if isinstance(value, IndexedSlices) else plain_array(value, variable.label))
+        merge,
+        (
+            variable,
+            value if isinstance(value, IndexedSlices) else plain_array(value, variable.label),
+        ),
     )
     return ReadyValue()

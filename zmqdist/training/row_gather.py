@@ -1,13 +1,15 @@
-"""Reads rows of a table that is spread over several variables. The functions request rows from the variables that hold them, and combine
-the replies.
+"""Reads rows of a table that is spread over several variables. The functions request rows from the
+variables that hold them, and combine the replies.
 
 Rules
-    A request is sent only to variables that hold some of the rows, and asks for these rows only. All requests are sent before the first
-    reply is awaited.
+    A request is sent only to variables that hold some of the rows, and asks for these rows only.
+    All requests are sent before the first reply is awaited.
     The result has the rows in the requested order. A row that is requested twice occurs twice.
-    The returned future waits for all replies, so that no request of the operation is in flight when an error is raised.
+    The returned future waits for all replies, so that no request of the operation is in flight when
+    an error is raised.
 
-Not here: which rows a key of `variable[key]` selects (indexing.py), the operations that need the rows (sharded.py, embedding.py).
+Not here: which rows a key of `variable[key]` selects (indexing.py), the operations that need the
+rows (sharded.py, embedding.py).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:
-    """Yield (index, rows) for each variable that holds some rows of an ascending range. The yielded rows are counted from the variable's
-    first row."""
+    """Yield (index, rows) for each variable that holds some rows of an ascending range. The yielded
+    rows are counted from the variable's first row."""
     for index, (low, high) in enumerate(pairwise(offsets)):
         first = rows.start + max(0, -(-(low - rows.start) // rows.step)) * rows.step
         part = range(first - low, min(high, rows.stop) - low, rows.step)
@@ -71,8 +73,9 @@ def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, rang
 def split_rows(
     offsets: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.intp]]]:
-    """Yield (index, rows, positions) for each variable that holds some of the rows. The yielded rows are counted from the variable's first
-    row. `positions` are the positions of these rows in the argument `rows`, ascending."""
+    """Yield (index, rows, positions) for each variable that holds some of the rows. The yielded
+    rows are counted from the variable's first row. `positions` are the positions of these rows in
+    the argument `rows`, ascending."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
     for owner in np.unique(owners).tolist():
         positions = np.flatnonzero(owners == owner)
@@ -93,9 +96,11 @@ def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:
 
 
 def _allocate(rows: int, like: Any) -> NDArray[Any]:
-    """Return an uninitialized array for rows. `memory_for` reuses memory of earlier results, because large variables are read repeatedly
-    and the first use of a new page is slow.
+    """Return an uninitialized array for rows. `memory_for` reuses memory of earlier results,
+    because large variables are read repeatedly and the first use of a new page is slow.
     """
     shape = (rows, *like.shape[1:])
-    memory: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
+    memory: NDArray[Any] = np.ndarray(
+        shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize)
+    )
     return memory

@@ -1,14 +1,17 @@
-"""The session of a strategy at its parameter servers. The strategy's variables belong to the session. The session has a random number,
-which is the same at each server.
+"""The session of a strategy at its parameter servers. The strategy's variables belong to the
+session. The session has a random number, which is the same at each server.
 
 Rules
-    A server keeps a session while the program is connected, until the program closes the session. The program closes it when the strategy
-    is closed, or when the program refers neither to the strategy nor to any of its variables. The sessions of a restarted program have
-    other numbers. When a program opens a session, the server drops the sessions of all programs that have been disconnected for
-    PS_PROGRAM_GONE_S.
-    A server drops a variable when no handle of the variable is left in the program, in unfinished work of the strategy's coordinator, or in
-    a per-worker value. If a handle was pickled for any other purpose, the variable stays as long as the session.
-    A forked child may use the variables of its parent, but cannot drop variables or close the session.
+    A server keeps a session while the program is connected, until the program closes the session.
+    The program closes it when the strategy is closed, or when the program refers neither to the
+    strategy nor to any of its variables. The sessions of a restarted program have other numbers.
+    When a program opens a session, the server drops the sessions of all programs that have been
+    disconnected for PS_PROGRAM_GONE_S.
+    A server drops a variable when no handle of the variable is left in the program, in unfinished
+    work of the strategy's coordinator, or in a per-worker value. If a handle was pickled for any
+    other purpose, the variable stays as long as the session.
+    A forked child may use the variables of its parent, but cannot drop variables or close the
+    session.
     The process has one connection to each server, and closes it with the last session that uses it.
 
 Not here: what a message to a server looks like (variables/client.py).
@@ -71,9 +74,14 @@ class StrategySession:
     """
 
     def __init__(
-        self, addresses: Sequence[str], credentials: Credentials, workers_per_step: int = 0, recovery_s: float = 0.0
+        self,
+        addresses: Sequence[str],
+        credentials: Credentials,
+        workers_per_step: int = 0,
+        recovery_s: float = 0.0,
     ) -> None:
-        """Open the session at all servers. Raises PSUnavailableError, which names the server, if a server does not answer."""
+        """Open the session at all servers. Raises PSUnavailableError, which names the server, if a
+        server does not answer."""
         self.number = secrets.randbits(62) | 1
         self.addresses = list(addresses)
         self._workers_per_step = workers_per_step
@@ -84,13 +92,20 @@ class StrategySession:
         self._program = _program
         self._unused: deque[Ref] = deque()
         self._dropping = False
-        self._storages: weakref.WeakValueDictionary[int, RemoteStorage] = weakref.WeakValueDictionary()
-        self._initial: weakref.WeakKeyDictionary[RemoteStorage, Initial] = weakref.WeakKeyDictionary()
+        self._storages: weakref.WeakValueDictionary[int, RemoteStorage] = (
+            weakref.WeakValueDictionary()
+        )
+        self._initial: weakref.WeakKeyDictionary[RemoteStorage, Initial] = (
+            weakref.WeakKeyDictionary()
+        )
         with _lock:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
-        self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
-        # Do not close the session at the exit of the program, because the servers notice the end of the connection.
+        self._end = weakref.finalize(
+            self, _close_in_background, self.number, self.addresses, _program
+        )
+        # Do not close the session at the exit of the program, because the servers notice the end of
+        # the connection.
         self._end.atexit = False
         try:
             for each in clients:
@@ -105,9 +120,13 @@ class StrategySession:
         return [client.client_of(address) for address in self.addresses]
 
     def start_watches(self) -> list[client.PsCall]:
-        """Send each server a request that ends when the session is closed or the server is lost. Return the requests."""
+        """Send each server a request that ends when the session is closed or the server is lost.
+        Return the requests."""
         self.check_open()
-        return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
+        return [
+            each.watch(f"ps:{ps}", self.number, self._recovery_s)
+            for ps, each in enumerate(self.clients)
+        ]
 
     def create_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Make a variable at a server, and wait until the server has it.
@@ -120,7 +139,14 @@ class StrategySession:
         self.check_open()
         address = self.addresses[ps]
         ref = Ref(
-            name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
+            name,
+            initial.shape,
+            initial.dtype,
+            f"ps:{ps}",
+            address,
+            self.number,
+            next(self._numbers),
+            self._recovery_s,
         )
         client.client_of(address).create(ref, _initial_value(initial)).get_value()
         storage = self._storages[ref.number] = RemoteStorage(ref, self._workers_per_step, self)
@@ -138,7 +164,8 @@ class StrategySession:
         return list(self._storages.values())
 
     def open_at(self, ps: int) -> bool:
-        """Open the session at a server, which may have been restarted. Return whether the server had the session already.
+        """Open the session at a server, which may have been restarted. Return whether the server
+        had the session already.
 
         Raises:
           FailedPreconditionError: the session was closed.
@@ -148,8 +175,9 @@ class StrategySession:
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def next_incarnation(self) -> int:
-        """Return a new incarnation number for variables that are about to be recreated. The versions of these variables contain the number,
-        so that no two values of a variable have the same version.
+        """Return a new incarnation number for variables that are about to be recreated. The
+        versions of these variables contain the number, so that no two values of a variable have the
+        same version.
         """
         return next(self._incarnations)
 
@@ -158,20 +186,22 @@ class StrategySession:
         return self._recovery_s > 0
 
     def recreate(self, storage: RemoteStorage, version: int) -> None:
-        """Make a variable again with its first value, at a server that has lost it. Only strategies with `recovery_s` keep first values."""
+        """Make a variable again with its first value, at a server that has lost it. Only strategies
+        with `recovery_s` keep first values."""
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
         client.client_of(storage.ref.address).create(
             storage.ref, _initial_value(self._initial[storage]), earlier
         ).get_value()
 
     def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
-        """Register a coordinator of this strategy. If the coordinator pickles a variable's handle into a work item, the variable is kept
-        until the work item has ended."""
+        """Register a coordinator of this strategy. If the coordinator pickles a variable's handle
+        into a work item, the variable is kept until the work item has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
-        """Record that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into a work item. The
-        coordinator then keeps the variable until the work item has ended.
+        """Record that a handle is being pickled. Return True if a coordinator of this strategy
+        pickles the handle into a work item. The coordinator then keeps the variable until the work
+        item has ended.
         """
         packing = get_ident()
         for user in self._users:
@@ -182,8 +212,9 @@ class StrategySession:
         return False
 
     def release(self, ref: Ref) -> None:
-        """Have the server drop a variable that has no handle left. This method takes no lock of this module, because a finalizer calls it,
-        and the finalizer may interrupt code that holds such a lock.
+        """Have the server drop a variable that has no handle left. This method takes no lock of
+        this module, because a finalizer calls it, and the finalizer may interrupt code that holds
+        such a lock.
         """
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
@@ -191,7 +222,9 @@ class StrategySession:
         if not self._dropping:
             self._dropping = True
             try:
-                threading.Thread(target=self._drop_unused, name="zmqdist-variables-drop", daemon=True).start()
+                threading.Thread(
+                    target=self._drop_unused, name="zmqdist-variables-drop", daemon=True
+                ).start()
             except RuntimeError:  # no thread can be started now, so the next release tries again
                 self._dropping = False
 
@@ -206,26 +239,30 @@ class StrategySession:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
                     pass  # drop nothing at a lost server, which has lost its variables
-                except BaseException:  # go on, because the thread has to drop variables that are released later
+                except BaseException:
+                    # go on, because the thread has to drop variables that are released later
                     log.exception(
-                        "unused variables (%s and others) could not be dropped; they stay until the session is closed",
+                        "unused variables (%s and others) could not be dropped; they stay until "
+                        "the session is closed",
                         refs[0],
                     )
             if not self._unused:
-                # If `release` is called before this line, the condition of the loop sees the variable. A later call starts a new thread.
+                # If `release` is called before this line, the condition of the loop sees the
+                # variable. A later call starts a new thread.
                 self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
         """Drop variables at one server."""
-        with _lock:  # after the end of the session, `client_of` would make a client that no code closes
+        with _lock:
+            # after the end of the session, `client_of` would make a client that no code closes
             still_used = self._end.alive and _used[refs[0].address] > 0
             each = client.client_of(refs[0].address) if still_used else None
         if each is not None:
             each.drop(refs).get_value()
 
     def close(self) -> None:
-        """Close the session, so that the servers drop its variables. Does not raise. A second call, or a call in a forked child, does
-        nothing.
+        """Close the session, so that the servers drop its variables. Does not raise. A second call,
+        or a call in a forked child, does nothing.
         """
         ended = self._end.detach()
         if ended is not None:
@@ -239,7 +276,11 @@ def _initial_value(initial: Initial) -> Any:
     if not initial.shape:
         return initial.whole()
     rows = initial.rows(0, initial.shape[0])
-    return client.initializer(rows, TensorSpec(initial.shape, initial.dtype)) if callable(rows) else rows
+    return (
+        client.initializer(rows, TensorSpec(initial.shape, initial.dtype))
+        if callable(rows)
+        else rows
+    )
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:
@@ -248,7 +289,8 @@ def _close_in_background(number: int, addresses: list[str], program: int) -> Non
 
 
 def _close(number: int, addresses: list[str], program: int) -> None:
-    if program != _program:  # do nothing in a forked child, because the session belongs to the parent
+    if program != _program:
+        # do nothing in a forked child, because the session belongs to the parent
         return
     try:
         with contextlib.suppress(OpError):
@@ -259,6 +301,6 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                # Release the client under the lock, so that a session that begins meanwhile either keeps this client open, or gets a new
-                # client.
+                # Release the client under the lock, so that a session that begins meanwhile either
+                # keeps this client open, or gets a new client.
                 client.release_client(address)

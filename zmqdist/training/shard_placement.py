@@ -1,11 +1,12 @@
 """Decides which parameter server holds a variable.
 
 Rules
-    "round_robin" chooses the servers in turn. It counts every variable and every shard, scalars included, but not variables that are
-    colocated with another variable.
-    "least_bytes" chooses the server with the fewest bytes so far. If several servers have equally few, it chooses the first of them. A
-    callable of the user may decide in place of these rules.
-    Every placement is recorded in `log`, so that the user can find out why one server is slower than the others.
+    "round_robin" chooses the servers in turn. It counts every variable and every shard, scalars
+    included, but not variables that are colocated with another variable.
+    "least_bytes" chooses the server with the fewest bytes so far. If several servers have equally
+    few, it chooses the first of them. A callable of the user may decide in place of these rules.
+    Every placement is recorded in `log`, so that the user can find out why one server is slower
+    than the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpy as np
 log = logging.getLogger("zmqdist.training")
 
 Rule = Callable[[str, tuple[int, ...], "np.dtype[Any]", Sequence[int]], int]
-"""`rule(name, shape, dtype, loads)` returns the index of a parameter server. `loads` has the number of bytes on each server."""
+"""`rule(name, shape, dtype, loads)` returns the index of a parameter server. `loads` has the number
+of bytes on each server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,13 @@ class ShardPlacement:
     """
 
     def __init__(self, rule: str | Rule, servers: int) -> None:
-        """Begin with no variables on the parameter servers. Raises ValueError for an unknown rule."""
+        """Begin with no variables on the parameter servers. Raises ValueError for an unknown
+        rule.
+        """
         if not callable(rule) and rule not in ("round_robin", "least_bytes"):
-            raise ValueError(f'placement is "round_robin", "least_bytes" or a callable, not {rule!r}')
+            raise ValueError(
+                f'placement is "round_robin", "least_bytes" or a callable, not {rule!r}'
+            )
         self._rule = rule
         self._lock = threading.Lock()
         self._loads = [0] * servers
@@ -56,7 +62,8 @@ class ShardPlacement:
         self.count = 0
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """Return the index of the server for a new variable. Raises ValueError if a callable rule returns no valid index."""
+        """Return the index of the server for a new variable. Raises ValueError if a callable rule
+        returns no valid index."""
         with self._lock:
             index = self._choose(name, shape, dtype)
             self.count += 1
@@ -70,7 +77,10 @@ class ShardPlacement:
         assert callable(self._rule)
         index = self._rule(name, shape, dtype, tuple(self._loads))
         if not isinstance(index, int | np.integer) or not 0 <= index < len(self._loads):
-            raise ValueError(f"placement returned {index!r} for {name!r}: wanted an index below {len(self._loads)}")
+            raise ValueError(
+                f"placement returned {index!r} for {name!r}: wanted an index below "
+                f"{len(self._loads)}"
+            )
         return int(index)
 
     def placed(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], ps: int) -> None:

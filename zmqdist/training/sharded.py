@@ -1,13 +1,16 @@
 """A variable that is cut along its first axis into shards, each a variable of its own.
 
 Rules
-    A ShardedVariable has the methods, values and errors of a Variable, whatever the number of shards, with few exceptions: only its shards
-    have `device`, `task`, `is_same` and `read_versioned`, `version` is a tuple, and `compare_and_set` raises UnimplementedError.
-    All checks are made before the first message is sent, so that a refused update has changed no shard. `scatter_div` is an exception.
-    An operation sends a request to each shard whose rows it reads or changes, and to no other shard. Only `apply` always sends one to each.
-    The requests are in flight at the same time, and transfer only the rows that the operation needs.
-    An operation is atomic on each shard. There is no order between shards, so a reader may see an update on some shards only.
-    In a structure a ShardedVariable is one leaf. Iterating over it yields its shards.
+    A ShardedVariable has the methods, values and errors of a Variable, whatever the number of
+    shards, with few exceptions: only its shards have `device`, `task`, `is_same` and
+    `read_versioned`, `version` is a tuple, and `compare_and_set` raises UnimplementedError. All
+    checks are made before the first message is sent, so that a refused update has changed no shard.
+    `scatter_div` is an exception. An operation sends a request to each shard whose rows it reads or
+    changes, and to no other shard. Only `apply` always sends one to each. The requests are in
+    flight at the same time, and transfer only the rows that the operation needs.
+    An operation is atomic on each shard. There is no order between shards, so a reader may see an
+    update on some shards only. In a structure a ShardedVariable is one leaf. Iterating over it
+    yields its shards.
 
 Not here: the decision to cut a variable (partition.py), lookups that combine rows (embedding.py).
 """
@@ -35,7 +38,8 @@ from zmqdist.variables.casts import cast
 
 
 class ShardedVariable(ArrayLike):
-    """A variable in shards. It pickles as a handle, so that its copy in another process has the same shards.
+    """A variable in shards. It pickles as a handle, so that its copy in another process has the
+    same shards.
 
     >>> table = zd.ShardedVariable([zd.Variable([[1, 2]]), zd.Variable([[3, 4], [5, 6]])])
     >>> table.shape, table[2].tolist()
@@ -53,30 +57,37 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `variables` is not a list of variables, or is empty.
-          ValueError: the variables differ in dtype, or in shape beyond the first axis, or a variable is already a shard of another
-              variable.
+          ValueError: the variables differ in dtype, or in shape beyond the first axis, or a
+              variable is already a shard of another variable.
         """
         if (
             not isinstance(variables, list | tuple)
             or not variables
-            or not all(isinstance(one, ArrayLike) and not isinstance(one, ShardedVariable) for one in variables)
+            or not all(
+                isinstance(one, ArrayLike) and not isinstance(one, ShardedVariable)
+                for one in variables
+            )
         ):
             raise TypeError(f"variables should be a non-empty list of Variables, not {variables!r}")
         first = variables[0]
         for one in variables[1:]:
             if one.dtype != first.dtype:
                 raise ValueError(
-                    f"all shards must have the same dtype, but {first.name!r} and {one.name!r} have {first.dtype} and {one.dtype}"
+                    f"all shards must have the same dtype, but {first.name!r} and {one.name!r} "
+                    f"have {first.dtype} and {one.dtype}"
                 )
         for one in variables:
             if not one.shape or one.shape[1:] != first.shape[1:]:
                 raise ValueError(
-                    f"all shards must have the same shapes except for the first axis, but {first.name!r} and {one.name!r} have "
+                    f"all shards must have the same shapes except for the first axis, but "
+                    f"{first.name!r} and {one.name!r} have "
                     f"{first.shape} and {one.shape}"
                 )
             container = getattr(one, "_sharded_container", None)
             if container is not None and container() is not None:
-                raise ValueError(f"variable {one.name!r} is a shard of {container().name!r} already")
+                raise ValueError(
+                    f"variable {one.name!r} is a shard of {container().name!r} already"
+                )
         self._set(tuple(variables), name)
 
     def _set(self, variables: tuple[Any, ...], name: str) -> None:
@@ -104,7 +115,8 @@ class ShardedVariable(ArrayLike):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Shard i holds the rows from offsets[i] up to, but not including, offsets[i + 1]. There is one more offset than shards."""
+        """Shard i holds the rows from offsets[i] up to, but not including, offsets[i + 1]. There is
+        one more offset than shards."""
         return self._offsets
 
     def __iter__(self) -> Iterator[Any]:
@@ -136,8 +148,8 @@ class ShardedVariable(ArrayLike):
     # -- reading
 
     def numpy(self) -> NDArray[Any]:
-        """Return the current value: the rows of all shards in order. Blocks for one message to each shard. Raises PSUnavailableError if a
-        shard is lost.
+        """Return the current value: the rows of all shards in order. Blocks for one message to each
+        shard. Raises PSUnavailableError if a shard is lost.
 
         >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).numpy()
         array([1, 2, 3])
@@ -190,17 +202,22 @@ class ShardedVariable(ArrayLike):
     # -- updating
 
     def assign(
-        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
-        """Set all rows, and return this variable when all shards have replied. The arguments other than `value` have no effect, and exist
-        because TensorFlow has them.
+        """Set all rows, and return this variable when all shards have replied. The arguments other
+        than `value` have no effect, and exist because TensorFlow has them.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> table.assign([7, 8, 9]).numpy()
         array([7, 8, 9])
 
         Args:
-          value: an array of exactly the shape of the variable. Integers may become floats, but floats do not become integers.
+          value: an array of exactly the shape of the variable. Integers may become floats, but
+            floats do not become integers.
 
         Raises:
           InvalidArgumentError: the shape or the dtype does not fit. No shard was changed.
@@ -210,7 +227,11 @@ class ShardedVariable(ArrayLike):
         return self._update("assign", value)
 
     def assign_add(
-        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
         """Add `value` to all rows. Everything else is as for `assign`.
 
@@ -221,7 +242,11 @@ class ShardedVariable(ArrayLike):
         return self._update("add", value)
 
     def assign_sub(
-        self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
         """Subtract `value` from all rows. Everything else is as for `assign`.
 
@@ -234,7 +259,8 @@ class ShardedVariable(ArrayLike):
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Add values to rows, and return this variable. If a row is named twice, both values are added.
+        """Add values to rows, and return this variable. If a row is named twice, both values are
+        added.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> table.scatter_add(zd.IndexedSlices(np.array([10, 10]), np.array([2, 2]))).numpy()
@@ -242,7 +268,8 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
-          InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does not fit. No shard was changed.
+          InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does
+            not fit. No shard was changed.
           PSUnavailableError: a shard is lost. The other shards have been updated.
         """
         return self._scatter("add", sparse_delta)
@@ -272,8 +299,8 @@ class ShardedVariable(ArrayLike):
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Divide rows. A division of integers by 0 raises InvalidArgumentError, and shards without a 0 have been updated. Everything else
-        is as for `scatter_add`.
+        """Divide rows. A division of integers by 0 raises InvalidArgumentError, and shards without
+        a 0 have been updated. Everything else is as for `scatter_add`.
 
         >>> table = zd.ShardedVariable([zd.Variable([1.0]), zd.Variable([2.0, 3.0])])
         >>> table.scatter_div(zd.IndexedSlices(np.array([3.0]), np.array([2]))).numpy()
@@ -284,7 +311,8 @@ class ShardedVariable(ArrayLike):
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`.
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for
+        `scatter_add`.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> table.scatter_min(zd.IndexedSlices(np.array([0]), np.array([2]))).numpy()
@@ -295,7 +323,8 @@ class ShardedVariable(ArrayLike):
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`.
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for
+        `scatter_add`.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> table.scatter_max(zd.IndexedSlices(np.array([9]), np.array([2]))).numpy()
@@ -306,7 +335,8 @@ class ShardedVariable(ArrayLike):
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`.
+        """Set rows. If a row is named twice, the last value is set. Everything else is as for
+        `scatter_add`.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> table.scatter_update(zd.IndexedSlices(np.array([9]), np.array([0]))).numpy()
@@ -326,8 +356,8 @@ class ShardedVariable(ArrayLike):
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient, with an optimizer or a function of the user. The server of each shard applies the gradient's rows for this
-        shard. Blocks until all shards have replied.
+        """Apply a gradient, with an optimizer or a function of the user. The server of each shard
+        applies the gradient's rows for this shard. Blocks until all shards have replied.
 
         >>> table = zd.ShardedVariable([zd.Variable([1.0]), zd.Variable([2.0, 3.0])])
         >>> table.apply(zd.optimizers.SGD(0.5), np.ones(3))
@@ -335,12 +365,14 @@ class ShardedVariable(ArrayLike):
         array([0.5, 1.5, 2.5])
 
         Args:
-          fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`. Each shard has slots of its own.
+          fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`. Each shard
+            has slots of its own.
           grad: an array of the shape of the variable, or IndexedSlices of its rows.
           step: in synchronous mode, the number of the step that the gradient belongs to.
 
         Raises:
-          InvalidArgumentError: the shape or dtype of the gradient does not fit. No shard was changed.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit. No shard was
+            changed.
           PSUnavailableError: a shard is lost. The other shards have been updated.
           UnknownError: `fn` has raised an error at a shard. That shard is unchanged.
           ValueError, ResourceExhaustedError: as for `Variable.apply`.
@@ -358,13 +390,16 @@ class ShardedVariable(ArrayLike):
 
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
-            return Gathered(one.start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+            return Gathered(
+                one.start_apply(fn, part, step)
+                for one, part in zip(self._variables, shares, strict=True)
+            )
 
         return once_for_all(self, grad, start)
 
     def shares(self, grad: Any) -> list[Any]:
-        """Cut a gradient into one part for each shard. A shard gets a part even if the gradient has none of its rows, because optimizers
-        count steps and synchronous training counts gradients.
+        """Cut a gradient into one part for each shard. A shard gets a part even if the gradient has
+        none of its rows, because optimizers count steps and synchronous training counts gradients.
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> len(table.shares(np.array([1, 1, 1])))
@@ -386,7 +421,8 @@ class ShardedVariable(ArrayLike):
         True
         """
         raise UnimplementedError(
-            f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set atomically: use compare_and_set "
+            f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set "
+            f"atomically: use compare_and_set "
             "of each of its .variables, or make the variable in one piece",
         )
 
@@ -395,7 +431,8 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of all rows. Return a future that is done when all shards have replied. `kind` is "assign", "add" or "sub".
+        """Start an update of all rows. Return a future that is done when all shards have replied.
+        `kind` is "assign", "add" or "sub".
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> _ = table.start_update("add", [1, 1, 1]).get_value()
@@ -405,21 +442,25 @@ class ShardedVariable(ArrayLike):
 
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
-            return Gathered(one.start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
+            return Gathered(
+                one.start_update(kind, part)
+                for one, part in zip(self._variables, parts, strict=True)
+            )
 
         return once_for_all(self, value, start)
 
     def _scatter(self, kind: str, sparse_delta: IndexedSlices) -> ShardedVariable:
         if not isinstance(sparse_delta, IndexedSlices):
             raise TypeError(
-                f"rows of variable {self.name!r} are changed by IndexedSlices, not by {type(sparse_delta).__name__}"
+                f"rows of variable {self.name!r} are changed by IndexedSlices, not by "
+                f"{type(sparse_delta).__name__}"
             )
         self.start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
         return self
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. Return a future that is done when the shards have replied. `kind` is the part of the method's name after
-        "scatter_".
+        """Start a scatter update. Return a future that is done when the shards have replied. `kind`
+        is the part of the method's name after "scatter_".
 
         >>> table = zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])])
         >>> _ = table.start_scatter("add", np.array([2]), np.array([5])).get_value()
@@ -442,23 +483,28 @@ class ShardedVariable(ArrayLike):
         array = cast(value, self.dtype, self.label)
         if array.shape != self.shape:
             raise InvalidArgumentError(
-                f"variable {self.name!r} has shape {self.shape}: a value of shape {array.shape} does not fit",
+                f"variable {self.name!r} has shape {self.shape}: a value of shape {array.shape} "
+                f"does not fit",
             )
         return array
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[NDArray[np.int64], NDArray[Any]]:
         if rows.values.shape[1:] != self.shape[1:]:
             raise InvalidArgumentError(
-                f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape {rows.values.shape[1:]} do not fit",
+                f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape "
+                f"{rows.values.shape[1:]} do not fit",
             )
-        return checked_numbers(self.label, rows.indices, self.shape[0]), cast(rows.values, self.dtype, self.label)
+        return checked_numbers(self.label, rows.indices, self.shape[0]), cast(
+            rows.values, self.dtype, self.label
+        )
 
     def _cut(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return (value[low:high] for low, high in pairwise(self._offsets))
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
-    """Return this process's ShardedVariable of these shards. Make it if the process does not have it."""
+    """Return this process's ShardedVariable of these shards. Make it if the process does not have
+    it."""
     container = getattr(variables[0], "_sharded_container", None)
     known = None if container is None else container()
     if known is not None and list(map(id, known._variables)) == list(map(id, variables)):

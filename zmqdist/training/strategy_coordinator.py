@@ -1,17 +1,20 @@
 """The coordinator of a strategy.
 
-`ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other ClusterCoordinator
-(scheduling/coordinator/coordinator.py), with these additional rules.
-    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object, until it is closed. A call with other options
-    than those with which the coordinator was created raises an error.
+`ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other
+ClusterCoordinator (scheduling/coordinator/coordinator.py), with these additional rules.
+    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object, until
+    it is closed. A call with other options than those with which the coordinator was created raises
+    an error.
     Inside another strategy's scope no function can be scheduled.
-    A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
-    Workers are added and removed by the strategy's connection (cluster_connection.py), which invites, starts or dismisses them.
-    The coordinator pickles as a stub that has the strategy and schedules nothing.
-    When a parameter server is lost, the round that is unfinished at that moment fails, even if its functions do not use the server. Each
-    loss fails one round only.
-    Each function that is scheduled with `once=True` has a key. By this key the parameter servers recognize a repeated run of the function,
-    and skip the updates that an earlier run has made.
+    A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the
+    worker.
+    Workers are added and removed by the strategy's connection (cluster_connection.py), which
+    invites, starts or dismisses them. The coordinator pickles as a stub that has the strategy and
+    schedules nothing.
+    When a parameter server is lost, the round that is unfinished at that moment fails, even if its
+    functions do not use the server. Each loss fails one round only.
+    Each function that is scheduled with `once=True` has a key. By this key the parameter servers
+    recognize a repeated run of the function, and skip the updates that an earlier run has made.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class CoordinatorSlot:
         self.coordinator: StrategyCoordinator | None = None
 
     def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
-        """Return the object for `ClusterCoordinator(strategy)`. This is the existing coordinator, or a new coordinator if there was none
-        before or it was closed.
+        """Return the object for `ClusterCoordinator(strategy)`. This is the existing coordinator,
+        or a new coordinator if there was none before or it was closed.
 
         Raises:
           FailedPreconditionError: the strategy was closed.
@@ -95,7 +98,8 @@ class StrategyCoordinator(ClusterCoordinator):
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
             if self._initialized:
-                # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator unless the options differ.
+                # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator
+                # unless the options differ.
                 if options and options != self._options:
                     text = f"the strategy already has its coordinator, made with {self._options or 'no options'}, not with {options}"
                     raise InvalidArgumentError(text)
@@ -128,14 +132,17 @@ class StrategyCoordinator(ClusterCoordinator):
         once: bool | None = None,
         **how: Any,
     ) -> RemoteValue:
-        """Schedule a function, as `ClusterCoordinator.schedule` does. Raises RuntimeError inside another strategy's scope.
+        """Schedule a function, as `ClusterCoordinator.schedule` does. Raises RuntimeError inside
+        another strategy's scope.
 
         Args:
-          once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or because of
-            `retries`. If the n-th update of a variable in the function was made in an earlier run, the parameter server skips the update
-            and repeats its earlier reply. Each server remembers the last 65,536 of these updates. Reads return current values in each
-            run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient;
-            otherwise it means False.
+          once: if True, each update of the function takes effect once, even if the function runs
+            again after a worker's crash or because of `retries`. If the n-th update of a variable
+            in the function was made in an earlier run, the parameter server skips the update and
+            repeats its earlier reply. Each server remembers the last 65,536 of these updates. Reads
+            return current values in each run. None means True in synchronous mode, where a gradient
+            that arrived twice would take the place of another worker's gradient; otherwise it means
+            False.
         """
         chosen: Any = fn if once is None or not callable(fn) else _Chosen(fn, once)
         return super().schedule(chosen, args, kwargs, **how)
@@ -164,7 +171,8 @@ class StrategyCoordinator(ClusterCoordinator):
     def _lost(self, error: PSUnavailableError) -> None:
         runtime = self._runtime
         with runtime.lock:
-            # `join` may have raised this loss already as the error of a function. Then the loss must not fail the next round, too.
+            # `join` may have raised this loss already as the error of a function. Then the loss
+            # must not fail the next round, too.
             if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
@@ -181,39 +189,50 @@ class StrategyCoordinator(ClusterCoordinator):
             raise
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Add a task as a worker of this program. The worker builds the per-worker values before it gets work. This method does not wait
-        for the task, except in a `local_cluster`, which starts the task.
+        """Add a task as a worker of this program. The worker builds the per-worker values before it
+        gets work. This method does not wait for the task, except in a `local_cluster`, which starts
+        the task.
 
         Args:
-          address: "host:port" of a `zmqdist.Server` that runs or will run. With "" a `local_cluster` starts a process.
-          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
+          address: "host:port" of a `zmqdist.Server` that runs or will run. With "" a
+            `local_cluster` starts a process.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None
+            means the highest index so far + 1.
 
         Returns:
           The index.
 
         Raises:
-          ValueError, InvalidArgumentError: `address` or `index` is malformed, or this kind of cluster does not accept it.
-          FailedPreconditionError: under `zmqdist launch`, where workers join by themselves (the text says how), or this coordinator was
-            closed.
+          ValueError, InvalidArgumentError: `address` or `index` is malformed, or this kind of
+            cluster does not accept it.
+          FailedPreconditionError: under `zmqdist launch`, where workers join by themselves (the
+            text says how), or this coordinator was closed.
         """
         self._check_open()
         return self.strategy.cluster.add_worker(address, index)
 
-    def remove_worker(self, worker: int | str, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker, as `ClusterCoordinator.remove_worker` does. An invited task can then work for another program.
+    def remove_worker(
+        self, worker: int | str, grace_s: float = GRACE_S, *, force: bool = False
+    ) -> None:
+        """Remove a worker, as `ClusterCoordinator.remove_worker` does. An invited task can then
+        work for another program.
 
         Raises:
           ValueError: there is no such worker.
-          DrainRefusedError: values or work would be lost, and `force` is False. The error has their names.
+          DrainRefusedError: values or work would be lost, and `force` is False. The error has their
+            names.
           UnavailableError: the dispatcher does not answer.
         """
-        self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s, force=force)
+        self.strategy.cluster.remove_worker(
+            int(worker_name(worker).rpartition(":")[2]), grace_s, force=force
+        )
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Close the coordinator, as `ClusterCoordinator.close` does.
 
         Args:
-          shutdown_cluster: also close the strategy, and stop workers and ps, as `ParameterServerStrategy.close` does with this argument.
+          shutdown_cluster: also close the strategy, and stop workers and ps, as
+            `ParameterServerStrategy.close` does with this argument.
         """
         super().close()
         if shutdown_cluster:
@@ -231,8 +250,8 @@ class _Chosen(NamedTuple):
 
 
 class _Once:
-    """A callable that takes an update key and the arguments of the user's function, and calls the function in a context with this key. It
-    has the module and the name of the function."""
+    """A callable that takes an update key and the arguments of the user's function, and calls the
+    function in a context with this key. It has the module and the name of the function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -245,7 +264,8 @@ class _Once:
 
 
 class CoordinatorStub:
-    """The object that a strategy's coordinator becomes when it is unpickled on a worker. All of its methods raise RuntimeError.
+    """The object that a strategy's coordinator becomes when it is unpickled on a worker. All of its
+    methods raise RuntimeError.
 
     Attributes:
       strategy: the stub of the strategy.
@@ -256,10 +276,13 @@ class CoordinatorStub:
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(
-            "this is a worker: only the program that made the ClusterCoordinator can schedule, join or fetch with it"
+            "this is a worker: only the program that made the ClusterCoordinator can schedule, "
+            "join or fetch with it"
         )
 
-    schedule = submit = options = run = map = join = done = fetch = gather = wait = as_completed = _refuse
+    schedule = submit = options = run = map = join = done = fetch = gather = wait = as_completed = (
+        _refuse
+    )
     cancel_all = close = _refuse
     create_per_worker_dataset = create_per_worker_resource = add_worker = remove_worker = _refuse
 

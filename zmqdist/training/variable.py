@@ -1,19 +1,24 @@
-"""`zmqdist.Variable`: an array that functions on workers read and change, through handles that refer to the same variable in each process.
+"""`zmqdist.Variable`: an array that functions on workers read and change, through handles that
+refer to the same variable in each process.
 
 Rules
-    The value of a variable that is created under `strategy.scope()` is on a parameter server, which shard_placement.py chooses. The value
-    of any other variable is in this process.
-    The handle of a variable on a parameter server pickles as a handle, never as a value. A process has one handle for each variable.
-    A variable whose value is in this process does not pickle. There is one exception, as in TensorFlow: if a scheduled function returns a
-    variable of its worker, the result is the variable's current value.
-    When the program that made a variable has no handle of it left, the parameter server drops the variable (sessions.py).
-    Each assignment is one message, and is atomic at the server. It is applied once, even if its reply was lost. The array that a read
-    returns does not change with later updates. An array of 1 MiB or more may be read-only, because several reads may share it.
-    A value of a wrong shape or dtype is refused before a message is sent. The error names the variable, whose value is unchanged.
-    In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. The assignment is then
-    made once, with the aggregate of the replicas' values.
+    The value of a variable that is created under `strategy.scope()` is on a parameter server, which
+    shard_placement.py chooses. The value of any other variable is in this process.
+    The handle of a variable on a parameter server pickles as a handle, never as a value. A process
+    has one handle for each variable. A variable whose value is in this process does not pickle.
+    There is one exception, as in TensorFlow: if a scheduled function returns a variable of its
+    worker, the result is the variable's current value.
+    When the program that made a variable has no handle of it left, the parameter server drops the
+    variable (sessions.py). Each assignment is one message, and is atomic at the server. It is
+    applied once, even if its reply was lost. The array that a read returns does not change with
+    later updates. An array of 1 MiB or more may be read-only, because several reads may share it. A
+    value of a wrong shape or dtype is refused before a message is sent. The error names the
+    variable, whose value is unchanged. In a replica context with several replicas, an assignment
+    waits for the same assignment in the other replicas. The assignment is then made once, with the
+    aggregate of the replicas' values.
 
-Not here: operators and indexing (arithmetic.py), the two kinds of storage (variable_storage.py), creation (creators.py).
+Not here: operators and indexing (arithmetic.py), the two kinds of storage (variable_storage.py),
+creation (creators.py).
 """
 
 from __future__ import annotations
@@ -50,35 +55,44 @@ _handles: weakref.WeakValueDictionary[Any, Variable] = weakref.WeakValueDictiona
 
 
 class Variable(ArrayLike):
-    """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has made the variable.
+    """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has
+    made the variable.
 
     >>> weights = zd.Variable(np.zeros(2))  # in `strategy.scope()`, on a parameter server
     >>> weights.assign_add([1, 2]).numpy()
     array([1., 2.])
 
     Args:
-      initial_value: an array, a value that NumPy can convert to an array, or a function that returns such a value. If `shape` and `dtype`
-        are given and the variable is not a scalar, the parameter server calls the function. A function with the parameters
-        `partition_shape` and `partition_offset`, or `shard_info`, is called for each shard and makes that shard only.
-      trainable: a flag for optimizers and user code; by default True for floats and complex numbers.
-      name: the variable's name, by default "Variable". A strategy appends a number to a name that it has used already.
+      initial_value: an array, a value that NumPy can convert to an array, or a function that
+        returns such a value. If `shape` and `dtype` are given and the variable is not a scalar, the
+        parameter server calls the function. A function with the parameters `partition_shape` and
+        `partition_offset`, or `shard_info`, is called for each shard and makes that shard only.
+      trainable: a flag for optimizers and user code; by default True for floats and complex
+        numbers.
+      name: the variable's name, by default "Variable". A strategy appends a number to a name that
+        it has used already.
       dtype, shape: dtype and shape of the value; by default those of `initial_value`.
-      aggregation: how the assignments of several replicas are combined into one assignment: "none", "sum", "mean" or "only_first_replica".
+      aggregation: how the assignments of several replicas are combined into one assignment: "none",
+        "sum", "mean" or "only_first_replica".
       synchronization: this setting is stored and has no effect.
-      per_worker_variable: whether each worker has a variable of its own. A scheduled function that returns such a variable returns the
-        value at its worker.
+      per_worker_variable: whether each worker has a variable of its own. A scheduled function that
+        returns such a variable returns the value at its worker.
 
     Under a strategy with a `variable_partitioner` the result may be a ShardedVariable.
 
     Raises:
-      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape than `shape`; `aggregation` or
-        `synchronization` is unknown; `per_worker_variable` is used outside a scope or with `trainable`; or a dataset function is running.
-      RuntimeError: the constructor was called in a scheduled function, where variables cannot be made.
-      UnknownError: `initial_value` is a function that has failed, or returned a wrong shape, at the parameter server.
+      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another
+        shape than `shape`; `aggregation` or `synchronization` is unknown; `per_worker_variable` is
+        used outside a scope or with `trainable`; or a dataset function is running.
+      RuntimeError: the constructor was called in a scheduled function, where variables cannot be
+        made.
+      UnknownError: `initial_value` is a function that has failed, or returned a wrong shape, at the
+        parameter server.
       PSUnavailableError: the parameter server is lost.
 
     Attributes:
-      name, shape, dtype: name, shape and dtype of the variable, which never change. `shape` is a tuple.
+      name, shape, dtype: name, shape and dtype of the variable, which never change. `shape` is a
+        tuple.
       trainable, aggregation, synchronization: the arguments of the same names, or their defaults.
       storage: the place of the value. Only zmqdist itself uses this attribute.
     """
@@ -125,11 +139,13 @@ class Variable(ArrayLike):
 
     @property
     def task(self) -> str | None:
-        """The parameter server that holds the value, such as "ps:1"; None for a variable of this process."""
+        """The parameter server that holds the value, such as "ps:1"; None for a variable of this
+        process."""
         return self.storage.task
 
     def is_same(self, other: object) -> bool:
-        """Return whether `other` is a handle of this variable. Unlike this method, `==` compares values.
+        """Return whether `other` is a handle of this variable. Unlike this method, `==` compares
+        values.
 
         >>> one, other = zd.Variable(1.0), zd.Variable(1.0)
         >>> one.is_same(one), one.is_same(other)
@@ -137,17 +153,18 @@ class Variable(ArrayLike):
         """
         return isinstance(other, Variable) and other.storage.key == self.storage.key
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def numpy(self) -> Any:
-        """Return the current value as an array, or as a NumPy scalar if the variable is a scalar. Blocks for one message to the variable's
-        server.
+        """Return the current value as an array, or as a NumPy scalar if the variable is a scalar.
+        Blocks for one message to the variable's server.
 
         >>> zd.Variable([1.0, 2.0]).numpy()
         array([1., 2.])
 
         Raises:
-          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the
+            variable, or the strategy was closed.
         """
         return self.start_read().get_value()
 
@@ -156,8 +173,9 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """1 + the number of updates of the value. After a recovery of the variable, the version continues with a number that was never used
-        before. Reading this attribute blocks for one message.
+        """1 + the number of updates of the value. After a recovery of the variable, the version
+        continues with a number that was never used before. Reading this attribute blocks for one
+        message.
         """
         version: int = self.storage.read().get_value()[0]
         return version
@@ -173,19 +191,23 @@ class Variable(ArrayLike):
         version, value = self.storage.read().get_value()
         return version, _scalar(value)
 
-    # -- updates --------------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
-    def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Variable:
-        """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no effect, and exist because TensorFlow has
-        them.
+    def assign(
+        self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+    ) -> Variable:
+        """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no
+        effect, and exist because TensorFlow has them.
 
         >>> zd.Variable([1, 2]).assign([3, 4]).numpy()
         array([3, 4])
 
         Raises:
-          InvalidArgumentError: `value` has another shape, or cannot be cast to the dtype. Integers may become floats, but not the reverse.
+          InvalidArgumentError: `value` has another shape, or cannot be cast to the dtype. Integers
+            may become floats, but not the reverse.
           ValueError: there are several replicas, and the variable has no aggregation.
-          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the
+            variable, or the strategy was closed.
         """
         self.start_update("assign", value).get_value()
         return self
@@ -212,9 +234,12 @@ class Variable(ArrayLike):
         self.start_update("sub", delta).get_value()
         return self
 
-    def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
-        """Set the value if its version is `version` and the value equals `expected`. Either condition may be left out. The server compares
-        and sets the value atomically. Return whether the value was set.
+    def compare_and_set(
+        self, value: Any, *, version: int | None = None, expected: Any = None
+    ) -> bool:
+        """Set the value if its version is `version` and the value equals `expected`. Either
+        condition may be left out. The server compares and sets the value atomically. Return whether
+        the value was set.
 
         >>> count = zd.Variable(1)
         >>> count.compare_and_set(5, expected=1), count.compare_and_set(7, expected=1)
@@ -231,9 +256,12 @@ class Variable(ArrayLike):
         applied: bool = self.storage.change(change).get_value().applied
         return applied
 
-    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows are added. Raises the errors of `assign`,
-        InvalidArgumentError if an index is out of range, and TypeError if `sparse_delta` is not IndexedSlices.
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows
+        are added. Raises the errors of `assign`, InvalidArgumentError if an index is out of range,
+        and TypeError if `sparse_delta` is not IndexedSlices.
 
         >>> rows = zd.IndexedSlices(np.array([10, 10]), np.array([1, 1]))
         >>> zd.Variable([1, 2, 3]).scatter_add(rows).numpy()
@@ -241,7 +269,9 @@ class Variable(ArrayLike):
         """
         return self._scatter("add", sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Subtract from rows of the value. Everything else is as for `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([2]), np.array([1]))
@@ -250,7 +280,9 @@ class Variable(ArrayLike):
         """
         return self._scatter("sub", sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
         """Multiply rows of the value. Everything else is as for `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([5]), np.array([1]))
@@ -259,8 +291,11 @@ class Variable(ArrayLike):
         """
         return self._scatter("mul", sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for `scatter_add`.
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for
+        `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([4.0]), np.array([1]))
         >>> zd.Variable([1.0, 2.0]).scatter_div(rows).numpy()
@@ -268,8 +303,11 @@ class Variable(ArrayLike):
         """
         return self._scatter("div", sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`.
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for
+        `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([3]), np.array([1]))
         >>> zd.Variable([5, 5]).scatter_min(rows).numpy()
@@ -277,8 +315,11 @@ class Variable(ArrayLike):
         """
         return self._scatter("min", sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`.
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for
+        `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([9]), np.array([1]))
         >>> zd.Variable([5, 5]).scatter_max(rows).numpy()
@@ -289,7 +330,8 @@ class Variable(ArrayLike):
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything else is as for `scatter_add`.
+        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything
+        else is as for `scatter_add`.
 
         >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
         >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
@@ -300,8 +342,8 @@ class Variable(ArrayLike):
     batch_scatter_update = scatter_update
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient at the parameter server. This takes one message, because the optimizer's slots are at the server. Blocks until
-        the gradient is applied.
+        """Apply a gradient at the parameter server. This takes one message, because the optimizer's
+        slots are at the server. Blocks until the gradient is applied.
 
         >>> weights = zd.Variable(np.zeros(2))
         >>> weights.apply(zd.optimizers.SGD(0.5), np.ones(2))
@@ -309,26 +351,32 @@ class Variable(ArrayLike):
         array([-0.5, -0.5])
 
         Args:
-          fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new value. The function may put arrays into the dict `slots`, and finds them there in its next invocation. It runs at the
-            parameter server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two
-            lambdas in one function share their slots. The function is pickled at its first use, with the values that it captures.
+          fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)`
+            that changes `value` in place or returns the new value. The function may put arrays into
+            the dict `slots`, and finds them there in its next invocation. It runs at the parameter
+            server, on copies of `value` and `slots`. The server finds slots by the function's
+            module and qualified name, so two lambdas in one function share their slots. The
+            function is pickled at its first use, with the values that it captures.
           grad: an array of the variable's shape, or IndexedSlices.
-          step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
-            and applies the mean once. `apply` blocks until the mean is applied. A gradient that comes later has no effect.
+          step: in synchronous mode, the number of the step that the gradient belongs to. The server
+            averages `workers_per_step` gradients and applies the mean once. `apply` blocks until
+            the mean is applied. A gradient that comes later has no effect.
 
         Raises:
-          InvalidArgumentError: the shape or dtype of the gradient does not fit, `fn` is neither an optimizer nor a function, or `fn` is an
-            optimizer and the variable has no floats.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit, `fn` is neither an
+            optimizer nor a function, or `fn` is an optimizer and the variable has no floats.
           UnknownError: the function has raised an error. The variable is unchanged.
-          ValueError: the strategy is synchronous, and `step` is missing; `fn` is an optimizer of another class than those of
-            `zmqdist.optimizers`; or there are several replicas, and the variable has no aggregation.
-          ResourceExhaustedError: PS_STEPS_OPEN_MAX steps of the variable wait for gradients already.
-          PSUnavailableError: the parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
+          ValueError: the strategy is synchronous, and `step` is missing; `fn` is an optimizer of
+            another class than those of `zmqdist.optimizers`; or there are several replicas, and the
+            variable has no aggregation.
+          ResourceExhaustedError: PS_STEPS_OPEN_MAX steps of the variable wait for gradients
+            already.
+          PSUnavailableError: the parameter server is lost, or was restarted and no longer has the
+            variable, or the strategy was closed.
         """
         self.start_apply(fn, grad, step).get_value()
 
-    # -- requests that do not block ----------------------------------------------------------------------------------------
+    # -- requests that do not block ----------------------------------------------------------------
 
     def start_read(self) -> Future:
         """Request the value, and return a future of it.
@@ -349,7 +397,8 @@ class Variable(ArrayLike):
         return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
-        """Request rows of the value. Return a future of an array with these rows, in the order of `rows`.
+        """Request rows of the value. Return a future of an array with these rows, in the order of
+        `rows`.
 
         >>> zd.Variable([5, 6, 7]).start_rows([2, 0]).get_value()
         array([7, 5])
@@ -357,7 +406,8 @@ class Variable(ArrayLike):
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Update the whole value. Return a future that is done when the server has replied. `kind` is "assign", "add" or "sub".
+        """Update the whole value. Return a future that is done when the server has replied. `kind`
+        is "assign", "add" or "sub".
 
         >>> count = zd.Variable(1)
         >>> _ = count.start_update("add", 4).get_value()
@@ -365,11 +415,13 @@ class Variable(ArrayLike):
         5
         """
         change = _DENSE[kind]
-        return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
+        return once_for_all(
+            self, value, lambda value: self.storage.change(change(self.storage.ref, value))
+        )
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the end of a method's name, such as
-        "add" for `scatter_add`.
+        """Start a scatter update. Return a future that is done when the server has replied. `kind`
+        is the end of a method's name, such as "add" for `scatter_add`.
 
         >>> count = zd.Variable([1, 2])
         >>> _ = count.start_scatter("add", [1], [5]).get_value()
@@ -395,14 +447,17 @@ class Variable(ArrayLike):
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
         if not isinstance(delta, IndexedSlices):
-            raise TypeError(f"scatter updates take IndexedSlices as `sparse_delta`, not {type(delta).__name__}")
+            raise TypeError(
+                f"scatter updates take IndexedSlices as `sparse_delta`, not {type(delta).__name__}"
+            )
         self.start_scatter(kind, delta.indices, delta.values).get_value()
         return self
 
-    # -- copies -------------------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # A variable without a task cannot leave its process. If a scheduled function returns it, for example, its value is sent instead.
+        # A variable without a task cannot leave its process. If a scheduled function returns it,
+        # for example, its value is sent instead.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
@@ -411,12 +466,14 @@ class Variable(ArrayLike):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        """Make another variable on the same device with the same value. Raises RuntimeError outside the scope of its strategy."""
+        """Make another variable on the same device with the same value. Raises RuntimeError outside
+        the scope of its strategy."""
         if self.task is not None:
             strategy = get_strategy()
             if strategy is None or strategy.session != self.storage.session:
                 raise RuntimeError(
-                    f"variable {self.name!r} can only be copied inside the scope of the strategy that it was made in"
+                    f"variable {self.name!r} can only be copied inside the scope of the strategy "
+                    f"that it was made in"
                 )
         copy: Variable = make(
             handle,
@@ -438,7 +495,8 @@ class Variable(ArrayLike):
 
 
 def _value(value: Any) -> Any:
-    """Return `value`. The pickle of a worker's own variable refers to this function by name, so the name is part of the protocol."""
+    """Return `value`. The pickle of a worker's own variable refers to this function by name, so the
+    name is part of the protocol."""
     return value
 
 
@@ -452,13 +510,22 @@ def handle(
     aggregation: VariableAggregation,
     synchronization: VariableSynchronization,
 ) -> Variable:
-    """Return this process's handle of the variable in `storage`. Make a handle if the process has none."""
+    """Return this process's handle of the variable in `storage`. Make a handle if the process has
+    none."""
     with _lock:
         known = _handles.get(storage.key)
         if known is None:
             known = object.__new__(Variable)
             known.storage = storage
-            known.name, known.shape, known.dtype = storage.ref.name, storage.ref.shape, storage.ref.dtype
-            known.trainable, known.aggregation, known.synchronization = trainable, aggregation, synchronization
+            known.name, known.shape, known.dtype = (
+                storage.ref.name,
+                storage.ref.shape,
+                storage.ref.dtype,
+            )
+            known.trainable, known.aggregation, known.synchronization = (
+                trainable,
+                aggregation,
+                synchronization,
+            )
             _handles[storage.key] = known
         return known

@@ -1,8 +1,8 @@
-"""The two kinds of storage of a variable's value, which is at a parameter server or in this process. Both kinds accept the same changes
-(variables/client.py).
+"""The two kinds of storage of a variable's value, which is at a parameter server or in this
+process. Both kinds accept the same changes (variables/client.py).
 
-Each operation returns a future, so that requests to several servers can be in flight at the same time. A LocalStorage carries the operation
-out before it returns the future.
+Each operation returns a future, so that requests to several servers can be in flight at the same
+time. A LocalStorage carries the operation out before it returns the future.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """The storage of a value at a parameter server. It pickles as its Ref, and its copy in another process uses that process's client.
+    """The storage of a value at a parameter server. It pickles as its Ref, and its copy in another
+    process uses that process's client.
 
     Attributes:
-      ref: name, shape and dtype of the variable, and the server's address. Error texts name the variable by `ref`.
+      ref: name, shape and dtype of the variable, and the server's address. Error texts name the
+        variable by `ref`.
       key: the identity of the variable, which is equal for all its handles.
       device, task: the server that holds the value.
       session: session number of the strategy that made the variable.
@@ -41,9 +43,10 @@ class RemoteStorage:
         """Refer to a variable that the server has.
 
         Args:
-          workers_per_step: number of gradients in a synchronous step. 0 means that the server applies each gradient on arrival.
-          owner: in the program that made the variable, its StrategySession, which drops the variable when this storage is
-            garbage-collected.
+          workers_per_step: number of gradients in a synchronous step. 0 means that the server
+            applies each gradient on arrival.
+          owner: in the program that made the variable, its StrategySession, which drops the
+            variable when this storage is garbage-collected.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -57,7 +60,8 @@ class RemoteStorage:
 
     def __reduce__(self) -> Any:
         if self._owner is not None and not self._owner.note_pickled(self):
-            # From now on handles may be in any process, so the server keeps the variable until the session is closed.
+            # From now on handles may be in any process, so the server keeps the variable until the
+            # session is closed.
             self._pickled_elsewhere = True
         return RemoteStorage, (self.ref, self.workers_per_step)
 
@@ -79,7 +83,8 @@ class RemoteStorage:
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Future:
-        """Return a future of (version, value, slots, update keys), read atomically. Later updates do not change the arrays."""
+        """Return a future of (version, value, slots, update keys), read atomically. Later updates
+        do not change the arrays."""
         return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
@@ -87,14 +92,17 @@ class RemoteStorage:
         return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """Start to apply a gradient with an optimizer or a function, and return a future of an UpdateOutcome. Raises as `Variable.apply`
-        does.
+        """Start to apply a gradient with an optimizer or a function, and return a future of an
+        UpdateOutcome. Raises as `Variable.apply` does.
         """
         change = client.apply(self.ref, how, gradient)
-        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
+        return Then(
+            self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version
+        )
 
     def _note_version(self, replies: list[Any] | None) -> Any:
-        """Remember the version in the reply, and return the reply. `replies` contains exactly one reply."""
+        """Remember the version in the reply, and return the reply. `replies` contains exactly one
+        reply."""
         if replies is None:
             return None
         if replies[0][0] > self.version_seen:
@@ -102,14 +110,15 @@ class RemoteStorage:
         return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
-        """Return the arguments that tell `PsClient.update` to which step a gradient belongs. Raises ValueError in synchronous mode if
-        `step` is None.
+        """Return the arguments that tell `PsClient.update` to which step a gradient belongs. Raises
+        ValueError in synchronous mode if `step` is None.
         """
         if not self.workers_per_step:
             return {}
         if step is None:
             raise ValueError(
-                f"{self.ref} takes the gradients of {self.workers_per_step} workers for a step: pass step=, the number of the step"
+                f"{self.ref} takes the gradients of {self.workers_per_step} workers for a step: "
+                f"pass step=, the number of the step"
             )
         return {"step": int(step), "workers_per_step": self.workers_per_step}
 
@@ -134,7 +143,8 @@ class LocalStorage:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self.ref} lives in this process and stays there: make it inside strategy.scope(), so that workers reach it"
+            f"{self.ref} lives in this process and stays there: make it inside strategy.scope(), "
+            f"so that workers reach it"
         )
 
     def read(self) -> Future:
@@ -150,7 +160,9 @@ class LocalStorage:
     def saved(self) -> Future:
         with self._hosted.lock:
             version, value, slots = self._hosted.version, self._hosted.read(), self._hosted.saved()
-            own = {name: slot.copy() if slot.flags.writeable else slot for name, slot in slots.items()}
+            own = {
+                name: slot.copy() if slot.flags.writeable else slot for name, slot in slots.items()
+            }
             return ReadyValue((version, value.copy() if value.flags.writeable else value, own, b""))
 
     def change(self, change: Change, function: Callable[..., Any] | None = None) -> Future:

@@ -1,41 +1,56 @@
 """Calls and replies: the call tables of the client and of the server, without I/O.
 
-Rule 1: each method is an event (past tense), and its return value tells the caller what to do now: which messages to send, or which
-        calls have ended, so that the caller wakes the waiting threads. No method waits, reads a clock or touches a socket.
-Rule 2: each table has one owner. A client uses its table only under the channel's lock, and a server uses its table only in its loop.
-Rule 3: every blocking call passes through this module twice on each side, so the hot path uses only plain dicts and one record for each
-        call.
+Rule 1: each method is an event (past tense), and its return value tells the caller what to do now:
+        which messages to send, or which calls have ended, so that the caller wakes the waiting
+        threads. No method waits, reads a clock or touches a socket.
+Rule 2: each table has one owner. A client uses its table only under the channel's lock, and a
+server uses its table only in its loop.
+Rule 3: every blocking call passes through this module twice on each side, so the hot path uses only
+        plain dicts and one record for each call.
 
 Theory of operation
-    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). While no server is connected, all
-    calls wait for a server. While a server is connected, calls wait only to be batched, or because they are held back (see below). The
-    first call leaves at once. The calls that are made while a call is in flight leave together when a reply arrives, when a thread waits
-    for one of them, or when they fill a message. When the connection is lost, the calls in flight end with UNAVAILABLE. They are never sent
-    again, because the server may have executed them. Waiting calls wait for the next connection.
-    A client must not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while
-    the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
-    sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
-    its arguments are so small that they do not count (`counted_bytes`, a rule that the client and the server share). Small calls are never
-    held back, because a handler may be waiting for a small call of the client whose large calls keep the server busy.
-    The server accepts only calls that name its incarnation, from peers that have fewer than `pending_max` unanswered calls.
-    The server drops a call whose reply is no longer wanted, because the call was cancelled, its deadline has passed, or its connection has
-    ended.
+    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the
+    server). While no server is connected, all calls wait for a server. While a server is connected,
+    calls wait only to be batched, or because they are held back (see below). The first call leaves
+    at once. The calls that are made while a call is in flight leave together when a reply arrives,
+    when a thread waits for one of them, or when they fill a message. When the connection is lost,
+    the calls in flight end with UNAVAILABLE. They are never sent again, because the server may have
+    executed them. Waiting calls wait for the next connection.
+    A client must not fill the server's memory. So it sends arguments eagerly, which means before
+    the server has room for them, only while the arguments of all its unanswered calls fit into a
+    window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is sent without
+    these parts, and the server requests them when it has room. Any other call is held back until
+    replies have arrived, unless its arguments are so small that they do not count (`counted_bytes`,
+    a rule that the client and the server share). Small calls are never held back, because a handler
+    may be waiting for a small call of the client whose large calls keep the server busy. The server
+    accepts only calls that name its incarnation, from peers that have fewer than `pending_max`
+    unanswered calls. The server drops a call whose reply is no longer wanted, because the call was
+    cancelled, its deadline has passed, or its connection has ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
-    P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of a refusal.
-    P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never sent again.
-    P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that hello.
+    P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED,
+        UNAVAILABLE, or the error of a refusal.
+    P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never
+        sent again.
+    P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that
+        hello.
     P4  A table keeps no state of a call that has ended, or of a peer whose connection has ended.
     P5  A call for another incarnation is never started.
-    P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
-    P7  Calls leave in the order in which they were made, except calls that are held back (P9). A message has at most BATCH_ITEMS_MAX
-        calls, and gets no further call when its bodies have BATCH_BYTES_MAX bytes. A call with frames has a message of its own.
-    P8  A call does not wait to be batched if no call is in flight, if the waiting calls fill a message, or if the call has frames.
-    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, unless they belong to a single
-        call. If a call does not fit and has more than CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held
-        back, in the order in which they were made. A call whose arguments do not count is never held back.
+    P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is
+        RESOURCE_EXHAUSTED.
+    P7  Calls leave in the order in which they were made, except calls that are held back (P9). A
+        message has at most BATCH_ITEMS_MAX calls, and gets no further call when its bodies have
+        BATCH_BYTES_MAX bytes. A call with frames has a message of its own.
+    P8  A call does not wait to be batched if no call is in flight, if the waiting calls fill a
+        message, or if the call has frames.
+    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max`
+        bytes, unless they belong to a single call. If a call does not fit and has more than
+        CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held back,
+        in the order in which they were made. A call whose arguments do not count is never held
+        back.
 
-Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of a call (rpc/service.py).
+Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of
+a call (rpc/service.py).
 """
 
 from __future__ import annotations
@@ -44,7 +59,13 @@ from collections.abc import Hashable, Sequence
 from math import ceil, inf
 from typing import Any, Final, TypeAlias
 
-from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+)
 from zmqdist.limits import (
     BATCH_BYTES_MAX,
     BATCH_ITEMS_MAX,
@@ -56,7 +77,8 @@ from zmqdist.limits import (
 from zmqdist.messages import Call, CancelCall, Reply
 
 NEVER_S: Final = 1e9
-"""Time on the owner's clock in seconds, 30 years after its zero: a call whose `due` is later has no deadline."""
+"""Time on the owner's clock in seconds, 30 years after its zero: a call whose `due` is later has no
+deadline."""
 
 Frames: TypeAlias = Sequence[Any]
 """Payload frames: buffers whose content only the caller and the handler interpret."""
@@ -68,7 +90,8 @@ def nbytes_of(frames: Frames) -> int:
 
 
 def counted_bytes(body: bytes, frames: Frames) -> int:
-    """Return how many bytes of a call's arguments count against the bound on eager arguments: 0 if the arguments are small.
+    """Return how many bytes of a call's arguments count against the bound on eager arguments: 0 if
+    the arguments are small.
 
     Client and server both apply this rule.
     """
@@ -80,16 +103,23 @@ class ClientCall:
     """One call of a client, from `submitted` to its end.
 
     Attributes:
-      method, body, frames: the request; the owner empties `body` and `frames` after it has sent them.
-      due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` if the call has no deadline.
+      method, body, frames: the request; the owner empties `body` and `frames` after it has sent
+        them.
+      due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` if the
+        call has no deadline.
       id: number of the call in the table; 0 before `submitted`.
-      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply, which is a value if `code` is 0.
-      waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
-      bounded: whether P9, the bound on eager arguments, applies to the call. It does not if the server starts the method at once, because
-        the server bounds such calls in another way.
-      nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before `submitted`.
-      held: whether the call was sent without its large parts, which then wait here until the server requests them.
-      allocate: function that returns the memory for the large parts of the reply; None means fresh memory.
+      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply,
+        which is a value if `code` is 0.
+      waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead
+        of waiting for one.
+      bounded: whether P9, the bound on eager arguments, applies to the call. It does not if the
+        server starts the method at once, because the server bounds such calls in another way.
+      nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before
+        `submitted`.
+      held: whether the call was sent without its large parts, which then wait here until the server
+        requests them.
+      allocate: function that returns the memory for the large parts of the reply; None means fresh
+        memory.
       waiters, callbacks: lists that belong to the owner; None until it needs them.
     """
 
@@ -129,7 +159,8 @@ class ClientCall:
         self.callbacks: Any = None
 
     def end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
-        """End the call. The tables call this; other code may call it only for a call that was never given to a table."""
+        """End the call. The tables call this; other code may call it only for a call that was never
+        given to a table."""
         self.code = code
         self.message = message
         self.body = body
@@ -143,16 +174,21 @@ class ClientCalls:
     Attributes:
       incarnation: the incarnation of the connected server; 0 while no server is connected.
       in_flight: sent calls by number, in the order in which they were made.
-      waiting: unsent calls by number, in the order in which they were made; they wait for a server, or to be batched with other calls.
+      waiting: unsent calls by number, in the order in which they were made; they wait for a server,
+        or to be batched with other calls.
       waiting_bytes: bytes of the bodies in `waiting`.
       eager_bytes: bytes of counted arguments that the calls in flight have sent eagerly (P9).
-      held_back: calls that wait until replies make room for their arguments (P9), in the order in which they were made. *Invariant*: each
-        was made before every call in `waiting`.
-      deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: each call's `due` is at this time or later.
+      held_back: calls that wait until replies make room for their arguments (P9), in the order in
+        which they were made. *Invariant*: each was made before every call in `waiting`.
+      deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*:
+        each call's `due` is at this time or later.
     """
 
     def __init__(
-        self, address: str, pending_max: int = CALLS_PENDING_MAX, eager_bytes_max: int = EAGER_BYTES_MAX
+        self,
+        address: str,
+        pending_max: int = CALLS_PENDING_MAX,
+        eager_bytes_max: int = EAGER_BYTES_MAX,
     ) -> None:
         self._address = address
         self._pending_max = pending_max
@@ -167,20 +203,26 @@ class ClientCalls:
         self.held_back: dict[int, ClientCall] = {}
 
     def submitted(self, call: ClientCall) -> bool:
-        """Add a new call, which then waits to be sent. The call ends at once if too many calls are open, or if it does not wait for a
-        server and no server is connected.
+        """Add a new call, which then waits to be sent. The call ends at once if too many calls are
+        open, or if it does not wait for a server and no server is connected.
 
         Returns:
-          Whether the caller should send the waiting calls now, because P8 says that they need not wait to be batched.
+          Whether the caller should send the waiting calls now, because P8 says that they need not
+          wait to be batched.
         """
         waiting, in_flight = self.waiting, self.in_flight
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
             call.end(
-                RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
+                RESOURCE_EXHAUSTED,
+                f"{self._pending_max} calls to {self._address} are unanswered: wait for some first",
             )
             return False
         if not self.incarnation and not call.waits_for_server:
-            call.end(UNAVAILABLE, f"the server at {self._address} has ended; the call of {call.method!r} was not sent")
+            call.end(
+                UNAVAILABLE,
+                f"the server at {self._address} has ended; the call of {call.method!r} was not "
+                f"sent",
+            )
             return False
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
@@ -198,8 +240,8 @@ class ClientCalls:
         )
 
     def next_message(self) -> list[ClientCall]:
-        """Return the calls to send as one message, and count them as in flight. Return an empty list if no call may leave, or no server is
-        connected.
+        """Return the calls to send as one message, and count them as in flight. Return an empty
+        list if no call may leave, or no server is connected.
         """
         if not self.incarnation:
             return []
@@ -219,9 +261,11 @@ class ClientCalls:
         return self._next_calls(waiting) if waiting else []
 
     def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
-        """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message, and return them.
+        """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message,
+        and return them.
 
-        If P9, the bound on eager arguments, does not let a call of `waiting` leave, the call is moved to `held_back`.
+        If P9, the bound on eager arguments, does not let a call of `waiting` leave, the call is
+        moved to `held_back`.
         """
         held_back = self.held_back
         resumes = source is held_back
@@ -255,7 +299,8 @@ class ClientCalls:
         return calls
 
     def _may_send(self, call: ClientCall, first: bool = True) -> bool:
-        """Return whether P9, the bound on eager arguments, lets a call leave now, perhaps without its large parts.
+        """Return whether P9, the bound on eager arguments, lets a call leave now, perhaps without
+        its large parts.
 
         Args:
           first: whether no earlier call is held back.
@@ -268,17 +313,20 @@ class ClientCalls:
         return first and not self.eager_bytes
 
     def is_unsent(self, call: ClientCall) -> bool:
-        """Return whether a call was not sent yet, because it waits for a server, to be batched, or for replies to other calls."""
+        """Return whether a call was not sent yet, because it waits for a server, to be batched, or
+        for replies to other calls."""
         return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
-        """Return the message that requests a call. It contains the time left until the call's deadline."""
+        """Return the message that requests a call. It contains the time left until the call's
+        deadline."""
         left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < NEVER_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Record that the connection did not take the message with these calls. Move them, and all calls that the bound on
-        arguments (P9) holds back, to the waiting calls, in the order in which they were made.
+        """Record that the connection did not take the message with these calls. Move them, and all
+        calls that the bound on arguments (P9) holds back, to the waiting calls, in the order in
+        which they were made.
         """
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())
@@ -289,12 +337,14 @@ class ClientCalls:
         self.incarnation = incarnation
 
     def server_leaving(self) -> None:
-        """Record that the server said goodbye. The server still replies to the calls in flight; new calls wait for its next incarnation."""
+        """Record that the server said goodbye. The server still replies to the calls in flight; new
+        calls wait for its next incarnation."""
         self.incarnation = 0
         self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
-        """Record that the connection has ended, and that all its messages were read. Return the calls that end because of this."""
+        """Record that the connection has ended, and that all its messages were read. Return the
+        calls that end because of this."""
         self.incarnation = 0
         self.eager_bytes = 0
         self._requeue({})
@@ -303,17 +353,23 @@ class ClientCalls:
         for call in ended:
             call.end(
                 UNAVAILABLE,
-                f"the connection to {self._address} was lost while the call of {call.method!r} was in flight; "
+                f"the connection to {self._address} was lost while the call of {call.method!r} "
+                f"was in flight; "
                 "the server may have executed it",
             )
         for call in [call for call in self.waiting.values() if not call.waits_for_server]:
             self._forget(call)
-            call.end(UNAVAILABLE, f"the server at {self._address} has ended; the call of {call.method!r} was not sent")
+            call.end(
+                UNAVAILABLE,
+                f"the server at {self._address} has ended; the call of {call.method!r} was not "
+                f"sent",
+            )
             ended.append(call)
         return ended
 
     def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
-        """Record that a reply has arrived. Return the call that has ended now; None if the call had ended before."""
+        """Record that a reply has arrived. Return the call that has ended now; None if the call had
+        ended before."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
             self.eager_bytes -= call.nbytes
@@ -325,8 +381,8 @@ class ClientCalls:
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
-        """End a call that its caller cancels, unless it has ended. Return the message that cancels the call at the server; None if the call
-        was not sent.
+        """End a call that its caller cancels, unless it has ended. Return the message that cancels
+        the call at the server; None if the call was not sent.
         """
         if call.ended:
             return None
@@ -335,8 +391,8 @@ class ClientCalls:
         return CancelCall(call.id) if in_flight else None
 
     def ticked(self, now: float) -> list[ClientCall]:
-        """End and return the calls whose deadline has passed. The server needs no message, because each request contained the time left
-        until its deadline.
+        """End and return the calls whose deadline has passed. The server needs no message, because
+        each request contained the time left until its deadline.
         """
         if now < self.deadline:
             return []
@@ -344,12 +400,18 @@ class ClientCalls:
         for call in ended:
             sent = self._forget(call)
             waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
-            call.end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
-        self.deadline = min((call.due for calls in self._tables() for call in calls.values()), default=inf)
+            call.end(
+                DEADLINE_EXCEEDED,
+                f"deadline passed while the call of {call.method!r} waited for {waited_for}",
+            )
+        self.deadline = min(
+            (call.due for calls in self._tables() for call in calls.values()), default=inf
+        )
         return ended
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
-        """End all calls with this error, because the server refuses this client or the client is closed. Return the calls."""
+        """End all calls with this error, because the server refuses this client or the client is
+        closed. Return the calls."""
         self.incarnation = 0
         ended = [call for calls in self._tables() for call in calls.values()]
         for calls in self._tables():
@@ -364,7 +426,8 @@ class ClientCalls:
         return self.in_flight, self.held_back, self.waiting
 
     def _requeue(self, unsent: dict[int, ClientCall]) -> None:
-        """Move these calls, and all that are held back, to the waiting calls, in the order in which they were made."""
+        """Move these calls, and all that are held back, to the waiting calls, in the order in which
+        they were made."""
         if unsent or self.held_back:
             again = {**unsent, **self.held_back}
             self.waiting_bytes += sum(len(call.body) for call in again.values())
@@ -372,7 +435,8 @@ class ClientCalls:
             self.waiting = dict(sorted({**again, **self.waiting}.items()))
 
     def _forget(self, call: ClientCall) -> bool:
-        """Remove a call from the table, which may make room for a call that is held back. Return whether the removed call was in flight."""
+        """Remove a call from the table, which may make room for a call that is held back. Return
+        whether the removed call was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
             self.eager_bytes -= call.nbytes
             return True
@@ -384,12 +448,15 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call in a server's table. Any thread may call `is_wanted`; only the loop's thread uses the rest.
+    """One call in a server's table. Any thread may call `is_wanted`; only the loop's thread uses
+    the rest.
 
     Attributes:
       dropped: whether the call was cancelled or finished, or its connection has ended.
-      due: time on the server's clock at which the caller stops waiting; `inf` if the call has no deadline.
-      on_dropped: a function that the table's owner sets, and calls when the call is cancelled or its connection ends; or None.
+      due: time on the server's clock at which the caller stops waiting; `inf` if the call has no
+        deadline.
+      on_dropped: a function that the table's owner sets, and calls when the call is cancelled or
+        its connection ends; or None.
     """
 
     __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
@@ -414,38 +481,57 @@ class ServerCalls:
         self._pending_max = pending_max
         self._by_peer: dict[Hashable, dict[int, ServedCall]] = {}
         self.repeated = 0
-        """Count of calls that were refused because their call number was in use, which is a fault of the peer."""
+        """Count of calls that were refused because their call number was in use, which is a fault
+        of the peer."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_peer.values()))
 
     def stale_reply(self, call: Call) -> Reply | None:
-        """Return the reply that refuses a call for another incarnation of this server; None for a call to this incarnation."""
+        """Return the reply that refuses a call for another incarnation of this server; None for a
+        call to this incarnation."""
         if call.incarnation == self._incarnation:
             return None
         return Reply(
-            call.id, UNAVAILABLE, "the call was for an earlier incarnation of this server; it was not executed", b""
+            call.id,
+            UNAVAILABLE,
+            "the call was for an earlier incarnation of this server; it was not executed",
+            b"",
         )
 
     def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
-        """Add a call that is not served inline. Return the record of the call, or the reply that refuses the call."""
+        """Add a call that is not served inline. Return the record of the call, or the reply that
+        refuses the call."""
         refused = self.stale_reply(call)
         if refused is not None:
             return refused
         calls = self._by_peer.setdefault(peer, {})
         if call.id in calls:
             self.repeated += 1
-            return Reply(call.id, INVALID_ARGUMENT, f"call number {call.id} is in use by an unanswered call", b"")
+            return Reply(
+                call.id,
+                INVALID_ARGUMENT,
+                f"call number {call.id} is in use by an unanswered call",
+                b"",
+            )
         if len(calls) >= self._pending_max:
-            return Reply(call.id, RESOURCE_EXHAUSTED, f"{self._pending_max} calls of this client are unanswered", b"")
-        served = calls[call.id] = ServedCall(peer, call.id, now + call.left_ms / 1000 if call.left_ms else inf)
+            return Reply(
+                call.id,
+                RESOURCE_EXHAUSTED,
+                f"{self._pending_max} calls of this client are unanswered",
+                b"",
+            )
+        served = calls[call.id] = ServedCall(
+            peer, call.id, now + call.left_ms / 1000 if call.left_ms else inf
+        )
         return served
 
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
-        """Remove a call that has run, or whose reply is not wanted. Return whether to send its reply: True at most once for each call.
+        """Remove a call that has run, or whose reply is not wanted. Return whether to send its
+        reply: True at most once for each call.
 
-        After the deadline no reply is sent, because the client has already ended the call, and because a method that has found
-        `cancelled()` true may have returned anything.
+        After the deadline no reply is sent, because the client has already ended the call, and
+        because a method that has found `cancelled()` true may have returned anything.
         """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
@@ -456,7 +542,8 @@ class ServerCalls:
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Mark a call as cancelled: it no longer begins, and no reply is sent. It counts as unanswered until `finished` is called.
+        """Mark a call as cancelled: it no longer begins, and no reply is sent. It counts as
+        unanswered until `finished` is called.
 
         Returns:
           The call; None if it was cancelled before or is not in the table.
@@ -474,7 +561,9 @@ class ServerCalls:
             self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> list[ServedCall]:
-        """Drop all calls of a connection that has ended; return the calls that were still wanted."""
+        """Drop all calls of a connection that has ended; return the calls that were still
+        wanted.
+        """
         dropped = [served for served in self._by_peer.pop(peer, {}).values() if not served.dropped]
         for served in dropped:
             served.dropped = True

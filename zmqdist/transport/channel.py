@@ -1,41 +1,52 @@
 """The client's side of calls: many threads, one DEALER socket, and usually no thread of its own.
 
-Theory of operation: leader and followers
-    The first thread that waits for a reply becomes the leader: it polls the descriptors of the socket, of the socket's monitor and of an
-    eventfd, which other threads write to wake the leader, and it reads for all threads. Other waiting threads are followers: each sleeps on
-    a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in ZeroMQ's receive queue. A blocking
-    call costs no more than on the bare socket, because the waiting thread itself reads the reply.
+Theory of operation: leader and followers The first thread that waits for a reply becomes the
+    leader: it polls the descriptors of the socket, of the socket's monitor and of an eventfd, which
+    other threads write to wake the leader, and it reads for all threads. Other waiting threads are
+    followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no
+    thread waits, replies stay in ZeroMQ's receive queue. A blocking call costs no more than on the
+    bare socket, because the waiting thread itself reads the reply.
 
-    A reader thread leads in the same way, but only for work that no waiting thread does: a call has a callback, a call waits for a server
-    while its caller does something else, or arguments are still being sent in chunks.
+    A reader thread leads in the same way, but only for work that no waiting thread does: a call has
+    a callback, a call waits for a server while its caller does something else, or arguments are
+    still being sent in chunks.
 
-    Calls that no thread waits for are gathered (P8 of calls_machine.py says which leave at once). They leave together when a thread begins
-    to wait for a reply or has read a message, or when the reader thread wakes: every GATHER_S while calls are gathered.
+    Calls that no thread waits for are gathered (P8 of calls_machine.py says which leave at once).
+    They leave together when a thread begins to wait for a reply or has read a message, or when the
+    reader thread wakes: every GATHER_S while calls are gathered.
 
-    A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
-    spin while followers wait, nor after several spins in vain.
+    A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread
+    takes as long as a quick reply. It does not spin while followers wait, nor after several spins
+    in vain.
 
 Rules
-    R1  A thread uses the socket only under the lock. Before it releases the lock, it queries EVENTS and finds no input, because ZeroMQ's
-        descriptor signals only new input, and any use of the socket may consume that signal. There are three exceptions: no call is in
-        flight; the thread has sent a call and becomes the leader, which queries EVENTS before it sleeps or leaves; or large transfers are
-        under way. During large transfers a thread may release the lock with input left, so that other threads can take the lock; the
-        eventfd signals that input.
-    R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
-        there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
+    R1  A thread uses the socket only under the lock. Before it releases the lock, it queries EVENTS
+        and finds no input, because ZeroMQ's descriptor signals only new input, and any use of the
+        socket may consume that signal. There are three exceptions: no call is in flight; the thread
+        has sent a call and becomes the leader, which queries EVENTS before it sleeps or leaves; or
+        large transfers are under way. During large transfers a thread may release the lock with
+        input left, so that other threads can take the lock; the eventfd signals that input.
+    R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd.
+        Only the leader, or any thread while there is no leader, opens and closes sockets, so that
+        no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
     R4  A leader that leaves, for any reason, promotes a follower, if there is one.
-    R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases the follower's lock.
-    R6  A follower that wakes finds out under the channel's lock whether its call has ended, it was promoted, or the deadline has passed.
-    R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main thread; KeyboardInterrupt is raised outside
-        the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
-        lost, but no thread is left waiting without a leader.
-    R8  A thread sleeps for at most SLICE_S at a time. If a thread finds input only because this time has passed, a signal was lost. This is
-        a bug, and `stalls` counts it.
+    R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases the
+        follower's lock.
+    R6  A follower that wakes finds out under the channel's lock whether its call has ended, it was
+        promoted, or the deadline has passed.
+    R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main
+        thread; KeyboardInterrupt is raised outside the lock (interrupt_guard.py). If a signal
+        handler of the program raises inside the channel, the reply that was being read may be lost,
+        but no thread is left waiting without a leader.
+    R8  A thread sleeps for at most SLICE_S at a time. If a thread finds input only because this
+        time has passed, a signal was lost. This is a bug, and `stalls` counts it.
 
-Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
+Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the
+lock.
 
-Not here: the socket and its messages (client_connection.py), the states of a call (calls_machine.py), the meaning of a value (rpc).
+Not here: the socket and its messages (client_connection.py), the states of a call
+(calls_machine.py), the meaning of a value (rpc).
 """
 
 from __future__ import annotations
@@ -66,27 +77,35 @@ log = logging.getLogger("zmqdist.transport")
 
 SLICE_S: Final = 1.0
 GATHER_S: Final = 0.002
-"""Seconds for which calls that no thread waits for are gathered, to be sent together. A call is delayed by at most twice this time."""
+"""Seconds for which calls that no thread waits for are gathered, to be sent together. A call is
+delayed by at most twice this time."""
 CHECK_EVERY_CALLS: Final = 32
-"""Number of gathered calls between two checks for replies, because a check costs as much as gathering a few calls."""
+"""Number of gathered calls between two checks for replies, because a check costs as much as
+gathering a few calls."""
 SPIN_S: Final = 0.0002
-"""Seconds for which a leader polls before it sleeps: as long as a round trip on one host takes, if the server replies at once."""
+"""Seconds for which a leader polls before it sleeps: as long as a round trip on one host takes, if
+the server replies at once."""
 SPINS_IN_VAIN_MAX: Final = 4
-"""Number of vain spins in a row after which replies count as slow, so that a leader spins only in every SPIN_AGAIN-th wait."""
+"""Number of vain spins in a row after which replies count as slow, so that a leader spins only in
+every SPIN_AGAIN-th wait."""
 SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
-"""Seconds after a check of the connection in which a new call does not check again, because a blocking call has just made that check."""
+"""Seconds after a check of the connection in which a new call does not check again, because a
+blocking call has just made that check."""
 YIELD_S: Final = 0.0001
-"""Seconds for which the leader of a large transfer sleeps after it has woken a thread, so that this thread can run."""
+"""Seconds for which the leader of a large transfer sleeps after it has woken a thread, so that this
+thread can run."""
 LINGER_S: Final = 0.5
 """Seconds that messages which were sent right before `close` have to leave."""
 _NO_THREAD: Final = 0
-# Channels with callbacks to call. This set keeps them from being collected, even while their reader threads sleep.
+# Channels with callbacks to call. This set keeps them from being collected, even while their reader
+# threads sleep.
 _channels_with_callbacks: Final[set[Channel]] = set()
 
 
 class _Sleeper:
-    """A thread that sleeps on a lock of its own. *Invariant*: the lock is held while the sleeper is in `_followers` or `_parked`."""
+    """A thread that sleeps on a lock of its own. *Invariant*: the lock is held while the sleeper is
+    in `_followers` or `_parked`."""
 
     __slots__ = ("call", "lock", "promoted", "thread")
 
@@ -99,22 +118,27 @@ class _Sleeper:
 
 
 def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
-    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C may call this at any point of the main thread."""
+    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C may call this at
+    any point of the main thread."""
     if sleepers.pop(sleeper, sleeper) is None:
         sleeper.lock.release()
 
 
 class Channel:
-    """The client's side of calls to one address, for any number of threads. Dropping the last reference closes the channel.
+    """The client's side of calls to one address, for any number of threads. Dropping the last
+    reference closes the channel.
 
     Attributes:
       address: "host:port".
-      callbacks: the thread for the program's callbacks, which may wait for calls of this channel. It ends with the channel.
-      stalls: number of waits that lasted SLICE_S although there was input (R8). A value above 0 is a bug of zmqdist.
+      callbacks: the thread for the program's callbacks, which may wait for calls of this channel.
+        It ends with the channel.
+      stalls: number of waits that lasted SLICE_S although there was input (R8). A value above 0 is
+        a bug of zmqdist.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
-        """Begin to connect, without waiting for the server. Raises InvalidArgumentError for a wrong address."""
+        """Begin to connect, without waiting for the server. Raises InvalidArgumentError for a wrong
+        address."""
         check_threads()
         self.address = address
         self.stalls = 0
@@ -138,12 +162,14 @@ class Channel:
         self._closed = False
         self._connection.maintain(monotonic())
 
-    # -- what callers do ------------------------------------------------------------------------------------------------
+    # -- what callers do ---------------------------------------------------------------------------
 
     def submit(self, call: ClientCall) -> None:
-        """Send the call and return at once. Small frames are copied. The caller must not change large frames (transfers.py) any more.
+        """Send the call and return at once. Small frames are copied. The caller must not change
+        large frames (transfers.py) any more.
 
-        On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError after a fork.
+        On a closed channel the call ends at once with FAILED_PRECONDITION. Raises
+        FailedPreconditionError after a fork.
         """
         if self._gathering and not call.frames and self._gather(call):
             return
@@ -155,7 +181,8 @@ class Channel:
         self._guard.check()
 
     def call_and_wait(self, call: ClientCall) -> None:
-        """Send the call and wait until it has ended. Raises the errors of `submit`, and KeyboardInterrupt."""
+        """Send the call and wait until it has ended. Raises the errors of `submit`, and
+        KeyboardInterrupt."""
         with self._guard as shielded:
             if self._submit(call, True):
                 self._lead(call, shielded)
@@ -170,7 +197,8 @@ class Channel:
             self._wait(call, shielded)
 
     def poll(self, call: ClientCall) -> bool:
-        """Read the messages that have arrived, end expired calls, and return whether the call has ended. Does not wait."""
+        """Read the messages that have arrived, end expired calls, and return whether the call has
+        ended. Does not wait."""
         if call.ended:
             return True
         with self._guard, self._lock:
@@ -184,7 +212,8 @@ class Channel:
         return call.ended
 
     def cancel(self, call: ClientCall) -> bool:
-        """End the call with CANCELLED, and send the server a message that cancels it. Return False if the call had ended before."""
+        """End the call with CANCELLED, and send the server a message that cancels it. Return False
+        if the call had ended before."""
         with self._guard, self._lock:
             if call.ended or self._closed:
                 return False
@@ -193,7 +222,8 @@ class Channel:
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended already, this thread calls `fn` at once.
+        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended
+        already, this thread calls `fn` at once.
 
         `fn` must not wait, because the reader thread may be the only one that reads replies.
         """
@@ -212,7 +242,8 @@ class Channel:
         fn(call)
 
     def close(self) -> None:
-        """End all unanswered calls with CANCELLED, and close the connection. Messages just sent have LINGER_S to leave. Idempotent."""
+        """End all unanswered calls with CANCELLED, and close the connection. Messages just sent
+        have LINGER_S to leave. Idempotent."""
         if self._guard.forked:
             return
         with self._guard, self._lock:
@@ -245,11 +276,14 @@ class Channel:
     def snapshot(self) -> ClientSnapshot:
         """Return the current figures. Raises FailedPreconditionError after a fork."""
         with self._guard, self._lock:
-            return self._connection.snapshot(len(self._followers) + (self._leader_call is not None), self.stalls)
+            return self._connection.snapshot(
+                len(self._followers) + (self._leader_call is not None), self.stalls
+            )
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # The finalizer of a stream may have passed this channel to another thread, which may hold the lock now.
+            # The finalizer of a stream may have passed this channel to another thread, which may
+            # hold the lock now.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -261,10 +295,11 @@ class Channel:
         if "_wake_fd" in self.__dict__:
             os.close(self._wake_fd)
 
-    # -- sending --------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Add a call that can be batched. Return False if the call needs `_submit`. Enter the guard only to use the socket."""
+        """Add a call that can be batched. Return False if the call needs `_submit`. Enter the guard
+        only to use the socket."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -282,14 +317,17 @@ class Channel:
         return True
 
     def _submit(self, call: ClientCall, waits: bool) -> bool:
-        """Submit a new call. Return whether this thread has become the leader, which happens only if `waits` is True."""
+        """Submit a new call. Return whether this thread has become the leader, which happens only
+        if `waits` is True."""
         now = monotonic()
         with self._turnstile, self._lock:
             if self._closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
                 return False
             connection, table = self._connection, self._connection.table
-            if self._leader == _NO_THREAD and (now - self._checked_at > FRESH_S or not table.incarnation):
+            if self._leader == _NO_THREAD and (
+                now - self._checked_at > FRESH_S or not table.incarnation
+            ):
                 self._check_connection(now)
             connection.submit(call, waits)
             if table.waiting:
@@ -297,8 +335,11 @@ class Channel:
                     self._begin_gathering()
                 else:
                     self._ensure_connecting(now, waits)
-            if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                # until all of this call has left, a thread must read the server's acknowledgments, requests for parts, and replies
+            if not waits and (
+                table.held_back or (connection.bulk.tracked and connection.bulk.sending)
+            ):
+                # until all of this call has left, a thread must read the server's acknowledgments,
+                # requests for parts, and replies
                 self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
@@ -311,7 +352,8 @@ class Channel:
             return lead
 
     def _ensure_connecting(self, now: float, waits: bool) -> None:
-        """Maintain the connection now, and make sure that a thread maintains it later, because a call waits for a server."""
+        """Maintain the connection now, and make sure that a thread maintains it later, because a
+        call waits for a server."""
         if self._leader == _NO_THREAD:
             self._connection.maintain(now)
         else:
@@ -324,11 +366,12 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # Wake the reader thread if it is the leader, because its poll may sleep for longer than GATHER_S.
+            # Wake the reader thread if it is the leader, because its poll may sleep for longer than
+            # GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
-    # -- waiting --------------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _wait(self, call: ClientCall, shielded: bool) -> None:
         me = None
@@ -351,8 +394,10 @@ class Channel:
             self._lead(call, shielded)
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
-        """Read for all threads, as the leader, until the call of this thread has ended or Ctrl-C has arrived."""
-        slice_ms = 0.0  # query EVENTS before the first sleep: a send may have consumed the signal of input (R1)
+        """Read for all threads, as the leader, until the call of this thread has ended or Ctrl-C
+        has arrived."""
+        # query EVENTS before the first sleep: a send may have consumed the signal of input (R1)
+        slice_ms = 0.0
         try:
             while True:
                 ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
@@ -364,7 +409,8 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # a signal handler may raise, and the other threads need a leader (R4)
+        except BaseException:
+            # a signal handler may raise, and the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -373,7 +419,8 @@ class Channel:
             raise
 
     def _spin(self) -> list[tuple[int, int]]:
-        """Poll without sleeping for SPIN_S, unless followers wait or recent spins were in vain. Return the ready descriptors."""
+        """Poll without sleeping for SPIN_S, unless followers wait or recent spins were in vain.
+        Return the ready descriptors."""
         if self._followers:
             return []
         if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
@@ -391,19 +438,22 @@ class Channel:
         return ready
 
     def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Sleep until the call has ended, Ctrl-C has arrived, or this thread has become the leader; return True in the last case."""
+        """Sleep until the call has ended, Ctrl-C has arrived, or this thread has become the leader;
+        return True in the last case."""
         if shielded:
             followers = self._followers
             self._guard.wake = lambda: _release(followers, me)
         try:
             while True:
-                # A Ctrl-C that arrived before `wake` was set did not wake this thread, which then must not sleep.
+                # A Ctrl-C that arrived before `wake` was set did not wake this thread, which then
+                # must not sleep.
                 slice_s = 0.0 if shielded and self._guard.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # a signal handler of the program may raise, and this thread then waits no longer
+        except BaseException:
+            # a signal handler of the program may raise, and this thread then waits no longer
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -412,7 +462,8 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Return whether this follower's sleep is over (R6). If it is over and `me.promoted` is set, the follower is the leader now."""
+        """Return whether this follower's sleep is over (R6). If it is over and `me.promoted` is
+        set, the follower is the leader now."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep
@@ -426,7 +477,8 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # Ctrl-C woke this thread, but `interrupted` is not set any more: sleep again
+        if not call.ended and not asleep:
+            # Ctrl-C woke this thread, but `interrupted` is not set any more: sleep again
             self._followers[me] = None
         return call.ended
 
@@ -456,15 +508,17 @@ class Channel:
             self._wake_reader()
 
     def _slice_ms(self, due: float) -> float:
-        """Return how many milliseconds a leader may sleep: until `due` or the connection's next step, and at most SLICE_S."""
+        """Return how many milliseconds a leader may sleep: until `due` or the connection's next
+        step, and at most SLICE_S."""
         connection_due = self._connection.due
         due = due if connection_due is None else min(due, connection_due)
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
 
-    # -- under the lock ---------------------------------------------------------------------------------------------------
+    # -- under the lock ----------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Read messages, maintain the connection and end expired calls, after the leader has polled for `slept_ms` at most."""
+        """Read messages, maintain the connection and end expired calls, after the leader has polled
+        for `slept_ms` at most."""
         connection = self._connection
         if self._closed:
             return
@@ -476,7 +530,8 @@ class Channel:
                 tend = True
             else:
                 announced = True
-        # Only a sleep of SLICE_S counts as a stall, because input often arrives just when a shorter sleep ends.
+        # Only a sleep of SLICE_S counts as a stall, because input often arrives just when a shorter
+        # sleep ends.
         unannounced = not ready and slept_ms >= SLICE_S * 1000 and not connection.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
@@ -491,7 +546,8 @@ class Channel:
             self._wake_waiters(self._leader)
 
     def _check_connection(self, now: float) -> None:
-        """Read the messages that have arrived, and maintain the connection, without waiting. Use this while there is no leader."""
+        """Read the messages that have arrived, and maintain the connection, without waiting. Use
+        this while there is no leader."""
         self._checked_at = now
         connection = self._connection
         connection.read_arrived()
@@ -499,11 +555,13 @@ class Channel:
             connection.maintain(now)
 
     def _wake_waiters(self, reader: int = _NO_THREAD) -> None:
-        """Wake the threads whose calls have ended, and queue callbacks. If the leader calls this, `reader` is its thread."""
+        """Wake the threads whose calls have ended, and queue callbacks. If the leader calls this,
+        `reader` is its thread."""
         ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
-                os.eventfd_write(self._wake_fd, 1)  # the call of the leader has ended, so end its poll (R2)
+                # the call of the leader has ended, so end its poll (R2)
+                os.eventfd_write(self._wake_fd, 1)
             if call.waiters is not None:
                 self._woke_waiters = True
                 for follower in call.waiters:
@@ -516,17 +574,22 @@ class Channel:
                 self._ensure_reader()
         ended.clear()
 
-    # -- the reader thread ------------------------------------------------------------------------------------------------
+    # -- the reader thread -------------------------------------------------------------------------
 
     def _reader_needed(self) -> bool:
         connection, table = self._connection, self._connection.table
         waiting = table.held_back or (table.waiting and not table.incarnation)
-        return bool(self._calls_with_callbacks or self._due_callbacks or waiting or connection.bulk.sending)
+        return bool(
+            self._calls_with_callbacks or self._due_callbacks or waiting or connection.bulk.sending
+        )
 
     def _ensure_reader(self) -> None:
         if self._reader is None:
             self._reader = threading.Thread(
-                target=_reader_main, args=(weakref.ref(self),), name=f"zmqdist-reader-{self.address}", daemon=True
+                target=_reader_main,
+                args=(weakref.ref(self),),
+                name=f"zmqdist-reader-{self.address}",
+                daemon=True,
             )
             self._reader.start()
         else:
@@ -537,14 +600,16 @@ class Channel:
             _release(self._parked, sleeper)
 
     def reader_turn(self, me: _Sleeper) -> float | None:
-        """Do the reader thread's work between two sleeps. Return for how many seconds the thread may sleep; None if it may end."""
+        """Do the reader thread's work between two sleeps. Return for how many seconds the thread
+        may sleep; None if it may end."""
         with self._lock:
             to_call, self._due_callbacks = self._due_callbacks, []
         for fn, call in to_call:
             try:
                 fn(call)
             except BaseException:
-                # the reader thread must survive a callback that raises, because other callbacks are due
+                # the reader thread must survive a callback that raises, because other callbacks are
+                # due
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
@@ -575,7 +640,10 @@ class Channel:
 
     def _lead_one_slice(self) -> None:
         try:
-            slice_ms = min(GATHER_S * 1000 if self._gathering else inf, self._slice_ms(self._connection.table.deadline))
+            slice_ms = min(
+                GATHER_S * 1000 if self._gathering else inf,
+                self._slice_ms(self._connection.table.deadline),
+            )
             ready = self._connection.poll(slice_ms)
             if self._connection.bulk.tracked:
                 self._woke_waiters = _yield_to_others(self._turnstile, self._woke_waiters)
@@ -588,7 +656,8 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. If there are none, or no server is connected, stop gathering, so that the reader sleeps longer."""
+        """Send the gathered calls. If there are none, or no server is connected, stop gathering, so
+        that the reader sleeps longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:
@@ -599,15 +668,18 @@ class Channel:
 
 
 def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
-    """Let the threads that wait for the channel's lock take it before this leader does. Return the new value of `_woke_waiters`."""
-    if woke:  # without the sleep, the woken thread would wait for the GIL for a whole switch interval
+    """Let the threads that wait for the channel's lock take it before this leader does. Return the
+    new value of `_woke_waiters`."""
+    if woke:
+        # without the sleep, the woken thread would wait for the GIL for a whole switch interval
         sleep(YIELD_S)
     with turnstile:
         return False
 
 
 def _reader_main(channel_ref: weakref.ref[Channel]) -> None:
-    """Run the reader thread. While the thread sleeps, it does not refer to the channel, so that an unused channel can be collected."""
+    """Run the reader thread. While the thread sleeps, it does not refer to the channel, so that an
+    unused channel can be collected."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:
         sleep_s = channel.reader_turn(me)

@@ -1,14 +1,17 @@
-"""One client's call table and socket together, without a thread: the work that channel.py does under its lock.
+"""One client's call table and socket together, without a thread: the work that channel.py does
+under its lock.
 
 Rules
     One thread at a time uses a connection, and no method waits.
-    A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and empties the list.
-    A method that uses the socket reads all input, and queries EVENTS last (R1 in channel.py gives the reason and the exceptions).
-    Before the socket of a lost connection is closed, all messages that the connection has delivered are read.
-    Several calls leave as one message (calls_machine.py says when). A method that reads replies also sends the calls that were gathered
-    meanwhile.
+    A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and
+    empties the list.
+    A method that uses the socket reads all input, and queries EVENTS last (R1 in channel.py gives
+    the reason and the exceptions). Before the socket of a lost connection is closed, all messages
+    that the connection has delivered are read. Several calls leave as one message (calls_machine.py
+    says when). A method that reads replies also sends the calls that were gathered meanwhile.
 
-Not here: which thread uses the connection, and which threads wait (channel.py); when to connect, and what a failure means (connector.py).
+Not here: which thread uses the connection, and which threads wait (channel.py); when to connect,
+and what a failure means (connector.py).
 """
 
 from __future__ import annotations
@@ -60,14 +63,17 @@ log = logging.getLogger("zmqdist.transport")
 SOCKETS_MAX: Final = 65_536
 
 CHUNKS_PER_TURN: Final = 4
-"""Number of messages of large transfers that one turn reads before other threads can take the lock."""
+"""Number of messages of large transfers that one turn reads before other threads can take the
+lock.
+"""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ProcessContext:
-    """The ZeroMQ context that all clients of a process share. A forked child has a new context, and cannot use its parent's clients."""
+    """The ZeroMQ context that all clients of a process share. A forked child has a new context, and
+    cannot use its parent's clients."""
 
     def __init__(self) -> None:
         self.main_thread = threading.main_thread().ident
@@ -85,8 +91,8 @@ class ProcessContext:
 
 
 process_context = ProcessContext()
-"""The ZeroMQ context of the running process. A fork replaces this variable, so read it as `client_connection.process_context` and do not
-import it by name.
+"""The ZeroMQ context of the running process. A fork replaces this variable, so read it as
+`client_connection.process_context` and do not import it by name.
 """
 
 
@@ -99,14 +105,18 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class ClientConnection:
-    """The calls of one client and the socket that carries them; the module's docstring has the rules.
+    """The calls of one client and the socket that carries them; the module's docstring has the
+    rules.
 
     Attributes:
       table: the call table.
       ended: calls that have ended, for which the owner has not woken the waiting threads yet.
-      poll: `poll(timeout_ms)` over all descriptors that this connection needs; each attempt to connect replaces the function.
-      monitor_fd: the descriptor of the monitor, which `poll` includes; the owner calls `maintain` after input of the monitor.
-      strays: number of messages that were dropped because the client did not understand or expect them.
+      poll: `poll(timeout_ms)` over all descriptors that this connection needs; each attempt to
+        connect replaces the function.
+      monitor_fd: the descriptor of the monitor, which `poll` includes; the owner calls `maintain`
+        after input of the monitor.
+      strays: number of messages that were dropped because the client did not understand or expect
+        them.
       sent, received: number of messages since the connection object was made.
       bulk: the transfers of large parts of calls and replies on the current connection.
     """
@@ -131,13 +141,14 @@ class ClientConnection:
         self._chunks = 0
         self._closing()
 
-    # -- the socket of the current attempt --------------------------------------------------------------------------------
+    # -- the socket of the current attempt ---------------------------------------------------------
 
     def _opened(self) -> None:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        # The socket is used without pyzmq's wrappers, which take as long as the functions of libzmq themselves.
+        # The socket is used without pyzmq's wrappers, which take as long as the functions of libzmq
+        # themselves.
         backend: Any = super(zmq.Socket, socket)
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
@@ -160,19 +171,21 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """The time at which the owner must call `maintain`, even without input of the monitor; None if only
-        input of the monitor matters.
+        """The time at which the owner must call `maintain`, even without input of the monitor; None
+        if only input of the monitor matters.
         """
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Return the current figures of the client. The arguments are the figures that only the owner knows."""
+        """Return the current figures of the client. The arguments are the figures that only the
+        owner knows."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
             shared_memory=bulk.shares_memory,
             calls_waiting=len(table.waiting) + len(table.held_back),
-            bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
+            bytes_waiting=table.waiting_bytes
+            + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
             transfers=len(bulk.tracked),
@@ -189,17 +202,18 @@ class ClientConnection:
         self._connector.close(linger_s)
 
     def finalize(self, linger_s: float) -> None:
-        """Send waiting calls and close the connection, from a finalizer, which must not take the lock of the shared-memory pool."""
+        """Send waiting calls and close the connection, from a finalizer, which must not take the
+        lock of the shared-memory pool."""
         self.bulk.finalize()
         if self.table.waiting:
             self.flush()
         self._connector.close(linger_s)
 
-    # -- out --------------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """Add a new call, and send it if it may leave now. A call that the table refuses ends at once. The caller must query EVENTS
-        afterwards.
+        """Add a new call, and send it if it may leave now. A call that the table refuses ends at
+        once. The caller must query EVENTS afterwards.
 
         Args:
           waits: whether a thread waits for the call. If so, the call does not wait to be batched.
@@ -237,7 +251,9 @@ class ClientConnection:
         while (table.waiting or table.held_back) and (calls := table.next_message()):
             now, frames = monotonic(), calls[0].frames
             if len(calls) > 1:
-                sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
+                sent = self._put(
+                    headers.encode(Calls([table.request(call, now) for call in calls]))
+                )
             elif frames:
                 sent = self.bulk.send(table.request(calls[0], now), frames)
             else:
@@ -253,7 +269,8 @@ class ClientConnection:
         return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
-        """Send a message now, with a copy of its frames. Return False if there is no connection to send it."""
+        """Send a message now, with a copy of its frames. Return False if there is no connection to
+        send it."""
         if len(header) > HEADER_PIECE_BYTES:
             header, frames = headers.split_header(header, frames)
         try:
@@ -270,20 +287,23 @@ class ClientConnection:
         self.sent += 1
         return True
 
-    # -- in ---------------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def read_arrived(self, announced: bool = False) -> bool:
-        """Read all messages that have arrived, and send the calls that were gathered meanwhile. Return whether any message had arrived.
+        """Read all messages that have arrived, and send the calls that were gathered meanwhile.
+        Return whether any message had arrived.
 
         Args:
-          announced: whether the socket's descriptor has signalled input, which nearly always means that a message has arrived.
+          announced: whether the socket's descriptor has signalled input, which nearly always means
+            that a message has arrived.
         """
         if announced:
             try:
                 self._drain()
             except zmq.Again:
-                # No message had arrived, because only the first receive in `_drain` raises Again. EVENTS need not be queried any more (R1),
-                # because a receive that raises Again has queried them.
+                # No message had arrived, because only the first receive in `_drain` raises Again.
+                # EVENTS need not be queried any more (R1), because a receive that raises Again has
+                # queried them.
                 return False
         elif self._has_input():
             self._drain()
@@ -300,8 +320,9 @@ class ClientConnection:
     def _drain(self) -> None:
         """Read all messages that have arrived. The caller knows that there is at least one message.
 
-        After CHUNKS_PER_TURN messages of large transfers, stop, so that other threads can take the lock. Then write the eventfd, so that
-        the leader's next poll returns at once and the leader reads the other messages.
+        After CHUNKS_PER_TURN messages of large transfers, stop, so that other threads can take the
+        lock. Then write the eventfd, so that the leader's next poll returns at once and the leader
+        reads the other messages.
         """
         table = self.table
         while True:
@@ -318,10 +339,13 @@ class ClientConnection:
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
-            except (
-                MemoryError
-            ):  # no one knows which calls the message answers, and their callers must not wait for ever
-                self.fail(RESOURCE_EXHAUSTED, f"no memory here for a message of {self.address}: request less at a time")
+            except MemoryError:
+                # no one knows which calls the message answers, and their callers must not wait for
+                # ever
+                self.fail(
+                    RESOURCE_EXHAUSTED,
+                    f"no memory here for a message of {self.address}: request less at a time",
+                )
             if (not table.in_flight and table.incarnation) or not self._has_input():
                 return
             if self._chunks >= CHUNKS_PER_TURN:
@@ -358,7 +382,8 @@ class ClientConnection:
             self.strays += 1
             log.warning("%s refused a message: %s", self.address, message.message)
         else:
-            self._note_refusal(from_code(message.code, message.message))  # the server refused the client's hello
+            # the server refused the client's hello
+            self._note_refusal(from_code(message.code, message.message))
 
     def _end_call(self, message: Reply, frames: Sequence[Any]) -> None:
         if self.bulk.tracked:
@@ -376,14 +401,17 @@ class ClientConnection:
             return
         room = allocate_fresh if call.allocate is None else partial(call.allocate, message.body)
         try:
-            frames = bulk.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+            frames = bulk.receive(
+                message.id, message.parts, room, partial(self._parts_arrived, message)
+            )
         except OpError as error:
             self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:
             self._fail_reply(
                 message.id,
                 RESOURCE_EXHAUSTED,
-                f"no memory here for the arrays in the reply of {self.address}: request less at a time",
+                f"no memory here for the arrays in the reply of {self.address}: request less at a "
+                f"time",
             )
         else:
             if frames is not None:
@@ -403,7 +431,8 @@ class ClientConnection:
     def _handle_hello(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
-        except OpError as error:  # the server speaks another major version of the protocol, or its hello is damaged
+        except OpError as error:
+            # the server speaks another major version of the protocol, or its hello is damaged
             self._note_refusal(error)
             return
         nonce = self.bulk.open_offered_memory(hello)
@@ -413,31 +442,36 @@ class ClientConnection:
         self.table.server_up(hello.incarnation)
 
     def _note_refusal(self, error: OpError) -> None:
-        # `maintain` closes the socket later, because the leader may be polling it now (R2 in channel.py)
+        # `maintain` closes the socket later, because the leader may be polling it now (R2 in
+        # channel.py)
         self._refused = True
         self.fail(error.error_code, error.message)
 
-    # -- the connection -----------------------------------------------------------------------------------------------------
+    # -- the connection ----------------------------------------------------------------------------
 
     def maintain(self, now: float) -> None:
-        """Process the monitor's events, and begin a new attempt to connect if it is time. May replace `poll`."""
+        """Process the monitor's events, and begin a new attempt to connect if it is time. May
+        replace `poll`."""
         connector, table = self._connector, self.table
         if self._refused:
             self._refused = False
             connector.close()
         if connector.socket is None and connector.due is None and table.waiting:
-            connector.retry(now)  # the server refused this client earlier, but a new call justifies a new attempt
+            # the server refused this client earlier, but a new call justifies a new attempt
+            connector.retry(now)
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # Read the monitor after `tick`, because a new socket and its monitor must be queried once before they are polled (R1).
+        # Read the monitor after `tick`, because a new socket and its monitor must be queried once
+        # before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
                 self._has_input()  # querying EVENTS makes the socket notice its new connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():
-                    self._drain()  # reads the messages that the connection delivered before it was lost
+                    # reads the messages that the connection delivered before it was lost
+                    self._drain()
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
                 connector.retry(now)
@@ -447,7 +481,9 @@ class ClientConnection:
         if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
             trouble = connector.trouble or "it has not replied to our hello yet"
-            log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)
+            log.warning(
+                "%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble
+            )
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
@@ -460,8 +496,8 @@ class ClientConnection:
                 self.flush()
 
     def _cancel_transfers(self, calls: list[ClientCall]) -> None:
-        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but it would still
-        send chunks, or wait for chunks.
+        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but it
+        would still send chunks, or wait for chunks.
         """
         for call in calls:
             if self.bulk.call_ended(call.id):

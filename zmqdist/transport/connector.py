@@ -1,20 +1,24 @@
-"""The connection of one DEALER to one address: its attempts, their back-off, and the meaning of the monitor's events.
+"""The connection of one DEALER to one address: its attempts, their back-off, and the meaning of the
+monitor's events.
 
 Rules
-    Each attempt has a new socket and a new monitor. So no message that was queued for one incarnation of the server reaches the next
-    incarnation, and no event of an earlier attempt is mistaken for an event of the current attempt.
-    ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
-    Each attempt looks a host name up again, so that the client finds a server that has returned at another address. The attempts for a name
-    use IPv4 and IPv6 in turn, because the name may have only one kind of address, and the server may listen on only one kind.
-    Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin HEARTBEAT_IVL_S after the handshake, and the first
-    heartbeat tells the server how long to wait for the next. If the client's process is stopped before the first heartbeat, only the
-    server's own, rarer heartbeats show the server that the client is silent.
+    Each attempt has a new socket and a new monitor. So no message that was queued for one
+    incarnation of the server reaches the next incarnation, and no event of an earlier attempt is
+    mistaken for an event of the current attempt.
+    ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before
+    each attempt (security.py). Each attempt looks a host name up again, so that the client finds a
+    server that has returned at another address. The attempts for a name use IPv4 and IPv6 in turn,
+    because the name may have only one kind of address, and the server may listen on only one kind.
+    Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin
+    HEARTBEAT_IVL_S after the handshake, and the first heartbeat tells the server how long to wait
+    for the next. If the client's process is stopped before the first heartbeat, only the server's
+    own, rarer heartbeats show the server that the client is silent.
 
-A connector starts no thread, and waits for nothing but the look-up of a host name before a probe. The owner's threads use it one at a
-time. The owner
-    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py);
-    calls `read` after input of the monitor, and `tick` at the time `due`: both methods return the changes of the connection;
-    reads all messages in the socket after a Down, and then calls `retry`.
+A connector starts no thread, and waits for nothing but the look-up of a host name before a probe.
+The owner's threads use it one at a time. The owner
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py); calls `read`
+    after input of the monitor, and `tick` at the time `due`: both methods return the changes of the
+    connection; reads all messages in the socket after a Down, and then calls `retry`.
 """
 
 from __future__ import annotations
@@ -54,15 +58,17 @@ log = logging.getLogger("zmqdist.transport")
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
-"""Seconds after which an attempt without a TCP connection is abandoned. A name that cannot be looked up causes no event at all."""
+"""Seconds after which an attempt without a TCP connection is abandoned. A name that cannot be
+looked up causes no event at all."""
 FIRST_LOOKUP_S: Final = 1.0
-"""Seconds for the first attempt to reach a name. It looks for IPv4 addresses only, and the second attempt accepts any address."""
+"""Seconds for the first attempt to reach a name. It looks for IPv4 addresses only, and the second
+attempt accepts any address."""
 PROBE_STEP_S: Final = 0.005
 
 _open_sockets: Final[set[zmq.Socket[bytes]]] = set()
-"""Sockets of all connectors. This set keeps each socket alive until its connector closes the socket. Without this set, the garbage
-collector, which finalizes the parts of a dropped client in any order, could close a socket before the client's finalizer has sent the
-waiting calls.
+"""Sockets of all connectors. This set keeps each socket alive until its connector closes the
+socket. Without this set, the garbage collector, which finalizes the parts of a dropped client in
+any order, could close a socket before the client's finalizer has sent the waiting calls.
 """
 
 
@@ -71,8 +77,10 @@ class Connector:
 
     Attributes:
       socket, monitor: the sockets of the current attempt; None between two attempts.
-      due: the time at which the owner calls `tick`, on the clock of the arguments `now`; None if only input of the monitor matters.
-      trouble: why the last attempt failed, for the log line about a caller that waits for the server.
+      due: the time at which the owner calls `tick`, on the clock of the arguments `now`; None if
+        only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line about a caller that waits for the
+        server.
     """
 
     def __init__(
@@ -87,7 +95,8 @@ class Connector:
         """Make a connector. Its first `tick` begins the first attempt.
 
         Args:
-          opened: a function that is called when `socket` and `monitor` exist, before any message or event can arrive through them.
+          opened: a function that is called when `socket` and `monitor` exist, before any message or
+            event can arrive through them.
           closing: a function that is called before the two sockets are closed.
         """
         self.address = address
@@ -113,8 +122,8 @@ class Connector:
         return self._watch.up
 
     def tick(self, now: float) -> Rejected | None:
-        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step of a probe. Return the refusal if no
-        attempt can succeed.
+        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step
+        of a probe. Return the refusal if no attempt can succeed.
         """
         if self.due is None or now < self.due:
             return None
@@ -126,11 +135,13 @@ class Connector:
         return None
 
     def read(self, now: float) -> list[Up | Down | Rejected]:
-        """Read the monitor's events, and return the changes of the connection that matter to the owner. Call this again while the monitor's
-        EVENTS show input.
+        """Read the monitor's events, and return the changes of the connection that matter to the
+        owner. Call this again while the monitor's EVENTS show input.
         """
         changes: list[Up | Down | Rejected] = []
-        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(
+            zmq.POLLIN
+        ):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
             if event == CONNECTED:
@@ -146,33 +157,41 @@ class Connector:
             elif verdict is not None:
                 self._note_change(isinstance(verdict, Up))
                 changes.append(verdict)
-            elif self._watch.connected:  # from here ZeroMQ bounds the time of the handshake (HANDSHAKE_IVL)
-                self.trouble = "the server accepted the connection, but has not finished the handshake"
+            elif self._watch.connected:
+                # from here ZeroMQ bounds the time of the handshake (HANDSHAKE_IVL)
+                self.trouble = (
+                    "the server accepted the connection, but has not finished the handshake"
+                )
                 self.due = None
         return changes
 
     def retry(self, now: float) -> None:
-        """Drop the current connection, or disregard the refusal, and try again after the back-off."""
+        """Drop the current connection, or disregard the refusal, and try again after the
+        back-off.
+        """
         self._drop()
         self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection; sent messages have `linger_s` seconds to leave. A later `retry` connects again."""
+        """Close the connection; sent messages have `linger_s` seconds to leave. A later `retry`
+        connects again."""
         self._drop(linger_s)
         self.due = None
         if self._security.voucher is not None:
             self._security.voucher.detach(self)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """End the connection if its server has shown this key, because the key was revoked. Any thread may call this.
+        """End the connection if its server has shown this key, because the key was revoked. Any
+        thread may call this.
 
-        ZeroMQ notices that its descriptor was shut down. The owner of this connector then gets a Down, as after any other lost connection.
+        ZeroMQ notices that its descriptor was shut down. The owner of this connector then gets a
+        Down, as after any other lost connection.
         """
         fd = self._fd
         if fd >= 0 and key == self._server_key:
             shut_down(fd)
 
-    # -- one attempt --------------------------------------------------------------------------------------------------
+    # -- one attempt -------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> Rejected | None:
         try:
@@ -181,7 +200,10 @@ class Connector:
             if not self._security.may_connect(self.address):
                 token = self._security.mechanism == PLAIN
                 self._fail(
-                    "no process listens there" if token else "the dispatcher has not vouched for its key yet", now
+                    "no process listens there"
+                    if token
+                    else "the dispatcher has not vouched for its key yet",
+                    now,
                 )
                 return None
             self._open()
@@ -254,7 +276,7 @@ class Connector:
         socket.close(linger=round(linger_s * 1000))
         _open_sockets.difference_update((socket, monitor))
 
-    # -- the probe of the server ----------------------------------------------------------------------------------------
+    # -- the probe of the server -------------------------------------------------------------------
 
     def _start_probe(self, now: float) -> None:
         self._probe = PortProbe(self.address, now)
@@ -273,11 +295,13 @@ class Connector:
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the security options."""
+    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the
+    security options."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the handshake has ended.
+    # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the handshake
+    # has ended.
     socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))

@@ -1,4 +1,5 @@
-"""The places of a component's secrets. The user sets the places once, and the component passes them on to every process that it starts."""
+"""The places of a component's secrets. The user sets the places once, and the component passes them
+on to every process that it starts."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ VOUCHER_VARIABLE = "ZMQDIST_VOUCHER"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md).
+    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their
+    usual places (SECURITY.md).
 
     Attributes:
-      voucher: "host:port" of the dispatcher that vouches for the keys of peers. `None` means the dispatcher that the file `joined` names,
-        or, without this file, no dispatcher.
+      voucher: "host:port" of the dispatcher that vouches for the keys of peers. `None` means the
+        dispatcher that the file `joined` names, or, without this file, no dispatcher.
     """
 
     token_file: str | None = None
@@ -34,18 +36,24 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Return the credentials of a child process. These credentials have no paths, because `server_security` and `client_security` read
-        the paths in the environment themselves.
+        """Return the credentials of a child process. These credentials have no paths, because
+        `server_security` and `client_security` read the paths in the environment themselves.
         """
-        return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1", voucher=os.environ.get(VOUCHER_VARIABLE))
+        return cls(
+            insecure=os.environ.get(INSECURE_VARIABLE) == "1",
+            voucher=os.environ.get(VOUCHER_VARIABLE),
+        )
 
     def vouched_by(self, dispatcher: str) -> Credentials:
-        """Return a copy of these credentials in which the dispatcher at "host:port" vouches for the keys of peers."""
+        """Return a copy of these credentials in which the dispatcher at "host:port" vouches for the
+        keys of peers."""
         return replace(self, voucher=dispatcher.removeprefix("zmq://"))
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
-        """Return the ServerSecurity of a listening socket. `role` decides which key the socket shows, as in `server_security`."""
-        from zmqdist.transport.security import server_security  # imported here, because it loads ZeroMQ
+        """Return the ServerSecurity of a listening socket. `role` decides which key the socket
+        shows, as in `server_security`."""
+        # imported here, because it loads ZeroMQ
+        from zmqdist.transport.security import server_security
 
         return server_security(
             host,
@@ -57,8 +65,8 @@ class Credentials:
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
-        """Return the ClientSecurity of a connecting socket. `peer` is the public key that arrived with the address, as in
-        `client_security`.
+        """Return the ClientSecurity of a connecting socket. `peer` is the public key that arrived
+        with the address, as in `client_security`.
         """
         from zmqdist.transport.security import client_security
 
@@ -81,10 +89,15 @@ class Credentials:
             # this server's keys come from `keygen`: it judges peers by its file `authorized`
             return None
         dispatcher = self.voucher or (None if joined is None else joined.dispatcher)
-        return None if dispatcher is None else voucher_for(dispatcher, folder, role if joined is None else joined.role)
+        return (
+            None
+            if dispatcher is None
+            else voucher_for(dispatcher, folder, role if joined is None else joined.role)
+        )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a child process: a copy of this process's environment, with these credentials added."""
+        """Return the environment of a child process: a copy of this process's environment, with
+        these credentials added."""
         return {**os.environ, **self.variables()}
 
     def variables(self) -> dict[str, str]:

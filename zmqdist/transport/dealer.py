@@ -1,14 +1,16 @@
 """The connection of a worker or coordinator to a server. A loop owns the connection.
 
 Rules
-    Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. If there is no
-    connection, `send` returns False, and the owner keeps the message.
-    When a connection is lost, the messages that have arrived are read first. Then `on_down` is called, and new attempts to connect begin.
-    They go on without limit, with back-off.
-    A refusal (`on_refused`) ends the attempts, because the server would refuse the next attempt as well. `reconnect` begins new attempts.
+    Each connection begins with a hello from each side. A message that arrives before the server's
+    hello is dropped. If there is no connection, `send` returns False, and the owner keeps the
+    message.
+    When a connection is lost, the messages that have arrived are read first. Then `on_down` is
+    called, and new attempts to connect begin. They go on without limit, with back-off.
+    A refusal (`on_refused`) ends the attempts, because the server would refuse the next attempt as
+    well. `reconnect` begins new attempts.
 
-All callbacks run in the loop's thread. All methods are called in that thread, or before the loop starts. The plain RPC client has a channel
-of its own, without a thread (channel.py).
+All callbacks run in the loop's thread. All methods are called in that thread, or before the loop
+starts. The plain RPC client has a channel of its own, without a thread (channel.py).
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
 class DealerConnection:
-    """A connection that exchanges hellos and delivers messages to callbacks; the module's docstring has the rules.
+    """A connection that exchanges hellos and delivers messages to callbacks; the module's docstring
+    has the rules.
 
     Attributes:
       up: whether both hellos have been exchanged and the connection has not been lost since.
-      trouble: why there is no connection, for the log line about a caller that waits for the server.
+      trouble: why there is no connection, for the log line about a caller that waits for the
+        server.
       dropped: number of messages that were dropped, by reason.
     """
 
@@ -63,7 +67,8 @@ class DealerConnection:
         Args:
           hello: the hello that is sent on each new connection.
           on_up: a function that is called with the server's hello.
-          on_message: a function that is called with a message and its payload frames, which it may keep.
+          on_message: a function that is called with a message and its payload frames, which it may
+            keep.
         """
         self.address = address
         self.up = False
@@ -75,7 +80,9 @@ class DealerConnection:
         self._on_down = on_down
         self._on_refused = on_refused
         self._watched: WatchedSocket | None = None
-        self._connector = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
+        self._connector = Connector(
+            loop.context, address, security, opened=self._opened, closing=self._closing
+        )
         self._connector.due = None
         self._closed = False
         loop.on_stop(self.close)
@@ -90,13 +97,15 @@ class DealerConnection:
         self._rearm()
 
     def reconnect(self) -> None:
-        """Drop the current connection, or disregard the refusal, and try again after the back-off. No callback is called."""
+        """Drop the current connection, or disregard the refusal, and try again after the back-off.
+        No callback is called."""
         self.up = False
         self._connector.retry(self._loop.now())
         self._rearm()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection without a callback; sent messages have `linger_s` seconds to leave. Idempotent."""
+        """Close the connection without a callback; sent messages have `linger_s` seconds to leave.
+        Idempotent."""
         self._closed = True
         self.up = False
         self._connector.close(linger_s)
@@ -106,10 +115,12 @@ class DealerConnection:
         """Send a message without waiting.
 
         Args:
-          frames: the payload. Large frames are not copied, so the caller must never change them afterwards.
+          frames: the payload. Large frames are not copied, so the caller must never change them
+            afterwards.
 
         Returns:
-          False if there is no connection; then nothing was sent. True does not promise that the message arrives.
+          False if there is no connection; then nothing was sent. True does not promise that the
+          message arrives.
         """
         return self.up and self._send(encode(message), frames)
 
@@ -122,14 +133,15 @@ class DealerConnection:
         last = len(frames)
         try:
             self._raw_send(header, _MORE if last else _NOBLOCK)
-        except zmq.Again:  # the connection is lost, and the monitor's event about it has not been read yet
+        except zmq.Again:
+            # the connection is lost, and the monitor's event about it has not been read yet
             return False
         # No send below can fail: if the connection ends now, ZeroMQ loses the message as a whole.
         for number, frame in enumerate(frames, 1):
             watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
         return True
 
-    # -- the link -----------------------------------------------------------------------------------------------------
+    # -- the link ----------------------------------------------------------------------------------
 
     def _opened(self) -> None:
         socket, monitor = self._connector.socket, self._connector.monitor
@@ -171,7 +183,8 @@ class DealerConnection:
     def _lost(self) -> None:
         while self._read():
             pass
-        if self._closed or self._watched is None:  # a callback for one of the last messages has closed this connection
+        if self._closed or self._watched is None:
+            # a callback for one of the last messages has closed this connection
             return
         was_up, self.up = self.up, False
         self._connector.retry(self._loop.now())
@@ -186,10 +199,12 @@ class DealerConnection:
         self._rearm()
         self._on_refused(error)
 
-    # -- messages -----------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read at most MESSAGES_PER_WAKE_MAX messages. Return whether more messages may be waiting."""
+        """Read at most MESSAGES_PER_WAKE_MAX messages. Return whether more messages may be
+        waiting.
+        """
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
             if watched is None:
@@ -198,7 +213,9 @@ class DealerConnection:
                 watched.dirty = False
                 return False
             frame = self._raw_recv(_NOBLOCK, False)
-            header, frames = receive_rest(watched.socket, frame.bytes) if frame.more else (frame.bytes, [])
+            header, frames = (
+                receive_rest(watched.socket, frame.bytes) if frame.more else (frame.bytes, [])
+            )
             try:
                 self._handle_frames(header, frames)
             except WireError as error:
@@ -206,7 +223,8 @@ class DealerConnection:
                     log.warning("%s", error)
             except Exception as error:
                 self._loop.fault(f"handler of a message from {self.address}")
-                if isinstance(error, MemoryError):  # a new connection begins with what a lost message may have said
+                if isinstance(error, MemoryError):
+                    # a new connection begins with what a lost message may have said
                     self._loop.call_soon(self._lost)
         return True
 
@@ -232,7 +250,8 @@ class DealerConnection:
             return
         try:
             hello = decode_hello(header, self.address)
-        except OpError as error:  # another version, whose text names both versions, or a damaged hello
+        except OpError as error:
+            # another version, whose text names both versions, or a damaged hello
             self._refuse(error)
             return
         self.up = True
@@ -246,11 +265,12 @@ class DealerConnection:
 
 
 def receive_rest(socket: zmq.Socket[bytes], first: bytes) -> tuple[bytes, list[memoryview] | None]:
-    """Receive the frames after the first frame of a message. Return the header, and the payload as writable views that keep their frames
-    alive.
+    """Receive the frames after the first frame of a message. Return the header, and the payload as
+    writable views that keep their frames alive.
 
-    Return None as the payload, and drop all its frames, if it exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX. These bounds do not limit the memory
-    of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
+    Return None as the payload, and drop all its frames, if it exceeds FRAMES_MAX or
+    PAYLOAD_BYTES_MAX. These bounds do not limit the memory of the process, because ZeroMQ holds the
+    whole message in memory before it returns the first frame.
     """
     pieces, frames = list[bytes](), list[memoryview]()
     pieces_count = pieces_after(first)
@@ -267,4 +287,6 @@ def receive_rest(socket: zmq.Socket[bytes], first: bytes) -> tuple[bytes, list[m
             frames.append(frame.buffer)
         elif frames:
             frames.clear()
-    return join_header(first, pieces), frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None
+    return join_header(
+        first, pieces
+    ), frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None

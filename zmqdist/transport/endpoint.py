@@ -1,7 +1,8 @@
-"""Addresses as servers and clients use them: the host and port of a socket, ZeroMQ's `tcp://host:port`, an address with a public key.
+"""Addresses as servers and clients use them: the host and port of a socket, ZeroMQ's
+`tcp://host:port`, an address with a public key.
 
-`localhost` means 127.0.0.1 for client and server, because two hosts files could disagree about it. `zmqdist/addresses.py` parses the
-text that users write. No function of this module looks up a name.
+`localhost` means 127.0.0.1 for client and server, because two hosts files could disagree about it.
+`zmqdist/addresses.py` parses the text that users write. No function of this module looks up a name.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from zmqdist.errors import InvalidArgumentError
 _KEY: Final = "#"
 
 BOUND_PORT: Final = "%port%"
-"""Placeholder in an address that a worker advertises: the port that its server has bound (`WorkerConfig.worker_address`)."""
+"""Placeholder in an address that a worker advertises: the port that its server has bound
+(`WorkerConfig.worker_address`)."""
 
 DTS_PORT: Final = "%dts_port%"
-"""Placeholder in an address that a worker advertises: the port at which it serves elements (`WorkerConfig.data_transfer_address`)."""
+"""Placeholder in an address that a worker advertises: the port at which it serves elements
+(`WorkerConfig.data_transfer_address`)."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return the host that a socket binds or connects to, without brackets, and the port (0 to 65535).
+    """Return the host that a socket binds or connects to, without brackets, and the port (0 to
+    65535).
 
     Raises:
       InvalidArgumentError: `address` is not `host:port`, or has no host.
@@ -48,7 +52,8 @@ def endpoint(address: str) -> str:
 
 
 def with_key(address: str, key: bytes) -> str:
-    """Return one text with an address and the public key of the socket that listens at it, or the address alone if `key` is empty."""
+    """Return one text with an address and the public key of the socket that listens at it, or the
+    address alone if `key` is empty."""
     return f"{address}{_KEY}{key.hex()}" if key else address
 
 
@@ -62,4 +67,6 @@ def split_key(text: str) -> tuple[str, bytes]:
     try:
         return address, bytes.fromhex(key)
     except ValueError:
-        raise InvalidArgumentError(f"the text after the address {address} is not a public key") from None
+        raise InvalidArgumentError(
+            f"the text after the address {address} is not a public key"
+        ) from None

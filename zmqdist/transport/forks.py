@@ -1,11 +1,14 @@
-"""What a forked child closes: the TCP sockets of its parent, which would otherwise outlive the parent's servers and connections.
+"""What a forked child closes: the TCP sockets of its parent, which would otherwise outlive the
+parent's servers and connections.
 
-A child of `os.fork` has a copy of each descriptor. A copy of a listening socket keeps the port in use after the parent has stopped its
-server, and a copy of a connection hides the parent's death from its peers. ZeroMQ's thread does not run in the child, so the child only
-closes the descriptors: ZeroMQ's objects stay as they are, and pyzmq does not touch the objects of another process.
+A child of `os.fork` has a copy of each descriptor. A copy of a listening socket keeps the port in
+use after the parent has stopped its server, and a copy of a connection hides the parent's death
+from its peers. ZeroMQ's thread does not run in the child, so the child only closes the descriptors:
+ZeroMQ's objects stay as they are, and pyzmq does not touch the objects of another process.
 
-ZeroMQ may close a descriptor at any time, and the system reuses the number at once. So a descriptor counts as ours by the address of its
-socket: the port of one of our servers, or the address that a connection of ours got when it was made.
+ZeroMQ may close a descriptor at any time, and the system reuses the number at once. So a descriptor
+counts as ours by the address of its socket: the port of one of our servers, or the address that a
+connection of ours got when it was made.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ def _in_child() -> None:
     for listening in reserved:
         listening.close()
     default_s = sockets.getdefaulttimeout()
-    sockets.setdefaulttimeout(None)  # another value would change the mode of sockets that the parent uses
+    # another value would change the mode of sockets that the parent uses
+    sockets.setdefaulttimeout(None)
     for fd in map(int, os.listdir("/proc/self/fd")) if ports or connections else ():
         with contextlib.suppress(OSError):
             if _is_ours(fd):

@@ -1,11 +1,14 @@
-"""The guard around the code of a client channel: no thread enters the code after a fork, and Python raises no KeyboardInterrupt inside it.
+"""The guard around the code of a client channel: no thread enters the code after a fork, and Python
+raises no KeyboardInterrupt inside it.
 
-While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own, which sets a flag and wakes the thread.
-When the thread leaves the guarded code, the guard raises KeyboardInterrupt if the flag is set. An exception inside would lose the message
-that the thread is reading.
+While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own,
+which sets a flag and wakes the thread. When the thread leaves the guarded code, the guard raises
+KeyboardInterrupt if the flag is set. An exception inside would lose the message that the thread is
+reading.
 
-If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the thread notices Ctrl-C when that system
-call returns, which is after SLICE_S (channel.py) at the latest.
+If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the
+thread notices Ctrl-C when that system call returns, which is after SLICE_S (channel.py) at the
+latest.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ _SIGINT: Final = int(_signal.SIGINT)
 
 
 class InterruptGuard:
-    """The guard of one channel. Use `with guard as shielded:` around all code that takes the channel's lock. Do not nest such blocks.
+    """The guard of one channel. Use `with guard as shielded:` around all code that takes the
+    channel's lock. Do not nest such blocks.
 
     Attributes:
-      interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so, the main thread should leave that code.
-        Only a `shielded` thread reads this flag.
-      wake: the function that the signal handler calls after it has written the eventfd; None while the main thread does not sleep. It must
-        be safe to call at any point of the main thread's code.
+      interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so,
+        the main thread should leave that code. Only a `shielded` thread reads this flag.
+      wake: the function that the signal handler calls after it has written the eventfd; None while
+        the main thread does not sleep. It must be safe to call at any point of the main thread's
+        code.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:
@@ -46,17 +51,24 @@ class InterruptGuard:
         return self._process is not client_connection.process_context
 
     def check(self) -> None:
-        """Raise FailedPreconditionError if this process was forked after the guard had been made."""
+        """Raise FailedPreconditionError if this process was forked after the guard had been
+        made.
+        """
         if self._process is not client_connection.process_context:
             raise FailedPreconditionError(
-                f"the client of {self._address} was made before a fork: make a new one in this process"
+                f"the client of {self._address} was made before a fork: make a new one in this "
+                f"process"
             )
 
     def __enter__(self) -> bool:
-        """Return whether this thread is now shielded from Ctrl-C: only the main thread is, and only if SIGINT has Python's own handler.
+        """Return whether this thread is now shielded from Ctrl-C: only the main thread is, and only
+        if SIGINT has Python's own handler.
         Raises the errors of `check`."""
         self.check()
-        if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
+        if (
+            get_ident() != self._process.main_thread
+            or _signal.getsignal(_SIGINT) is not _signal.default_int_handler
+        ):
             return False
         _signal.signal(_SIGINT, self._on_sigint)
         self._shields = True

@@ -1,31 +1,39 @@
-"""The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked keys. No I/O, no clock.
+"""The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked
+keys. No I/O, no clock.
 
 Theory of operation
-    The static part is the file `authorized`. A process whose key is not in that file makes a key pair and joins: it sends a join token over
-    a connection that its key authenticates, so that the token admits only this key. A token is bound to one name ("worker:3", "submit"),
-    and the name decides the role. The keyring stores only a digest of the token's secret.
-    A process that listens, or is about to connect to a peer, asks about the peer's key, and the dispatcher replies with the key's state.
-    The dispatcher also sends that process each later change of the state, so that every process can refuse a revoked key.
-    A process whose key has lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The
-    dispatcher sends that process one reply, the reason.
-    A key is replaced by a newer key of the same name. The newer key arrives by NewKey over a connection of the old key, or because a
-    process joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that
-    the old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end
-    for another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an
-    open port cannot change its key without ending its connections.
-    The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets the oldest, because a cluster that runs
-    for years replaces keys all the time. A forgotten key is as unknown as a key that never joined.
+    The static part is the file `authorized`. A process whose key is not in that file makes a key
+    pair and joins: it sends a join token over a connection that its key authenticates, so that the
+    token admits only this key. A token is bound to one name ("worker:3", "submit"), and the name
+    decides the role. The keyring stores only a digest of the token's secret.
+    A process that listens, or is about to connect to a peer, asks about the peer's key, and the
+    dispatcher replies with the key's state. The dispatcher also sends that process each later
+    change of the state, so that every process can refuse a revoked key. A process whose key has
+    lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a
+    handshake. The dispatcher sends that process one reply, the reason.
+    A key is replaced by a newer key of the same name. The newer key arrives by NewKey over a
+    connection of the old key, or because a process joined under that name again. The old key keeps
+    its role for `renewal_s`, so that no connection in the making fails. After that the old key
+    admits no new connection. So that no work is lost, connections that were opened with the old key
+    stay open, until they end for another reason or an admin revokes the old key. Other processes
+    still trust a port that shows the old key (`listens`), because an open port cannot change its
+    key without ending its connections.
+    The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets
+    the oldest, because a cluster that runs for years replaces keys all the time. A forgotten key is
+    as unknown as a key that never joined.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
     P2  a revoked key never has a role again, not even in a keyring that was restored
     P3  a process that has asked about a key is sent each change of the key's state, in order
     P4  a change is saved before any process learns of it: SaveKeyring precedes the Sends
-    P5  at most one key of a member's name has a role, apart from keys that were replaced less than `renewal_s` ago
-    P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
+    P5  at most one key of a member's name has a role, apart from keys that were replaced less than
+        `renewal_s` ago
+    P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes
+        nothing
     P7  the connections of a revoked key are ended by one CutKey for each key
-    P8  the keyring forgets only a key that was replaced more than `renewal_s` ago and that no current member's port shows; it keeps at most
-        `replaced_max` such keys
+    P8  the keyring forgets only a key that was replaced more than `renewal_s` ago and that no
+        current member's port shows; it keeps at most `replaced_max` such keys
 
 Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
 """
@@ -57,17 +65,20 @@ REVOKED: Final = "revoked"
 """Role of a key that has lost its former role: its connection gets one reply, the reason."""
 
 LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
-"""Roles of processes that listen although they are no servers: workers and programs. A peer may trust a port that shows a key of such a
-role.
+"""Roles of processes that listen although they are no servers: workers and programs. A peer may
+trust a port that shows a key of such a role.
 """
 
 KEY_BYTES: Final = 32
 _ROLES: Final = ("client", "submit", "worker", "admin")
-_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with the newer key"
+_REPLACED: Final = (
+    "this key was replaced by a newer one of the same name: connect with the newer key"
+)
 
 
 def role_of(name: str) -> str:
-    """Return the role of a member's name: its job if that is a role ("submit" for "submit:2"), otherwise "worker" (for "ps:0")."""
+    """Return the role of a member's name: its job if that is a role ("submit" for "submit:2"),
+    otherwise "worker" (for "ps:0")."""
     job = name.partition(":")[0]
     return job if job in _ROLES else "worker"
 
@@ -98,10 +109,14 @@ class MemberKey:
     """A key whose process joined.
 
     Attributes:
-      address: "host:port" at which the process listens as a worker or a program; "" if it does not listen.
-      shown: the key with which the process joined, if the port at `address` still shows that older key; b"" if the port shows this key.
-      since_s: time at which the process joined with this key, or replaced an older key by it, in seconds since 1970.
-      replaced_at: time on the machine's clock at which a newer key replaced this key; None while this key is the current key.
+      address: "host:port" at which the process listens as a worker or a program; "" if it does not
+        listen.
+      shown: the key with which the process joined, if the port at `address` still shows that older
+        key; b"" if the port shows this key.
+      since_s: time at which the process joined with this key, or replaced an older key by it, in
+        seconds since 1970.
+      replaced_at: time on the machine's clock at which a newer key replaced this key; None while
+        this key is the current key.
     """
 
     name: str
@@ -140,7 +155,8 @@ class _Questioner:
     Attributes:
       key: the key of the peer itself.
       renews: whether the peer makes a new key pair when it gets RenewKey.
-      keys, addresses: the keys about which the peer has asked, and the addresses at which it wants to know the key.
+      keys, addresses: the keys about which the peer has asked, and the addresses at which it wants
+        to know the key.
     """
 
     key: bytes
@@ -151,7 +167,8 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """An admin has made a token. It expires when `now` of `handle` reaches `until`. `digest` is the digest of its secret."""
+    """An admin has made a token. It expires when `now` of `handle` reaches `until`. `digest` is the
+    digest of its secret."""
 
     number: str
     digest: bytes
@@ -162,7 +179,8 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class KeyHeard:
-    """A message about keys has arrived on a connection that `key` authenticates; `clock_s` is the time in seconds since 1970."""
+    """A message about keys has arrived on a connection that `key` authenticates; `clock_s` is the
+    time in seconds since 1970."""
 
     heard: Heard
     key: bytes
@@ -187,7 +205,8 @@ class RenewalAsked:
 
 @dataclass(frozen=True, slots=True)
 class SaveKeyring:
-    """Save `record()` for the next start of the dispatcher, before carrying out the effects that follow this one."""
+    """Save `record()` for the next start of the dispatcher, before carrying out the effects that
+    follow this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +225,17 @@ class Keyring:
     """The keyring of one dispatcher; the module's docstring explains it.
 
     Attributes:
-      members, revoked: the keys that joined, and the keys that were revoked, by public key of 32 bytes.
+      members, revoked: the keys that joined, and the keys that were revoked, by public key of 32
+        bytes.
       wrong: number of joins that were refused.
     """
 
     def __init__(
-        self, static: Mapping[bytes, str], *, renewal_s: float = KEY_RENEWAL_S, replaced_max: int = REPLACED_KEYS_MAX
+        self,
+        static: Mapping[bytes, str],
+        *,
+        renewal_s: float = KEY_RENEWAL_S,
+        replaced_max: int = REPLACED_KEYS_MAX,
     ) -> None:
         self.static = dict(static)
         self.members: dict[bytes, MemberKey] = {}
@@ -225,7 +249,7 @@ class Keyring:
         self._expiring: dict[bytes, float] = {}
         """For each replaced key, the time on the machine's clock at which it loses its role."""
 
-    # -- rights of keys --------------------------------------------------------------------------------------------
+    # -- rights of keys ----------------------------------------------------------------------------
 
     def verdict(self, key: bytes) -> KeyVerdict:
         """Return the rights of a key at this moment."""
@@ -242,19 +266,21 @@ class Keyring:
         return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def name_of(self, key: bytes) -> str:
-        """Return the name to which a key is bound; "" for a static key, which may take any name of its role."""
+        """Return the name to which a key is bound; "" for a static key, which may take any name of
+        its role."""
         member = self.members.get(key)
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Return whether unknown keys may connect to show a token. They may until JOIN_EXPLAINED_S after the last token, used or not, has
-        expired, so that a process with a used or expired token gets the reason.
+        """Return whether unknown keys may connect to show a token. They may until JOIN_EXPLAINED_S
+        after the last token, used or not, has expired, so that a process with a used or expired
+        token gets the reason.
         """
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """Return the known public keys of a member or role with this name. For a public key, return only that key, if it is known. Revoked
-        keys are left out.
+        """Return the known public keys of a member or role with this name. For a public key, return
+        only that key, if it is known. Revoked keys are left out.
         """
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static
@@ -265,13 +291,15 @@ class Keyring:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `handle(Ticked(), now)` next has something to do; None means no such time."""
+        """The time at which `handle(Ticked(), now)` next has something to do; None means no such
+        time."""
         return min(self._expiring.values(), default=None)
 
-    # -- events ---------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: KeyringEvent, now: float) -> list[KeyringEffect]:
-        """Apply one event and return its effects, in order. Raises OpError only for the events that an admin causes."""
+        """Apply one event and return its effects, in order. Raises OpError only for the events that
+        an admin causes."""
         match event:
             case TokenMade():
                 self._make(event, now)
@@ -296,19 +324,29 @@ class Keyring:
 
     def _make(self, made: TokenMade, now: float) -> None:
         if len(self._tokens) >= JOIN_TOKENS_MAX:
-            kept = {n: token for n, token in self._tokens.items() if token.until + JOIN_EXPLAINED_S > now}
+            kept = {
+                n: token
+                for n, token in self._tokens.items()
+                if token.until + JOIN_EXPLAINED_S > now
+            }
             self._tokens = kept
         if len(self._tokens) >= JOIN_TOKENS_MAX:
             raise errors.ResourceExhaustedError(
-                f"this dispatcher keeps {JOIN_TOKENS_MAX} join tokens, used or not: wait until some have expired"
+                f"this dispatcher keeps {JOIN_TOKENS_MAX} join tokens, used or not: wait until "
+                f"some have expired"
             )
         self._tokens[made.number] = _Token(made.digest, made.name, made.address, made.until)
         self._joinable_until = max(self._joinable_until, made.until + JOIN_EXPLAINED_S)
 
-    def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
+    def _join(
+        self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float
+    ) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # The digests are compared in constant time, and even if the number is unknown, so that a guesser learns nothing from the time.
-        right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
+        # The digests are compared in constant time, and even if the number is unknown, so that a
+        # guesser learns nothing from the time.
+        right = hmac.compare_digest(
+            digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES)
+        )
         if token is None or not right:
             self.wrong += 1
             text = "this dispatcher does not know the join token, or it was withdrawn: ask for a new ticket"
@@ -317,14 +355,17 @@ class Keyring:
         if problem is not None:
             self.wrong += 1
             return [Send(peer, problem)]
-        if token.key == key:  # the process joins again with the same key, because the reply to its first Join was lost
+        if token.key == key:
+            # the process joins again with the same key, because the reply to its first Join was
+            # lost
             return [Send(peer, Joined(role_of(token.name), token.name))]
         token.key = key
         member = MemberKey(token.name, role_of(token.name), clock_s, token.address)
         return self._admit(key, member, now, [Send(peer, Joined(member.role, member.name))])
 
     def _problem(self, token: _Token, name: str, key: bytes, now: float) -> Refused | None:
-        """Return why a token whose secret is right does not admit this key; None if the token admits it."""
+        """Return why a token whose secret is right does not admit this key; None if the token
+        admits it."""
         if name != token.name:
             text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use a ticket for this name"
             return Refused(errors.PERMISSION_DENIED, text, final=True)
@@ -347,15 +388,26 @@ class Keyring:
         text = f"this dispatcher keeps {MEMBER_KEYS_MAX} keys and takes no more: start it anew with an empty work_dir"
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
-    def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """Add a member's key. It replaces the other current keys of the member's name, because a name has one current key (P5)."""
-        others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
+    def _admit(
+        self, key: bytes, member: MemberKey, now: float, replies: list[Send]
+    ) -> list[KeyringEffect]:
+        """Add a member's key. It replaces the other current keys of the member's name, because a
+        name has one current key (P5)."""
+        others = [
+            k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None
+        ]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
             self._expiring[other] = now + self._renewal_s
         self.members[key] = member
         forgotten = self._forget()
-        return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address), *forgotten]
+        return [
+            SaveKeyring(),
+            *replies,
+            *self._changed(key),
+            *self._moved(member.address),
+            *forgotten,
+        ]
 
     def _forget(self) -> list[Send]:
         """Forget the oldest replaced keys, so that at most `replaced_max` of them are left (P8)."""
@@ -377,7 +429,8 @@ class Keyring:
                 Send(
                     peer,
                     Refused(
-                        errors.RESOURCE_EXHAUSTED, f"this connection has asked about {KEY_QUESTIONS_MAX} keys already"
+                        errors.RESOURCE_EXHAUSTED,
+                        f"this connection has asked about {KEY_QUESTIONS_MAX} keys already",
                     ),
                 )
             ]
@@ -389,16 +442,27 @@ class Keyring:
             questioner.keys.add(question.key)
         return [Send(peer, self._state(question.key))]
 
-    def _renew(self, peer: Peer, old: bytes, new: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
+    def _renew(
+        self, peer: Peer, old: bytes, new: bytes, now: float, clock_s: float
+    ) -> list[KeyringEffect]:
         member = self.members.get(old)
         if member is None or old in self.revoked or member.replaced_at is not None:
-            if member is not None and old not in self.revoked and self.verdict(new).name == member.name:
+            if (
+                member is not None
+                and old not in self.revoked
+                and self.verdict(new).name == member.name
+            ):
                 # the process sends the same NewKey again, because the first reply was lost
                 return [Send(peer, Joined(member.role, member.name))]
             text = "only a process that joined can replace its key, and only its current one"
             return [Send(peer, Refused(errors.FAILED_PRECONDITION, text))]
         if len(new) != KEY_BYTES or self.verdict(new) != KeyVerdict():
-            return [Send(peer, Refused(errors.ALREADY_EXISTS, "the new key is known already, or is no key"))]
+            return [
+                Send(
+                    peer,
+                    Refused(errors.ALREADY_EXISTS, "the new key is known already, or is no key"),
+                )
+            ]
         full = self._full()
         if full is not None:
             return [Send(peer, full)]
@@ -406,7 +470,11 @@ class Keyring:
         return self._admit(new, renewed, now, [Send(peer, Joined(member.role, member.name))])
 
     def _revoke(self, event: KeysRevoked) -> list[KeyringEffect]:
-        for number in [number for number, token in self._tokens.items() if token.name == event.name and not token.key]:
+        for number in [
+            number
+            for number, token in self._tokens.items()
+            if token.name == event.name and not token.key
+        ]:
             del self._tokens[number]
         effects: list[KeyringEffect] = [SaveKeyring()]
         for key in event.keys:
@@ -428,15 +496,15 @@ class Keyring:
             effects += self._changed(key)
         return effects
 
-    # -- states of keys --------------------------------------------------------------------------------------------
+    # -- states of keys ----------------------------------------------------------------------------
 
     def _state(self, key: bytes, address: str = "") -> KeyState:
         verdict = self.verdict(key)
         return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
 
     def _at(self, address: str) -> KeyState:
-        """Return the state of the current key of the member that listens at an address. If no member does, return the state of an empty
-        key, which stands for the key in `server.pub`.
+        """Return the state of the current key of the member that listens at an address. If no
+        member does, return the state of an empty key, which stands for the key in `server.pub`.
         """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
@@ -445,23 +513,36 @@ class Keyring:
 
     def _changed(self, key: bytes) -> list[Send]:
         state = self._state(key)
-        return [Send(peer, state) for peer, questioner in self._questioners.items() if key in questioner.keys]
+        return [
+            Send(peer, state)
+            for peer, questioner in self._questioners.items()
+            if key in questioner.keys
+        ]
 
     def _moved(self, address: str) -> list[Send]:
         if not address:
             return []
         state = self._at(address)
-        return [Send(peer, state) for peer, questioner in self._questioners.items() if address in questioner.addresses]
+        return [
+            Send(peer, state)
+            for peer, questioner in self._questioners.items()
+            if address in questioner.addresses
+        ]
 
     def _renewing(self, name: str) -> list[Peer]:
         found = []
         for peer, questioner in self._questioners.items():
             member = self.members.get(questioner.key)
-            if questioner.renews and member is not None and member.replaced_at is None and name in ("", member.name):
+            if (
+                questioner.renews
+                and member is not None
+                and member.replaced_at is None
+                and name in ("", member.name)
+            ):
                 found.append(peer)
         return found
 
-    # -- restart ------------------------------------------------------------------------------------------------------
+    # -- restart -----------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """Return the state to save for a restart, as plain values; keys are bytes."""
@@ -474,9 +555,12 @@ class Keyring:
         }
 
     def restore(self, record: Mapping[str, Any], now: float) -> None:
-        """Load the record of an earlier keyring. A record has no tokens, because tokens end with their dispatcher."""
+        """Load the record of an earlier keyring. A record has no tokens, because tokens end with
+        their dispatcher."""
         for key, name, role, since_s, address, shown, replaced in record["members"]:
-            self.members[key] = MemberKey(name, role, since_s, address, shown, now if replaced else None)
+            self.members[key] = MemberKey(
+                name, role, since_s, address, shown, now if replaced else None
+            )
             if replaced:
                 self._expiring[key] = now + self._renewal_s
         for key, name, since_s, problem in record["revoked"]:

@@ -5,17 +5,20 @@
     client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
     authorized   which public key may act as which role: lines `role public`; public data
 
-A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers, and
-programs that schedule work, also listen, so that other processes can fetch results from them. Their listening socket shows the key of
-their own role, and they announce this key with their address. A process that fetches a result looks the key up in `authorized`
-(security.py). So no worker and no program needs a secret with which it could pose as the dispatcher.
+A process that only connects needs `server.pub` and the key of one role; a server needs `server.key`
+and `authorized`. Workers, and programs that schedule work, also listen, so that other processes can
+fetch results from them. Their listening socket shows the key of their own role, and they announce
+this key with their address. A process that fetches a result looks the key up in `authorized`
+(security.py). So no worker and no program needs a secret with which it could pose as the
+dispatcher.
 
-The folder of a process that joined (join_ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process
-made itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
-vouches for the keys of other processes (peer_keys.py).
+The folder of a process that joined (join_ticket.py) has the public key of the dispatcher as
+`server.pub`, one key pair, which the process made itself, and a file `joined` with its name, its
+role and the address of its dispatcher. It has no `authorized`, because its dispatcher vouches for
+the keys of other processes (peer_keys.py).
 
-A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of Z85; lines that start with `# ` are
-comments. A secret never appears in an error or a repr.
+A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of
+Z85; lines that start with `# ` are comments. A secret never appears in an error or a repr.
 """
 
 from __future__ import annotations
@@ -67,12 +70,16 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
       FailedPreconditionError: the folder cannot be written, or libzmq has no CURVE.
     """
     if not zmq.has("curve"):
-        raise FailedPreconditionError("this build of libzmq has no CURVE: install pyzmq from a wheel")
+        raise FailedPreconditionError(
+            "this build of libzmq has no CURVE: install pyzmq from a wheel"
+        )
     folder = Path(folder)
     try:
         there = key_files(folder)
         if there and not force:
-            raise AlreadyExistsError(f"{folder} has keys already ({there[0]}); --force replaces them")
+            raise AlreadyExistsError(
+                f"{folder} has keys already ({there[0]}); --force replaces them"
+            )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         _write_all(folder)
@@ -81,7 +88,8 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
 
 
 def key_files(folder: Path) -> list[str]:
-    """Return the names of the key files that a folder has: those of `keygen`, and those of a process that joined. Raises OSError."""
+    """Return the names of the key files that a folder has: those of `keygen`, and those of a
+    process that joined. Raises OSError."""
     names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED, JOINED]
     return [name for name in names if (folder / name).exists()]
 
@@ -105,7 +113,9 @@ def _write_all(folder: Path) -> None:
 
 def write_public(folder: Path, server_key: bytes) -> None:
     """Write `server.pub`. Raises OSError."""
-    _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {_SERVER}\npublic {server_key.decode()}\n")
+    _write(
+        folder / f"{_SERVER}.pub", f"# public CURVE key: {_SERVER}\npublic {server_key.decode()}\n"
+    )
 
 
 def write_role(folder: Path, role: str, pair: KeyPair) -> None:
@@ -144,7 +154,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_server(folder: str | Path) -> KeyPair:
-    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by other users, or damaged."""
+    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable
+    by other users, or damaged."""
     return _load_pair(Path(folder), _SERVER)
 
 
@@ -154,15 +165,18 @@ def load_role(folder: str | Path, role: str) -> KeyPair:
 
 
 def load_server_public(folder: str | Path) -> bytes:
-    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by other users, or damaged."""
+    """Return the server's public key. Raises FailedPreconditionError if the file is missing,
+    writable by other users, or damaged."""
     path = Path(folder, f"{_SERVER}.pub")
     return _key(path, _lines(path, 0o022), "public")
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Return the role of each public key (32 bytes) in the file `authorized`. Raises the errors of `load_server_public`.
+    """Return the role of each public key (32 bytes) in the file `authorized`. Raises the errors of
+    `load_server_public`.
 
-    The result is empty for the folder of a process that joined, because such a folder has no file `authorized`.
+    The result is empty for the folder of a process that joined, because such a folder has no file
+    `authorized`.
     """
     path = Path(folder, AUTHORIZED)
     if not path.exists() and Path(folder, JOINED).exists():
@@ -170,7 +184,9 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
         if role not in ROLES:
-            raise FailedPreconditionError(f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}")
+            raise FailedPreconditionError(
+                f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}"
+            )
         key = decode_key(text)
         if key is None:
             raise FailedPreconditionError(f"{path}:{number}: not a public key of 40 characters")
@@ -179,7 +195,8 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
 
 
 def decode_public(public: bytes) -> bytes:
-    """Return the 32 bytes that a public key in Z85 encodes. `load_authorized` returns keys in this form, too."""
+    """Return the 32 bytes that a public key in Z85 encodes. `load_authorized` returns keys in this
+    form, too."""
     return z85.decode(public)
 
 
@@ -194,21 +211,25 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
     pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
     if zmq.curve_public(pair.secret) != pair.public:
         raise FailedPreconditionError(
-            f"{path} is damaged: its public and secret key do not belong together; copy it again, or make new keys"
+            f"{path} is damaged: its public and secret key do not belong together; copy it again, "
+            f"or make new keys"
         )
     return pair
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
-    """Return (first word, rest of the line) of a key file by line number. A file may belong to root, because root often mounts secrets for
-    other users.
+    """Return (first word, rest of the line) of a key file by line number. A file may belong to
+    root, because root often mounts secrets for other users.
     """
     if not path.exists():
         raise FailedPreconditionError(
-            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "
+            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen "
+            f"{path.parent}`, or copy this file from "
             "the host where they were made (SECURITY.md says which process needs which)",
         )
-    text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
+    text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode(
+        "ascii", "replace"
+    )
     lines: dict[int, tuple[str, str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("# "):

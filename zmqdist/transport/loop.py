@@ -1,27 +1,35 @@
 """One thread that owns sockets, descriptors, timers and an inbox.
 
 Rules
-    Only the loop's thread uses a socket that is registered here; other threads pass functions to it by `call_soon`.
-    A callback that raises does not end the loop. The loop logs the traceback and counts the fault in `faults`.
+    Only the loop's thread uses a socket that is registered here; other threads pass functions to it
+    by `call_soon`. A callback that raises does not end the loop. The loop logs the traceback and
+    counts the fault in `faults`.
 
 One turn
     1. wait for input, a timer or a function in the inbox, unless the last turn left unread input
-    2. call the callback of each readable descriptor and socket; the callback itself bounds how much it reads
+    2. call the callback of each readable descriptor and socket; the callback itself bounds how much
+       it reads
     3. call the functions that were in the inbox when this step began
     4. call the timers that are due
-    5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the messages that they have gathered
+    5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the
+       messages that they have gathered
 
-    Input comes before timers, so that a loop that was stopped for a while reads the waiting heartbeats before it decides which peers are
-    overdue. For the same reason the loop delays timers for at most HOLD_S while a callback reports that it stopped at its
-    bound. It also delays timers for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
-    stopped (SIGSTOP, a suspended host), and then ZeroMQ's own thread has to read the waiting heartbeats from the network first.
+    Input comes before timers, so that a loop that was stopped for a while reads the waiting
+    heartbeats before it decides which peers are overdue. For the same reason the loop delays timers
+    for at most HOLD_S while a callback reports that it stopped at its bound. It also delays timers
+    for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was
+    probably stopped (SIGSTOP, a suspended host), and then ZeroMQ's own thread has to read the
+    waiting heartbeats from the network first.
 
-ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
-mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. The loop sets
-the mark after input of the descriptor and before it calls the socket's callback. Other code in the loop's thread that uses the socket must
-set the mark. A callback may clear the mark if its last use of the socket was a query of EVENTS that showed no input.
+ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a
+message is available. So each socket has a mark, `WatchedSocket.dirty`, and the loop sleeps only
+after it has queried EVENTS of each marked socket and found no input. The loop sets the mark after
+input of the descriptor and before it calls the socket's callback. Other code in the loop's thread
+that uses the socket must set the mark. A callback may clear the mark if its last use of the socket
+was a query of EVENTS that showed no input.
 
-Not here: the meaning of the messages (router.py, dealer.py), and threads that run the program's functions.
+Not here: the meaning of the messages (router.py, dealer.py), and threads that run the program's
+functions.
 """
 
 from __future__ import annotations
@@ -54,17 +62,22 @@ log = logging.getLogger("zmqdist.transport")
 HOLD_S: Final = 1.0
 """Longest time in seconds for which a backlog of input delays timers."""
 OVERSLEPT_S: Final = 0.5
-"""Seconds. A wake-up that is late by more than this means that the process was stopped, because a busy host delays a wake-up by less."""
+"""Seconds. A wake-up that is late by more than this means that the process was stopped, because a
+busy host delays a wake-up by less."""
 RECOVER_S: Final = 0.25
-"""Seconds after a wake-up that was late by OVERSLEPT_S in which the loop serves input but no timers."""
+"""Seconds after a wake-up that was late by OVERSLEPT_S in which the loop serves input but no
+timers."""
 CONTEXT_ENDS_S: Final = 1.0
-"""Seconds for which `stop` waits for the context of a loop that never ran. Without an open socket the context ends at once."""
+"""Seconds for which `stop` waits for the context of a loop that never ran. Without an open socket
+the context ends at once."""
 SLEEP_MAX_S: Final = 3600.0
 
 _live_loops: Final[set[Loop]] = set()
-"""Loops that have not been stopped, including loops that never started. Without this reference, the garbage collector could finalize a
-loop's context before its sockets. Then ZeroMQ, and with it the collector, would wait for ever for the sockets to close. The collector could
-also finalize a socket in one thread while the finalizer of the loop's owner, which stops the loop, uses that socket in another thread.
+"""Loops that have not been stopped, including loops that never started. Without this reference, the
+garbage collector could finalize a loop's context before its sockets. Then ZeroMQ, and with it the
+collector, would wait for ever for the sockets to close. The collector could also finalize a socket
+in one thread while the finalizer of the loop's owner, which stops the loop, uses that socket in
+another thread.
 """
 
 _POLLIN: Final = int(zmq.POLLIN)
@@ -76,8 +89,8 @@ T = TypeVar("T")
 
 
 def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
-    """Return a function that queries EVENTS of a socket and returns a true value if it has input. The function is faster than `getsockopt`,
-    because it makes no enums.
+    """Return a function that queries EVENTS of a socket and returns a true value if it has input.
+    The function is faster than `getsockopt`, because it makes no enums.
     """
     return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
 
@@ -87,8 +100,8 @@ class WatchedSocket:
 
     Attributes:
       has_input: a function that queries EVENTS, and returns a true value if the socket has input.
-      dirty: whether the loop must query EVENTS before it may sleep. Set this mark after any use of the socket outside the socket's own
-        callback.
+      dirty: whether the loop must query EVENTS before it may sleep. Set this mark after any use of
+        the socket outside the socket's own callback.
     """
 
     __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
@@ -104,16 +117,20 @@ class WatchedSocket:
 class _Descriptor:
     __slots__ = ("on_readable", "on_writable")
 
-    def __init__(self, on_readable: Callable[[], object], on_writable: Callable[[], object] | None) -> None:
+    def __init__(
+        self, on_readable: Callable[[], object], on_writable: Callable[[], object] | None
+    ) -> None:
         self.on_readable = on_readable
         self.on_writable = on_writable
 
 
 class Loop:
-    """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before `start`.
+    """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before
+    `start`.
 
-    A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not refer to an object whose finalizer stops
-    the loop: the callback would keep this object alive, and the finalizer would never run.
+    A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not
+    refer to an object whose finalizer stops the loop: the callback would keep this object alive,
+    and the finalizer would never run.
 
     Attributes:
       context: the ZeroMQ context of this loop alone; at most one ZAP handler may exist in it.
@@ -136,7 +153,8 @@ class Loop:
         self._hooks: list[Callable[[], object]] = []
         self._stop_functions: list[Callable[[], object]] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the finalizer may use `call_soon`.
+        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the
+        # finalizer may use `call_soon`.
         self._lock = threading.RLock()
         self._accepting = True
         self._stopping = False
@@ -151,7 +169,7 @@ class Loop:
         self._finished = threading.Event()
         _live_loops.add(self)
 
-    # -- start and stop -------------------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread. A second call does nothing.
@@ -169,10 +187,12 @@ class Loop:
             self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.
+        """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all
+        sockets and ends the context.
 
-        Any thread may call `stop`, more than once. In the loop's own thread, the stop takes effect after the current callback. If a
-        callback occupies the loop's thread for longer than `timeout_s`, `stop` logs a warning and returns.
+        Any thread may call `stop`, more than once. In the loop's own thread, the stop takes effect
+        after the current callback. If a callback occupies the loop's thread for longer than
+        `timeout_s`, `stop` logs a warning and returns.
         """
         with self._lock:
             self._stopping = True
@@ -185,7 +205,11 @@ class Loop:
             return
         self._wake()
         if not self._finished.wait(timeout_s):
-            log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
+            log.warning(
+                "loop %s did not end within %.1f s, because a callback still runs",
+                self.name,
+                timeout_s,
+            )
             return
         if self._thread.ident is not None:  # None if the loop never started
             self._thread.join(timeout_s)
@@ -204,12 +228,13 @@ class Loop:
         """Return the time on the clock of `set_timer`, in seconds."""
         return time.monotonic()
 
-    # -- from any thread --------------------------------------------------------------------------------------------
+    # -- from any thread ---------------------------------------------------------------------------
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop's thread call `fn(*args)` soon. Any thread may use this.
 
-        An accepted function is called even if the loop is stopped right after; the loop's sockets may be closed by then.
+        An accepted function is called even if the loop is stopped right after; the loop's sockets
+        may be closed by then.
 
         Raises:
           FailedPreconditionError: the loop has ended; `fn` will not be called.
@@ -222,12 +247,14 @@ class Loop:
             self._wake()
 
     def run(self, fn: Callable[..., T], *args: Any, timeout_s: float = 10.0) -> T:
-        """Have the loop's thread call `fn(*args)`, wait until it returns, and return its result or raise its exception.
+        """Have the loop's thread call `fn(*args)`, wait until it returns, and return its result or
+        raise its exception.
 
         In the loop's own thread, and before `start`, the function is called directly.
 
         Raises:
-          DeadlineExceededError: `fn` has not returned within `timeout_s`. The loop still calls it, or continues it.
+          DeadlineExceededError: `fn` has not returned within `timeout_s`. The loop still calls it,
+            or continues it.
           FailedPreconditionError: the loop has ended.
         """
         if self.in_loop or not self._started:
@@ -247,12 +274,14 @@ class Loop:
             if future.done():  # the function itself has raised a TimeoutError
                 raise
             raise DeadlineExceededError(
-                f"loop {self.name} did not finish the function within {timeout_s} s: it, or a callback before it, still runs"
+                f"loop {self.name} did not finish the function within {timeout_s} s: it, or a "
+                f"callback before it, still runs"
             ) from None
 
     def _wake(self) -> None:
         with self._lock:
-            # without the lock, `stop` could close `_wake_fd` now, and its number could belong to another file
+            # without the lock, `stop` could close `_wake_fd` now, and its number could belong to
+            # another file
             if self._wake_fd < 0:
                 return
             try:
@@ -260,13 +289,17 @@ class Loop:
             except BlockingIOError:  # the counter is full, so the loop wakes anyway
                 pass
 
-    # -- in the loop's thread, or before start ------------------------------------------------------------------------
+    # -- in the loop's thread, or before start -----------------------------------------------------
 
-    def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> WatchedSocket:
-        """Have the loop call `on_readable` while the socket has input. The loop closes the socket when the loop stops.
+    def add_socket(
+        self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]
+    ) -> WatchedSocket:
+        """Have the loop call `on_readable` while the socket has input. The loop closes the socket
+        when the loop stops.
 
         Args:
-          on_readable: a function that reads at most MESSAGES_PER_WAKE_MAX messages, and returns True if it stopped at that bound.
+          on_readable: a function that reads at most MESSAGES_PER_WAKE_MAX messages, and returns
+            True if it stopped at that bound.
         """
         watched = WatchedSocket(socket, on_readable)
         self._sockets[watched.fd] = watched
@@ -282,12 +315,16 @@ class Loop:
                 return
 
     def add_fd(
-        self, fd: int, on_readable: Callable[[], object], on_writable: Callable[[], object] | None = None
+        self,
+        fd: int,
+        on_readable: Callable[[], object],
+        on_writable: Callable[[], object] | None = None,
     ) -> None:
-        """Have the loop call `on_readable` while a descriptor has input, end of file or an error, and `on_writable` while the descriptor
-        accepts output and `watch_writable` is on.
+        """Have the loop call `on_readable` while a descriptor has input, end of file or an error,
+        and `on_writable` while the descriptor accepts output and `watch_writable` is on.
 
-        The descriptor should be non-blocking, because a callback may find no input if the number was closed and reused in the meantime.
+        The descriptor should be non-blocking, because a callback may find no input if the number
+        was closed and reused in the meantime.
         """
         self._descriptors[fd] = _Descriptor(on_readable, on_writable)
         self._epoll.register(fd, _READ)
@@ -305,8 +342,8 @@ class Loop:
                 pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Have the loop call `fn` once, not before `at` on the clock of `now`. This replaces the timer of the same key; `at=None` only
-        cancels that timer.
+        """Have the loop call `fn` once, not before `at` on the clock of `now`. This replaces the
+        timer of the same key; `at=None` only cancels that timer.
         """
         if at is None:
             self._timers.pop(key, None)
@@ -318,19 +355,22 @@ class Loop:
         serial = next(self._serial)
         self._timers[key] = (at, serial, fn)
         heapq.heappush(self._heap, (at, serial, key))
-        if len(self._heap) > 64 + 4 * len(self._timers):  # drop the dead entries that replaced timers have left
+        if len(self._heap) > 64 + 4 * len(self._timers):
+            # drop the dead entries that replaced timers have left
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
-        """Have the loop call `fn` after each turn that did anything. Several functions are called in the order of registration."""
+        """Have the loop call `fn` after each turn that did anything. Several functions are called
+        in the order of registration."""
         self._hooks.append(fn)
 
     def on_stop(self, fn: Callable[[], object]) -> None:
-        """Have the loop call `fn` in its thread when the loop ends. Several functions are called in the reverse order of registration."""
+        """Have the loop call `fn` in its thread when the loop ends. Several functions are called in
+        the reverse order of registration."""
         self._stop_functions.append(fn)
 
-    # -- the turn -----------------------------------------------------------------------------------------------------
+    # -- the turn ----------------------------------------------------------------------------------
 
     def _main(self) -> None:
         try:
@@ -374,7 +414,8 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Return whether a socket that is marked as `dirty` has input. Remove the marks of sockets that have no input."""
+        """Return whether a socket that is marked as `dirty` has input. Remove the marks of sockets
+        that have no input."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():
@@ -385,7 +426,8 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        # From now on `call_soon` wakes this thread. Functions that were added before are found by the query of the inbox below.
+        # From now on `call_soon` wakes this thread. Functions that were added before are found by
+        # the query of the inbox below.
         self._sleeping = True
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()
@@ -410,7 +452,11 @@ class Loop:
             return
         if mask & (_READ | _BROKEN):
             self._guard(descriptor.on_readable)
-        if mask & _WRITE and descriptor.on_writable is not None and self._descriptors.get(fd) is descriptor:
+        if (
+            mask & _WRITE
+            and descriptor.on_writable is not None
+            and self._descriptors.get(fd) is descriptor
+        ):
             self._guard(descriptor.on_writable)
 
     def _run_inbox(self) -> None:
@@ -429,7 +475,8 @@ class Loop:
             if now - self._backlog_since < HOLD_S:
                 return False
         self._backlog_since = None
-        # all due timers are collected first, so that a timer that sets itself to a time in the past waits for the next turn
+        # all due timers are collected first, so that a timer that sets itself to a time in the past
+        # waits for the next turn
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap))
@@ -447,7 +494,9 @@ class Loop:
             return fn(*args)
         except BaseException as error:
             if not (isinstance(error, Exception) or self.in_loop):
-                raise  # if the loop never ran, `stop` runs this in the thread of its caller, which must get the Ctrl-C
+                # if the loop never ran, `stop` runs this in the thread of its caller, which must
+                # get the Ctrl-C
+                raise
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
@@ -457,10 +506,12 @@ class Loop:
         log.exception("loop %s: %s failed; the loop goes on", self.name, what)
 
     def _end_context(self) -> None:
-        """End the ZeroMQ context. In the loop's thread, wait until it has ended. In another thread, wait at most CONTEXT_ENDS_S.
+        """End the ZeroMQ context. In the loop's thread, wait until it has ended. In another thread,
+        wait at most CONTEXT_ENDS_S.
 
-        A loop that never ran ends in the thread that calls `stop`, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the
-        traceback refers to that socket. So no code can close the socket, and the context would wait for it for ever.
+        A loop that never ran ends in the thread that calls `stop`, perhaps because of a Ctrl-C
+        while pyzmq made a socket. Then only the traceback refers to that socket. So no code can
+        close the socket, and the context would wait for it for ever.
         """
         if self.in_loop:
             self.context.destroy(linger=None)

@@ -6,7 +6,8 @@ import ctypes
 
 
 def trim_heap() -> None:
-    """Return the freed memory of this process to the system. The call takes milliseconds, or a tenth of a second for gigabytes.
+    """Return the freed memory of this process to the system. The call takes milliseconds, or a
+    tenth of a second for gigabytes.
 
     Does nothing if the C library has no `malloc_trim`.
     """

@@ -1,9 +1,11 @@
-"""How much memory and how many descriptors this process may still take, and the errors for a process that needs more.
+"""How much memory and how many descriptors this process may still take, and the errors for a
+process that needs more.
 
-The kernel lets processes allocate more memory than the host has, and ends one of them with SIGKILL when they use more than there is. So
-this process checks before a large copy that enough memory is available; if not, the caller gets an error with the figures and the
-remedies. The size of /dev/shm does not matter, because memfds are not stored in it: they count as memory of the host and of the control
-group.
+The kernel lets processes allocate more memory than the host has, and ends one of them with SIGKILL
+when they use more than there is. So this process checks before a large copy that enough memory is
+available; if not, the caller gets an error with the figures and the remedies. The size of /dev/shm
+does not matter, because memfds are not stored in it: they count as memory of the host and of the
+control group.
 """
 
 from __future__ import annotations
@@ -19,32 +21,35 @@ from zmqdist.errors import ResourceExhaustedError
 
 LOOP_DESCRIPTORS: Final = 16
 LOOP_THREADS: Final = 3
-"""What a context of ZeroMQ with one or two sockets, and the thread that uses it, need. Without them libzmq aborts the process."""
+"""What a context of ZeroMQ with one or two sockets, and the thread that uses it, need. Without them
+libzmq aborts the process."""
 _STACK_BYTES: Final = 8 * 2**20
 """The address space for the stack of a thread, if `ulimit -s` does not name another size."""
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
-"""Bytes. Smaller amounts are not checked. From this size on the check costs little: writing to the fresh memory takes a hundred times as
-long.
+"""Bytes. Smaller amounts are not checked. From this size on the check costs little: writing to the
+fresh memory takes a hundred times as long.
 """
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
-    "schedule or keep less at a time (queue_bytes_max, RemoteValues that are not used any more), end other programs, or raise the limit of"
+    "schedule or keep less at a time (queue_bytes_max, RemoteValues that are not used any more), "
+    "end other programs, or raise the limit of"
     " the control group or of `ulimit -v`; ZMQDIST_ARENA bounds shared memory, in MiB"
 )
 
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Return the bytes of memory that this process may use in all: the memory of the host, or the limit of its control group if that is
-    lower.
+    """Return the bytes of memory that this process may use in all: the memory of the host, or the
+    limit of its control group if that is lower.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Return the bytes that this process may still take before the kernel has to end a process; None if the system does not report it."""
+    """Return the bytes that this process may still take before the kernel has to end a process;
+    None if the system does not report it."""
     found = [max(0, limit - used) for limit, used in _limits(proc, groups)]
     available = _field(proc / "meminfo", "MemAvailable:")
     if available is not None:
@@ -53,13 +58,14 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 
 def oom_kills(proc: Path = _PROC) -> int:
-    """Return how many processes the kernel of this host has killed because memory was short; 0 if the kernel does not count them."""
+    """Return how many processes the kernel of this host has killed because memory was short; 0 if
+    the kernel does not count them."""
     return _field(proc / "vmstat", "oom_kill") or 0
 
 
 def check_room(nbytes: int, purpose: str) -> None:
-    """Raise ResourceExhaustedError if `nbytes` bytes are not available; never if they are fewer than CHECKED_BYTES_MIN. `purpose` completes
-    "no memory for ...".
+    """Raise ResourceExhaustedError if `nbytes` bytes are not available; never if they are fewer
+    than CHECKED_BYTES_MIN. `purpose` completes "no memory for ...".
     """
     if nbytes >= CHECKED_BYTES_MIN:
         available = available_bytes()
@@ -68,14 +74,15 @@ def check_room(nbytes: int, purpose: str) -> None:
 
 
 def check_descriptors_and_threads(purpose: str, descriptors: int = LOOP_DESCRIPTORS) -> None:
-    """Raise ResourceExhaustedError if this process may not open so many more descriptors, or has no address space for LOOP_THREADS more
-    threads. `purpose` begins the text.
+    """Raise ResourceExhaustedError if this process may not open so many more descriptors, or has no
+    address space for LOOP_THREADS more threads. `purpose` begins the text.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + descriptors > limit:
         raise ResourceExhaustedError(
-            f"{purpose} needs {descriptors} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+            f"{purpose} needs {descriptors} descriptors, and this process has {used} of {limit}: "
+            f"raise `ulimit -n`"
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
@@ -84,7 +91,8 @@ def check_descriptors_and_threads(purpose: str, descriptors: int = LOOP_DESCRIPT
         used = int((_PROC / "self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         if used + needed > limit:
             raise ResourceExhaustedError(
-                f"{purpose} needs {needed >> 20} MiB of address space for its threads, and this process has {used >> 20} of"
+                f"{purpose} needs {needed >> 20} MiB of address space for its threads, and this "
+                f"process has {used >> 20} of"
                 f" {limit >> 20} MiB: raise `ulimit -v`"
             )
 
@@ -92,8 +100,12 @@ def check_descriptors_and_threads(purpose: str, descriptors: int = LOOP_DESCRIPT
 def memory_exhausted(nbytes: int, purpose: str) -> ResourceExhaustedError:
     """Return the error for `nbytes` bytes that are not available."""
     available = available_bytes()
-    there = "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
-    return ResourceExhaustedError(f"no memory for {purpose}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
+    there = (
+        "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
+    )
+    return ResourceExhaustedError(
+        f"no memory for {purpose}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}"
+    )
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
@@ -103,14 +115,19 @@ def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """
     for folder, limit_name, used_name, stat_name in _folders(proc, groups):
         with contextlib.suppress(OSError, ValueError):  # int("max") raises: this group has no limit
-            limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
+            limit, used = (
+                int((folder / limit_name).read_text()),
+                int((folder / used_name).read_text()),
+            )
             yield limit, used - (_field(folder / "memory.stat", stat_name) or 0)
 
 
 def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the folders of this process's control group and of its parents, with the names of the files to read.
+    """Yield the folders of this process's control group and of its parents, with the names of the
+    files to read.
 
-    The search covers both versions of control groups, and for each of them the paths that a container sees and the paths of the host.
+    The search covers both versions of control groups, and for each of them the paths that a
+    container sees and the paths of the host.
     """
     new = ("memory.max", "memory.current", "inactive_file")
     old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -132,7 +149,8 @@ def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """Return the number that follows `name` in a file of lines `name number`; None if the file has no such line."""
+    """Return the number that follows `name` in a file of lines `name number`; None if the file has
+    no such line."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             words = line.split()

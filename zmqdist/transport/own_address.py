@@ -1,8 +1,9 @@
-"""Addresses of this host: the address of an interface, the address from which packets to a peer leave, and the ports that a firewall
-permits.
+"""Addresses of this host: the address of an interface, the address from which packets to a peer
+leave, and the ports that a firewall permits.
 
-A user names the host that a server binds by an address, by a name, or by an interface (`eth1`). The address of an interface is looked up
-when the server starts. If an interface and a host have the same name, zmqdist uses the interface.
+A user names the host that a server binds by an address, by a name, or by an interface (`eth1`). The
+address of an interface is looked up when the server starts. If an interface and a host have the
+same name, zmqdist uses the interface.
 """
 
 from __future__ import annotations
@@ -42,17 +43,20 @@ def own_host(peer: str) -> str:
         try:
             probe.connect(address)
         except OSError as error:
-            raise UnavailableError(f"no network of this host leads to {peer} ({error.strerror})") from None
+            raise UnavailableError(
+                f"no network of this host leads to {peer} ({error.strerror})"
+            ) from None
         return str(probe.getsockname()[0])
 
 
 def bindable(host: str) -> str:
-    """Return the address of the interface called `host`, an IPv4 address if it has one. Return the one spelling of `host` if it is an
-    address or the name of a host.
+    """Return the address of the interface called `host`, an IPv4 address if it has one. Return the
+    one spelling of `host` if it is an address or the name of a host.
 
     Raises:
       InvalidArgumentError: `host` looks like an IP address and is not one.
-      UnknownError: the interface has no address, or `host` is neither an interface nor a name that can be looked up.
+      UnknownError: the interface has no address, or `host` is neither an interface nor a name that
+        can be looked up.
     """
     interfaces = [name for _, name in socket.if_nameindex()]
     try:
@@ -65,7 +69,8 @@ def bindable(host: str) -> str:
                 socket.getaddrinfo(host, None)
             except OSError:
                 raise UnknownError(
-                    f"this host has no interface {host}, and no host of that name is known: its interfaces are {', '.join(interfaces)}"
+                    f"this host has no interface {host}, and no host of that name is known: its "
+                    f"interfaces are {', '.join(interfaces)}"
                 ) from None
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -79,9 +84,12 @@ def bindable(host: str) -> str:
 def _ipv6_of(interface: str) -> str:
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         digits, _, _, scope, _, name = line.split()
-        if name == interface and scope in (_GLOBAL_SCOPE, "10"):  # 10 is the scope of the loopback address
+        if name == interface and scope in (_GLOBAL_SCOPE, "10"):
+            # 10 is the scope of the loopback address
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    raise UnknownError(f"the interface {interface} has no address: set it up (ip address add), or name another one")
+    raise UnknownError(
+        f"the interface {interface} has no address: set it up (ip address add), or name another one"
+    )
 
 
 def ports_are_limited() -> bool:
@@ -90,8 +98,8 @@ def ports_are_limited() -> bool:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try for a server that may take any port: the ports of ZMQDIST_PORTS, beginning at a random one, or 0 if the
-    variable is not set.
+    """Yield the ports to try for a server that may take any port: the ports of ZMQDIST_PORTS,
+    beginning at a random one, or 0 if the variable is not set.
 
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.
@@ -103,7 +111,8 @@ def free_ports() -> Iterator[int]:
         ports = parse_ports(os.environ[VARIABLE])
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
-    # The first port is random, so that the clients of a dead server rarely find a new server on its port.
+    # The first port is random, so that the clients of a dead server rarely find a new server on its
+    # port.
     first = chance.randrange(len(ports))
     yield from (*ports[first:], *ports[:first])
 
@@ -112,7 +121,8 @@ def all_taken(host: str) -> UnknownError:
     """Return the error for a host on which each port of ZMQDIST_PORTS is in use."""
     ports = os.environ.get(VARIABLE)
     return UnknownError(
-        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end processes that use them, or give a wider range"
+        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end processes "
+        f"that use them, or give a wider range"
     )
 
 

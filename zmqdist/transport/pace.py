@@ -1,33 +1,44 @@
-"""How many bytes of large payloads may be on the way through one connection, so that small messages and heartbeats pass.
+"""How many bytes of large payloads may be on the way through one connection, so that small messages
+and heartbeats pass.
 
-Rule: a pace bounds the bytes that were sent and not yet acknowledged. A pace never waits or sends, and gets the time as an argument.
+Rule: a pace bounds the bytes that were sent and not yet acknowledged. A pace never waits or sends,
+  and gets the time as an argument.
 
 Theory of operation
-    A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the network router before the slowest link.
-    If the queue is longer than the link carries within the heartbeat's time-out, the connection ends, although the link works. A pace
-    measures the queue by acknowledgments. It takes the time from the sending of a chunk to its acknowledgment, and subtracts the shortest
-    such time. The rest is the time that the chunk and its acknowledgment spent in queues, as a heartbeat and its reply would, too.
+    A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the
+    network router before the slowest link. If the queue is longer than the link carries within the
+    heartbeat's time-out, the connection ends, although the link works. A pace measures the queue by
+    acknowledgments. It takes the time from the sending of a chunk to its acknowledgment, and
+    subtracts the shortest such time. The rest is the time that the chunk and its acknowledgment
+    spent in queues, as a heartbeat and its reply would, too.
 
-    The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
-    just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
-    bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
-    the aim. It does not fall again because of chunks that were sent before it fell. A chunk is a quarter of the window, because a heartbeat
-    cannot interrupt a chunk.
+    The aim of the window is the number of bytes that the link carries in that shortest time plus
+    `QUEUE_S`, at the rate that the link has just shown. The window begins small, because the link
+    is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged bytes, up to the
+    aim, so that a fast link has its full window after half a megabyte. When the queue has become
+    long, the window falls to the aim. It does not fall again because of chunks that were sent
+    before it fell. A chunk is a quarter of the window, because a heartbeat cannot interrupt a
+    chunk.
 
-    Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
-    next chunk has no queue before it, so its time is a new measurement of the shortest time. The first chunk after a pause gives such a
-    measurement, too.
+    Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk
+    leaves until all chunks are acknowledged. The next chunk has no queue before it, so its time is
+    a new measurement of the shortest time. The first chunk after a pause gives such a measurement,
+    too.
 
 Promises, checked by tests/machines/test_pace.py against simulated links
-    P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.
-    P2  A chunk leaves only if the window has room for it, or if at most one chunk is on the way. Two chunks may always be on the way,
-        because the receiver may acknowledge two at a time.
-    P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out, even if two connections share
-        the link.
-    P4  A link is busy while there is something to send: it carries at least four fifths of its rate, as far as window_max permits.
-    P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
+    P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and
+        the window.
+    P2  A chunk leaves only if the window has room for it, or if at most one chunk is on the way.
+        Two chunks may always be on the way, because the receiver may acknowledge two at a time.
+    P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's
+        time-out, even if two connections share the link.
+    P4  A link is busy while there is something to send: it carries at least four fifths of its
+        rate, as far as window_max permits.
+    P5  On a link that holds the largest window without a queue, the window is at its largest after
+        ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
-    P7  When the route has become longer, the pace knows the new shortest time after `TRIP_KEPT_S` and two round trips, if chunks leave.
+    P7  When the route has become longer, the pace knows the new shortest time after `TRIP_KEPT_S`
+        and two round trips, if chunks leave.
 """
 
 from __future__ import annotations
@@ -36,33 +47,43 @@ from collections import deque
 from math import inf
 from typing import Final, NamedTuple
 
-from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, BULK_CHANNEL_WINDOW_BYTES_START, CHUNK_BYTES, CHUNK_BYTES_MIN
+from zmqdist.limits import (
+    BULK_CHANNEL_WINDOW_BYTES,
+    BULK_CHANNEL_WINDOW_BYTES_START,
+    CHUNK_BYTES,
+    CHUNK_BYTES_MIN,
+)
 
 QUEUE_S: Final = 0.25
-"""Seconds that bytes may spend in queues. It is long enough to keep a link busy, and an eighth of the heartbeat's time-out."""
+"""Seconds that bytes may spend in queues. It is long enough to keep a link busy, and an eighth of
+the heartbeat's time-out."""
 
 LONG_QUEUE_S: Final = 0.5
-"""Seconds in queues above which the window narrows. It is only a quarter of the heartbeat's time-out, because several connections may share
-a link.
+"""Seconds in queues above which the window narrows. It is only a quarter of the heartbeat's
+time-out, because several connections may share a link.
 """
 
 SOJOURN_S_MAX: Final = 1.0
-"""Seconds. A chunk that is on the way for longer narrows the window, even if its link is long. It is half of the heartbeat's time-out."""
+"""Seconds. A chunk that is on the way for longer narrows the window, even if its link is long. It
+is half of the heartbeat's time-out."""
 
 GROWTH: Final = 4
-"""Bytes by which one acknowledged byte widens the window. With 1 instead of 4, the first mebibyte takes 1.5 times as long on a fast link.
-With more than 4, the pace takes too long to recognise a slow link that lets a burst pass at full speed.
+"""Bytes by which one acknowledged byte widens the window. With 1 instead of 4, the first mebibyte
+takes 1.5 times as long on a fast link. With more than 4, the pace takes too long to recognise a
+slow link that lets a burst pass at full speed.
 """
 
 TRIP_KEPT_S: Final = 20.0
-"""Seconds for which the shortest trip is trusted. A new measurement costs time: the link is idle for about one trip before it."""
+"""Seconds for which the shortest trip is trusted. A new measurement costs time: the link is idle
+for about one trip before it."""
 
 
 class _Sent(NamedTuple):
     nbytes: int
     at: float
     alone: bool
-    """Whether no chunk was on the way when this chunk was sent, except a chunk that the receiver acknowledges together with it."""
+    """Whether no chunk was on the way when this chunk was sent, except a chunk that the receiver
+    acknowledges together with it."""
     delivered: int
     """Bytes that had been acknowledged when this chunk was sent."""
 
@@ -71,11 +92,12 @@ class Pace:
     """The window of one connection; the module's docstring explains it.
 
     Attributes:
-      window_bytes: bytes that may be on the way at one time. *Invariant*: window_min <= window_bytes <= window_max.
+      window_bytes: bytes that may be on the way at one time. *Invariant*: window_min <=
+        window_bytes <= window_max.
       chunk_bytes: size of the largest chunk to send now.
       unacknowledged: bytes that were sent and not acknowledged.
-      trip_s: the shortest time from the sending of a chunk to its acknowledgment during the last `TRIP_KEPT_S` or so; infinite before the
-        first acknowledgment.
+      trip_s: the shortest time from the sending of a chunk to its acknowledgment during the last
+        `TRIP_KEPT_S` or so; infinite before the first acknowledgment.
     """
 
     __slots__ = (
@@ -132,13 +154,17 @@ class Pace:
         return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def _alone(self) -> bool:
-        """Return whether a chunk that is sent now has no queue before it. An earlier chunk that may share its acknowledgment with the new
-        chunk does not count.
+        """Return whether a chunk that is sent now has no queue before it. An earlier chunk that may
+        share its acknowledgment with the new chunk does not count.
         """
         if not self._sent:
             return True
         first = self._sent[0]
-        return len(self._sent) == 1 and first.nbytes == self._chunk_max and (first.alone or self._stale)
+        return (
+            len(self._sent) == 1
+            and first.nbytes == self._chunk_max
+            and (first.alone or self._stale)
+        )
 
     def sent(self, nbytes: int, now: float) -> None:
         """Record that a chunk was sent."""
@@ -146,8 +172,8 @@ class Pace:
         self._sent.append(_Sent(nbytes, now, self._alone(), self._delivered))
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Record that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer than
-        `nbytes` bytes are unacknowledged.
+        """Record that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return
+        False, and change nothing, if fewer than `nbytes` bytes are unacknowledged.
         """
         if not 0 <= nbytes <= self.unacknowledged:
             return False
@@ -172,8 +198,12 @@ class Pace:
         self._stale = stale
         delivered = self._delivered - chunk.delivered
         aim = int(delivered / sojourn_s * (self.trip_s + QUEUE_S))
-        if sojourn_s <= self.trip_s + QUEUE_S / 2 and delivered > self.window_bytes - self.chunk_bytes:
-            # The window is used up although there is no queue, so the window itself limits the measured rate: widen it by a chunk.
+        if (
+            sojourn_s <= self.trip_s + QUEUE_S / 2
+            and delivered > self.window_bytes - self.chunk_bytes
+        ):
+            # The window is used up although there is no queue, so the window itself limits the
+            # measured rate: widen it by a chunk.
             aim = max(aim, self.window_bytes + self.chunk_bytes)
         if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
             if aim > self.window_bytes:

@@ -1,4 +1,5 @@
-"""A peer of a server: one connection, and the data that ZeroMQ attaches to each message of this connection.
+"""A peer of a server: one connection, and the data that ZeroMQ attaches to each message of this
+connection.
 
 Not here: what a server does with a peer (router.py).
 """
@@ -25,16 +26,20 @@ class Peer:
       routing_id: ZeroMQ's name for the connection.
       fd: the descriptor number of the connection; -1 if unknown.
       port: the port of this server to which the peer is connected; 0 if unknown.
-      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the server sends only one reply.
+      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the
+        server sends only one reply.
       key: the peer's public key, 32 bytes; empty without CURVE.
       limited: whether the role is "joining" or "revoked".
-      hello: the peer's hello; None until it has arrived. The router lists only peers with a hello in `peers`, and passes only these to
-        `on_hello`.
-      name: the peer's name for log lines and errors; it contains the address until the hello arrives.
+      hello: the peer's hello; None until it has arrived. The router lists only peers with a hello
+        in `peers`, and passes only these to `on_hello`.
+      name: the peer's name for log lines and errors; it contains the address until the hello
+        arrives.
       bulk: the channel for large parts in either direction; None until the router needs it.
       session: any object that the owner of the router stores here.
-      gone: whether the router knows that the connection has ended. Then no message can be sent to the peer.
-      fault_logged: whether a wrong message of this peer was logged. Then the router only counts further wrong messages.
+      gone: whether the router knows that the connection has ended. Then no message can be sent to
+        the peer.
+      fault_logged: whether a wrong message of this peer was logged. Then the router only counts
+        further wrong messages.
       refusals: number of Refused messages that the router sent to the peer.
       ignored: whether the router drops all further messages of the peer.
     """
@@ -77,7 +82,8 @@ class Peer:
 
 
 def fd_of(frame: zmq.Frame) -> int:
-    """Return the descriptor of the connection through which a frame arrived; -1 if ZeroMQ does not know it."""
+    """Return the descriptor of the connection through which a frame arrived; -1 if ZeroMQ does not
+    know it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except (zmq.ZMQError, ValueError, TypeError):
@@ -85,7 +91,8 @@ def fd_of(frame: zmq.Frame) -> int:
 
 
 def property_of(frame: zmq.Frame, name: str) -> str:
-    """Return a property of the connection through which a frame arrived; "" if the connection has no property of this name."""
+    """Return a property of the connection through which a frame arrived; "" if the connection has
+    no property of this name."""
     try:
         return str(frame.get(name))
     except zmq.ZMQError:
@@ -93,5 +100,6 @@ def property_of(frame: zmq.Frame, name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that a peer has sent, shortened and without unprintable characters, for a log line."""
+    """Return a text that a peer has sent, shortened and without unprintable characters, for a log
+    line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])

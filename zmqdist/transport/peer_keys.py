@@ -1,20 +1,23 @@
-"""The states of peers' keys, as a member of a cluster knows them. The member asks its dispatcher, which vouches for keys and reports
-revoked keys.
+"""The states of peers' keys, as a member of a cluster knows them. The member asks its dispatcher,
+which vouches for keys and reports revoked keys.
 
 Rules
-    A process has one link to a dispatcher for each key folder and role, as long as a socket that uses that folder is open.
-    A listening socket asks about the key of each connection before it accepts the connection; ZeroMQ waits for the reply. A connecting
-    socket asks about the key that came with the address; if no key came, it asks which key listens at the address.
-    A reply is valid until the dispatcher sends another reply about the same key or address. The reply "unknown" is used only once, because
-    the dispatcher may admit the key later.
+    A process has one link to a dispatcher for each key folder and role, as long as a socket that
+    uses that folder is open. A listening socket asks about the key of each connection before it
+    accepts the connection; ZeroMQ waits for the reply. A connecting socket asks about the key that
+    came with the address; if no key came, it asks which key listens at the address. A reply is
+    valid until the dispatcher sends another reply about the same key or address. The reply
+    "unknown" is used only once, because the dispatcher may admit the key later.
     When the link is up again after a loss, the process asks all questions again.
-    If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each key that it lists. For any other key the
-    process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow.
-    When a key is revoked, the process notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
-    The process that joined makes a new key pair when the dispatcher asks for one. Other processes that use the folder read the new key
-    pair.
+    If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each
+    key that it lists. For any other key the process waits until the handshake times out, and the
+    peer tries again. So no member is refused because its dispatcher was slow. When a key is
+    revoked, the process notifies each socket of the folder (`KeyWatcher`), which ends its
+    connections with that key. The process that joined makes a new key pair when the dispatcher asks
+    for one. Other processes that use the folder read the new key pair.
 
-Not here: the decision about a key (keyring_machine.py), and what a socket does after the decision (router.py, connector.py).
+Not here: the decision about a key (keyring_machine.py), and what a socket does after the decision
+(router.py, connector.py).
 """
 
 from __future__ import annotations
@@ -51,8 +54,9 @@ _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """Return this process's Voucher for a dispatcher ("host:port"), key folder and role. With it, sockets ask the dispatcher about peers'
-    keys. The Voucher connects to the dispatcher at its first use.
+    """Return this process's Voucher for a dispatcher ("host:port"), key folder and role. With it,
+    sockets ask the dispatcher about peers' keys. The Voucher connects to the dispatcher at its
+    first use.
     """
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
@@ -62,7 +66,8 @@ def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
 
 
 class Voucher:
-    """The states of keys, for the sockets of one key folder; the module's docstring has the rules. Any thread may call public methods."""
+    """The states of keys, for the sockets of one key folder; the module's docstring has the rules.
+    Any thread may call public methods."""
 
     def __init__(self, dispatcher: str, folder: str, role: str) -> None:
         self._dispatcher = dispatcher
@@ -75,8 +80,8 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """Have this process make a new key pair whenever the dispatcher asks for one. Call this only in the process that joined, and before
-        the first socket uses the folder.
+        """Have this process make a new key pair whenever the dispatcher asks for one. Call this
+        only in the process that joined, and before the first socket uses the folder.
         """
         self._owns = True
 
@@ -88,7 +93,8 @@ class Voucher:
             self._linked()
 
     def detach(self, watcher: KeyWatcher) -> None:
-        """Remove a socket that used the folder. After the last one, the link to the dispatcher is closed in the background."""
+        """Remove a socket that used the folder. After the last one, the link to the dispatcher is
+        closed in the background."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -106,8 +112,9 @@ class Voucher:
         return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
-        """Call `answer` when the dispatcher has replied about a key, or has not replied in time; `judge` then decides. The call comes at
-        once in this thread if a reply is known, otherwise later in the link's thread.
+        """Call `answer` when the dispatcher has replied about a key, or has not replied in time;
+        `judge` then decides. The call comes at once in this thread if a reply is known, otherwise
+        later in the link's thread.
         """
         with self._lock:
             link = self._linked()
@@ -119,7 +126,8 @@ class Voucher:
             link.soon(partial(link.ask, key, "", answer, wait_s))
 
     def expected(self, address: str, peer: bytes) -> bytes | None:
-        """Return the public key (Z85) that the server at an address must show; None while the dispatcher has not replied.
+        """Return the public key (Z85) that the server at an address must show; None while the
+        dispatcher has not replied.
 
         Args:
           peer: the key that came with the address; empty for a server.
@@ -141,14 +149,21 @@ class Voucher:
             return keys.encode_public(state.key).encode()
         why = (
             state.problem
-            or "the dispatcher does not know it, and no file here lists it as that of a worker or a program"
+            or "the dispatcher does not know it, and no file here lists it as that of a worker or "
+            "a program"
         )
-        raise UnauthenticatedError(f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}")
+        raise UnauthenticatedError(
+            f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}"
+        )
 
     def _linked(self) -> _Link:
-        """Return the link to the dispatcher, and open it on first use. The caller holds the lock."""
+        """Return the link to the dispatcher, and open it on first use. The caller holds the
+        lock.
+        """
         if self._link is None:
-            self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
+            self._link = _Link(
+                self._dispatcher, self._folder, self._role, self._owns, self._revoked
+            )
             self._link.open()
         return self._link
 
@@ -163,11 +178,17 @@ class _Link:
     """The connection to the dispatcher. Only the link's own thread changes `keys` and `addresses`.
 
     Attributes:
-      keys, addresses: the dispatcher's latest reply about each key, and its latest reply about each address.
+      keys, addresses: the dispatcher's latest reply about each key, and its latest reply about each
+        address.
     """
 
     def __init__(
-        self, dispatcher: str, folder: str, role: str, owns: bool, revoked: Callable[[KeyState], None]
+        self,
+        dispatcher: str,
+        folder: str,
+        role: str,
+        owns: bool,
+        revoked: Callable[[KeyState], None],
     ) -> None:
         self.keys: dict[bytes, KeyState] = {}
         self.addresses: dict[str, KeyState] = {}
@@ -178,10 +199,15 @@ class _Link:
         self._revoked = revoked
         self._new: keys.KeyPair | None = None
         self._fresh: set[bytes | str] = set()
-        """Questions to which the dispatcher has replied "unknown", while no caller has used that reply yet."""
+        """Questions to which the dispatcher has replied "unknown", while no caller has used that
+        reply yet."""
         self._waiting: dict[bytes | str, list[tuple[float, Callable[[], object]]]] = {}
         security = ClientSecurity(
-            CURVE, role, f"key of {folder}", folder=folder, server_key=keys.load_server_public(folder)
+            CURVE,
+            role,
+            f"key of {folder}",
+            folder=folder,
+            server_key=keys.load_server_public(folder),
         )
         self._dealer = DealerConnection(
             self.loop,
@@ -203,8 +229,8 @@ class _Link:
             self.loop.call_soon(fn)
 
     def answer(self, key: bytes, address: str) -> KeyState | None:
-        """Return the dispatcher's reply about a key or an address; None if no reply has arrived, or the reply is not valid any more. Any
-        thread may call this.
+        """Return the dispatcher's reply about a key or an address; None if no reply has arrived, or
+        the reply is not valid any more. Any thread may call this.
         """
         state = self.addresses.get(address) if address else self.keys.get(key)
         if state is None:
@@ -216,10 +242,13 @@ class _Link:
             self._fresh.discard(question)
         return state
 
-    # -- in the link's thread ---------------------------------------------------------------------------------------
+    # -- in the link's thread ----------------------------------------------------------------------
 
-    def ask(self, key: bytes, address: str, answer: Callable[[], object] | None, wait_s: float) -> None:
-        """Ask the dispatcher, and call `answer` when its reply arrives, or after `wait_s` without a reply."""
+    def ask(
+        self, key: bytes, address: str, answer: Callable[[], object] | None, wait_s: float
+    ) -> None:
+        """Ask the dispatcher, and call `answer` when its reply arrives, or after `wait_s` without a
+        reply."""
         question = address or key
         waiting = self._waiting.setdefault(question, [])
         first = not waiting
@@ -245,8 +274,9 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """Record that no reply arrived in time. If `keygen` made the folder, treat this as the reply "unknown", so that the files of the
-        folder decide about the key. In the folder of a process that joined, the question stays open.
+        """Record that no reply arrived in time. If `keygen` made the folder, treat this as the
+        reply "unknown", so that the files of the folder decide about the key. In the folder of a
+        process that joined, the question stays open.
         """
         if keys.load_joined(self._folder) is None:
             if isinstance(question, str):
@@ -262,7 +292,9 @@ class _Link:
             self._dealer.send(NewKey(keys.decode_public(self._new.public)))
         for question in {*self.keys, *self.addresses, *self._waiting}:
             if question != own:
-                self._dealer.send(AskKey(b"", question) if isinstance(question, str) else AskKey(question))
+                self._dealer.send(
+                    AskKey(b"", question) if isinstance(question, str) else AskKey(question)
+                )
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, KeyState):
@@ -296,13 +328,17 @@ class _Link:
         try:
             keys.write_role(Path(self._folder), self._role, pair)
         except OSError as error:
-            log.error("the new key of this process could not be written to %s: %s", self._folder, error.strerror)
+            log.error(
+                "the new key of this process could not be written to %s: %s",
+                self._folder,
+                error.strerror,
+            )
             return
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """Reconnect later. Log the refusal for debugging only: the dispatcher also refuses this process's other connections with these
-        keys, and they report it to their users.
+        """Reconnect later. Log the refusal for debugging only: the dispatcher also refuses this
+        process's other connections with these keys, and they report it to their users.
         """
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)

@@ -1,11 +1,13 @@
-"""A probe of a port from outside: whether its host exists, whether it accepts a connection and speaks ZeroMQ, which process owns it.
+"""A probe of a port from outside: whether its host exists, whether it accepts a connection and
+speaks ZeroMQ, which process owns it.
 
-A ZeroMQ server begins each connection: before any handshake it sends a greeting of 64 bytes in the clear, which names its security
-mechanism. So a port that sends this greeting has a ZeroMQ server, and a port that refuses a connection has no process that listens. If a
-port does neither, its process is stopped or busy, or a network on the way drops packets.
+A ZeroMQ server begins each connection: before any handshake it sends a greeting of 64 bytes in the
+clear, which names its security mechanism. So a port that sends this greeting has a ZeroMQ server,
+and a port that refuses a connection has no process that listens. If a port does neither, its
+process is stopped or busy, or a network on the way drops packets.
 
-The steps of a `PortProbe` never wait, but making a `PortProbe` waits for the look-up of a host name. `connect_failure` and `listening` wait
-for such a look-up in addition to their time-outs.
+The steps of a `PortProbe` never wait, but making a `PortProbe` waits for the look-up of a host
+name. `connect_failure` and `listening` wait for such a look-up in addition to their time-outs.
 """
 
 from __future__ import annotations
@@ -33,18 +35,22 @@ from zmqdist.transport.security import listening_sockets
 
 GREETING_BYTES: Final = 64
 PROBE_S: Final = 1.0
-"""Seconds for which a probe waits for the connection by default, and then again for the greeting."""
+"""Seconds for which a probe waits for the connection by default, and then again for the
+greeting.
+"""
 
 _STEP_MS: Final = 20
 """Milliseconds by which `_run_probes` may be late to notice that the time of a probe is over."""
 
 _IPV4_ERRORS: Final = (socket.IPPROTO_IP, 11)
 _IPV6_ERRORS: Final = (socket.IPPROTO_IPV6, 25)
-"""IP_RECVERR and IPV6_RECVERR of Linux: with them, the kernel keeps the ICMP message that ends an attempt to connect."""
+"""IP_RECVERR and IPV6_RECVERR of Linux: with them, the kernel keeps the ICMP message that ends an
+attempt to connect."""
 _ERROR_BYTES: Final = 512
 _FROM_ICMP, _FROM_ICMP6 = 2, 3
 _FORBIDDEN: Final = (2, 3, 9, 10, 13)
-"""Codes of "destination unreachable": protocol, port, network and host prohibited, communication prohibited (RFC 1812)."""
+"""Codes of "destination unreachable": protocol, port, network and host prohibited, communication
+prohibited (RFC 1812)."""
 _FORBIDDEN6: Final = (1, 4, 5, 6)
 
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
@@ -57,7 +63,8 @@ class Rejection:
 
     Attributes:
       sender: the IP address of the firewall, network router or host that sent the message.
-      forbidden: True if the sender forbids the connection (port or communication prohibited), False if it knows no route.
+      forbidden: True if the sender forbids the connection (port or communication prohibited), False
+        if it knows no route.
     """
 
     sender: str
@@ -65,17 +72,22 @@ class Rejection:
 
 
 class PortProbe:
-    """One probe of a port. Call `step`, which never waits, whenever the socket is ready, or every few milliseconds, until it returns True.
+    """One probe of a port. Call `step`, which never waits, whenever the socket is ready, or every
+    few milliseconds, until it returns True.
 
     Attributes:
       connected: whether a TCP connection was made.
-      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
-      rejection: the ICMP message that ended the attempt. None means that the probed host's own kernel refused, or that no reply arrived.
-      mechanism: after the probe "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or
+        OSError.
+      rejection: the ICMP message that ended the attempt. None means that the probed host's own
+        kernel refused, or that no reply arrived.
+      mechanism: after the probe "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak
+        ZeroMQ; None if no greeting arrived.
     """
 
     def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
-        """Begin to connect, after the look-up of a host name. Raises InvalidArgumentError if `address` is not an address."""
+        """Begin to connect, after the look-up of a host name. Raises InvalidArgumentError if
+        `address` is not an address."""
         self.connected = False
         self.failure: OSError | None = None
         self.rejection: Rejection | None = None
@@ -83,7 +95,9 @@ class PortProbe:
         self._until = now + connect_s
         self._seen = b""
         host, port = split(address)
-        self._socket = socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = socket.socket(
+            socket.AF_INET6 if is_ipv6(host) else socket.AF_INET, socket.SOCK_STREAM
+        )
         self._socket.setblocking(False)
         if sys.platform.startswith("linux"):
             self._socket.setsockopt(*(_IPV6_ERRORS if is_ipv6(host) else _IPV4_ERRORS), 1)
@@ -91,20 +105,25 @@ class PortProbe:
             self._socket.connect((host, port))
         except BlockingIOError:
             pass
-        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name has more than 63 characters
+        except (OSError, UnicodeError) as error:
+            # UnicodeError: a label of the name has more than 63 characters
             self.failure = (
-                error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "not a host name")
+                error
+                if isinstance(error, OSError)
+                else socket.gaierror(socket.EAI_NONAME, "not a host name")
             )
 
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 after the probe.
 
-        The descriptor becomes ready for output when connecting has succeeded or failed, and ready for input when the greeting arrives.
+        The descriptor becomes ready for output when connecting has succeeded or failed, and ready
+        for input when the greeting arrives.
         """
         return self._socket.fileno()
 
     def step(self, now: float) -> bool:
-        """Take the next step of the probe. Return True if the probe has ended and its socket is closed."""
+        """Take the next step of the probe. Return True if the probe has ended and its socket is
+        closed."""
         if self.fileno() < 0:
             return True
         ended = self.failure is not None
@@ -131,8 +150,9 @@ class PortProbe:
 
     def _talk(self, now: float) -> bool:
         if not self.connected:
-            # The signature and major version 3 make the server send its whole greeting, and name no mechanism that it could refuse.
-            # While there is no TCP connection, `send` raises ENOTCONN.
+            # The signature and major version 3 make the server send its whole greeting, and name no
+            # mechanism that it could refuse. While there is no TCP connection, `send` raises
+            # ENOTCONN.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
             self._until = now + PROBE_S
@@ -149,7 +169,8 @@ class PortProbe:
 
 
 def _read_rejection(sock: socket.socket) -> Rejection | None:
-    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR); None if the queue has no such message."""
+    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR); None if the queue
+    has no such message."""
     try:
         _, messages, _, _ = sock.recvmsg(1, _ERROR_BYTES, socket.MSG_ERRQUEUE)
     except (OSError, AttributeError):  # no ICMP message arrived, or this is not Linux
@@ -160,7 +181,9 @@ def _read_rejection(sock: socket.socket) -> Rejection | None:
         if origin == _FROM_ICMP and family == socket.AF_INET:
             return Rejection(socket.inet_ntoa(sender), kind == 3 and code in _FORBIDDEN)
         if origin == _FROM_ICMP6 and family == socket.AF_INET6:
-            return Rejection(socket.inet_ntop(socket.AF_INET6, data[24:40]), kind == 1 and code in _FORBIDDEN6)
+            return Rejection(
+                socket.inet_ntop(socket.AF_INET6, data[24:40]), kind == 1 and code in _FORBIDDEN6
+            )
     return None
 
 
@@ -169,7 +192,9 @@ def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None
     left = list(probes)
     while True:
         now = time.monotonic()
-        left = [probe for probe in left if not (probe.step(now) or (connect_only and probe.connected))]
+        left = [
+            probe for probe in left if not (probe.step(now) or (connect_only and probe.connected))
+        ]
         if not left:
             return
         poller = select.poll()
@@ -179,7 +204,8 @@ def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None
 
 
 def connect_failure(address: str, connect_s: float) -> OSError | None:
-    """Return the error because of which no TCP connection to "host:port" could be made within `connect_s`; None if a connection was made.
+    """Return the error because of which no TCP connection to "host:port" could be made within
+    `connect_s`; None if a connection was made.
 
     A ConnectionRefusedError means that no process listens at the address.
     """
@@ -190,8 +216,8 @@ def connect_failure(address: str, connect_s: float) -> OSError | None:
 
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
-    """Return the tasks at whose "host:port" a server speaks ZeroMQ. After the host names were looked up, all
-    addresses are probed at the same time, for 2 s at most.
+    """Return the tasks at whose "host:port" a server speaks ZeroMQ. After the host names were
+    looked up, all addresses are probed at the same time, for 2 s at most.
     """
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
@@ -217,8 +243,8 @@ class ProbeResult:
 
     Attributes:
       ip_address: the address that the probe tried; "" if the name could not be looked up.
-      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if a
-        connection was made.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or
+        OSError; None if a connection was made.
       connect_s: seconds that connecting took.
       mechanism, rejection: the attributes of PortProbe after the probe.
     """
@@ -236,7 +262,8 @@ class PortOwner:
 
     Attributes:
       uid: the user id of the socket.
-      pid: the number of the process; 0 if this user may not see the process, because it belongs to another user.
+      pid: the number of the process; 0 if this user may not see the process, because it belongs to
+        another user.
       command: the command line, as the system shows it.
       state: the letter by which `ps` shows the state; "T" means stopped.
     """
@@ -254,7 +281,8 @@ def zmq_build() -> ZmqBuild:
 
 
 def resolve_host(host: str, timeout_s: float) -> str:
-    """Return the IP address to which zmqdist connects for a host: IPv4, unless the host has IPv6 addresses only.
+    """Return the IP address to which zmqdist connects for a host: IPv4, unless the host has IPv6
+    addresses only.
 
     Raises:
       socket.gaierror: the name cannot be looked up.
@@ -271,7 +299,8 @@ def resolve_host(host: str, timeout_s: float) -> str:
         except UnicodeError:  # the name has a label of more than 63 characters
             outcome.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
         except BaseException as error:
-            # without this branch, a bug in this thread would look like a name service that does not reply
+            # without this branch, a bug in this thread would look like a name service that does not
+            # reply
             outcome.append(OSError(f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=look_up, name="zmqdist-name", daemon=True)
@@ -295,7 +324,8 @@ def is_local_address(ip_address: str) -> bool:
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:
-    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up and, separately, the connecting."""
+    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the
+    look-up and, separately, the connecting."""
     host, port = split(address)
     try:
         number = resolve_host(host, timeout_s)
@@ -314,7 +344,11 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
     host, port = split(address)
     failure = result.failure
     if not result.ip_address:
-        why = "the name service did not reply" if isinstance(failure, TimeoutError) else failure and failure.strerror
+        why = (
+            "the name service did not reply"
+            if isinstance(failure, TimeoutError)
+            else failure and failure.strerror
+        )
         advice = "correct its spelling, have it in DNS or /etc/hosts of this host, or write its IP address"
         return f"the host name {host} cannot be looked up ({why})", advice
     if result.rejection is not None:
@@ -332,16 +366,20 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
 def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str, str]:
     if rejection.forbidden:
         advice = (
-            f"let TCP port {port} through there, or have servers take ports that it lets through (`ports:` in the "
+            f"let TCP port {port} through there, or have servers take ports that it lets through "
+            f"(`ports:` in the "
             "cluster file, ZMQDIST_PORTS)"
         )
         return f"a firewall at {rejection.sender} rejects TCP port {port} of {host}", advice
-    advice = f"see that {host} is up, and that the routes to its network are right (ip route get {host})"
+    advice = (
+        f"see that {host} is up, and that the routes to its network are right (ip route get {host})"
+    )
     return f"{rejection.sender} reports that no route leads to {host}", advice
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:
-    """Return the process that listens at an IP address of this host; None if no process does, or this system does not report it."""
+    """Return the process that listens at an IP address of this host; None if no process does, or
+    this system does not report it."""
     try:
         sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):
@@ -351,7 +389,9 @@ def port_owner(ip_address: str, port: int) -> PortOwner | None:
     wanted = {f"socket:[{inode}]" for _, inode in sockets}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _holds(folder, wanted):
-            return PortOwner(min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder))
+            return PortOwner(
+                min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder)
+            )
     return PortOwner(min(uid for uid, _ in sockets))
 
 

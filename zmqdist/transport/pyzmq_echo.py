@@ -1,8 +1,10 @@
-"""A bare pyzmq echo, server and client. Benchmarks compare zmqdist with it, and no other code uses it.
+"""A bare pyzmq echo, server and client. Benchmarks compare zmqdist with it, and no other code uses
+it.
 
-Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no security, high-water marks 0. The server does
-one more thing, so that benchmarks can measure large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes.
-It serves every process that reaches its port.
+Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no
+security, high-water marks 0. The server does one more thing, so that benchmarks can measure large
+payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes. It serves
+every process that reaches its port.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class BareServer:
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         self.port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
-        self._thread = threading.Thread(target=self._serve, args=(socket,), name="zmqdist-bare-echo", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(socket,), name="zmqdist-bare-echo", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -73,7 +77,8 @@ class BareServer:
                 except zmq.ZMQError:  # `close` has terminated the context
                     return
                 except BaseException:
-                    # Memory for the reply may be short, for instance. Only this request gets no reply.
+                    # Memory for the reply may be short, for instance. Only this request gets no
+                    # reply.
                     kept = bytearray()
                     log.exception("the bare echo server could not reply")
 
@@ -109,7 +114,9 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """Send `count` small requests one after the other, and return the seconds that each took."""
+        """Send `count` small requests one after the other, and return the seconds that each
+        took.
+        """
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):
@@ -120,8 +127,8 @@ class BareClient:
         return took
 
     def pipelined(self, count: int, window: int) -> float:
-        """Send `count` small requests in groups of `window`, and await the replies of each group together. Return the seconds for all
-        requests.
+        """Send `count` small requests in groups of `window`, and await the replies of each group
+        together. Return the seconds for all requests.
         """
         send, receive = self._socket.send, self._socket.recv
         start = perf_counter()
@@ -134,7 +141,8 @@ class BareClient:
         return perf_counter() - start
 
     def fetch(self, byte_count: int) -> float:
-        """Request one frame of `byte_count` bytes, and return the seconds until it has arrived. The frame is not copied."""
+        """Request one frame of `byte_count` bytes, and return the seconds until it has arrived. The
+        frame is not copied."""
         start = perf_counter()
         frame = self.request(SIZED_REQUEST + str(byte_count).encode())
         took = perf_counter() - start

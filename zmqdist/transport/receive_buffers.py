@@ -1,7 +1,9 @@
-"""Private memory for large arrays that this process receives or copies. The memory is reused when no array refers to it any more.
+"""Private memory for large arrays that this process receives or copies. The memory is reused when
+no array refers to it any more.
 
-Touching fresh memory takes several times as long as writing to used memory, and the C library returns large blocks to the system at
-once. So this module keeps the memory of collected arrays for the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
+Touching fresh memory takes several times as long as writing to used memory, and the C library
+returns large blocks to the system at once. So this module keeps the memory of collected arrays for
+the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
 
 Not here: memory that processes share (shm_pool.py).
 """
@@ -19,11 +21,13 @@ from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
 from zmqdist.transport.shm_mapping import Exporter
 
 _KEPT_BYTES_MIN = 2**20
-"""Bytes. Smaller arrays get no memory of the pool, because the C library itself keeps smaller freed blocks for later use."""
+"""Bytes. Smaller arrays get no memory of the pool, because the C library itself keeps smaller freed
+blocks for later use."""
 
 
 class ReceivedMemory(Exporter):
-    """The memory of one array. The array and its views keep this object alive; its finalizer gives the memory back to the pool."""
+    """The memory of one array. The array and its views keep this object alive; its finalizer gives
+    the memory back to the pool."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -37,8 +41,8 @@ class ReceivedMemory(Exporter):
 
 
 class _Pool:
-    """Free memory in the order in which it was given back. `give_back` takes no lock, because finalizers call it at any point of any
-    thread.
+    """Free memory in the order in which it was given back. `give_back` takes no lock, because
+    finalizers call it at any point of any thread.
     """
 
     def __init__(self) -> None:
@@ -47,7 +51,10 @@ class _Pool:
         self._returned: deque[NDArray[np.uint8]] = deque()
 
     def give_back(self, memory: NDArray[np.uint8]) -> None:
-        if memory.nbytes + sum(other.nbytes for other in tuple(self._returned)) <= RECEIVED_IDLE_BYTES_MAX:
+        if (
+            memory.nbytes + sum(other.nbytes for other in tuple(self._returned))
+            <= RECEIVED_IDLE_BYTES_MAX
+        ):
             self._returned.append(memory)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:

@@ -1,34 +1,44 @@
 """The one listening socket of a server: the connected peers, and the messages from and to them.
 
 Rules
-    A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's hello has its name and incarnation. A
-    connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello of
-    another major version, are dropped. The handshake alone decides the peer's role (zap.py).
-    The router calls the handler of a message's kind, if the peer's role may send that kind; `admin` may send all kinds.
-    A peer whose role is `revoked` gets one reply, which names the reason: the router sends this reply in place of the server's hello.
-    A peer whose role is `joining` gets the hello, and may send only the kinds that are registered for this role.
-    No message of a peer raises an error in the server. The router counts a wrong message in `dropped`, sends Refused to the peer (at most
-    REFUSALS_MAX times), and logs the first wrong message of each peer.
-    `send` never waits. It returns False if the message was not sent; True does not promise that the message arrives.
+    A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's
+    hello has its name and incarnation. A connection begins with the peer's hello, and the server
+    replies with its own. Messages of the peer before its hello, or after a hello of another major
+    version, are dropped. The handshake alone decides the peer's role (zap.py).
+    The router calls the handler of a message's kind, if the peer's role may send that kind; `admin`
+    may send all kinds. A peer whose role is `revoked` gets one reply, which names the reason: the
+    router sends this reply in place of the server's hello. A peer whose role is `joining` gets the
+    hello, and may send only the kinds that are registered for this role.
+    No message of a peer raises an error in the server. The router counts a wrong message in
+    `dropped`, sends Refused to the peer (at most REFUSALS_MAX times), and logs the first wrong
+    message of each peer.
+    `send` never waits. It returns False if the message was not sent; True does not promise that the
+    message arrives.
 
 Lost connections
-    The monitor reports which descriptor was closed, not which peer has gone, and the system reuses descriptor numbers at once. So when the
-    end of a connection is reported, all peers whose messages arrived on that descriptor become suspects. The router sends each suspect a
-    Ping, and only ZeroMQ's "host unreachable" proves that the suspect has gone. The socket learns of the end of a connection later than
-    the monitor reports it, because ZeroMQ's thread and the loop pass it on in three steps, behind all their other work. So the router
-    repeats the Ping, each time after twice the pause, until the suspect has gone, or until as many peers of its descriptor have gone as
-    ends were reported. The router sets no limit to the time of these Pings, because after such a limit the calls, streams and threads of a
-    lost peer would remain for ever.
-    The router may read the first message of a connection after the end of this connection was reported. So a new peer is a suspect at once
-    if its descriptor has more reported ends than peers that have gone.
+    The monitor reports which descriptor was closed, not which peer has gone, and the system reuses
+    descriptor numbers at once. So when the end of a connection is reported, all peers whose
+    messages arrived on that descriptor become suspects. The router sends each suspect a Ping, and
+    only ZeroMQ's "host unreachable" proves that the suspect has gone. The socket learns of the end
+    of a connection later than the monitor reports it, because ZeroMQ's thread and the loop pass it
+    on in three steps, behind all their other work. So the router repeats the Ping, each time after
+    twice the pause, until the suspect has gone, or until as many peers of its descriptor have gone
+    as ends were reported. The router sets no limit to the time of these Pings, because after such a
+    limit the calls, streams and threads of a lost peer would remain for ever.
+    The router may read the first message of a connection after the end of this connection was
+    reported. So a new peer is a suspect at once if its descriptor has more reported ends than peers
+    that have gone.
     The loop calls `on_gone` when all messages that the peer had sent were read.
 
 Ending a connection
-    ZeroMQ's ROUTER cannot end one of its connections. So `expel` drops all further messages of the peer, reports the peer as gone, and
-    shuts the peer's descriptor down EXPELLED_S later, when the reason has been sent. If the monitor has reported meanwhile that the
-    descriptor was closed, the router leaves the descriptor alone, because the system may have given its number to another connection.
+    ZeroMQ's ROUTER cannot end one of its connections. So `expel` drops all further messages of the
+    peer, reports the peer as gone, and shuts the peer's descriptor down EXPELLED_S later, when the
+    reason has been sent. If the monitor has reported meanwhile that the descriptor was closed, the
+    router leaves the descriptor alone, because the system may have given its number to another
+    connection.
 
-Not here: the meaning of messages, and the bound on calls that wait for a reply. The handlers have both.
+Not here: the meaning of messages, and the bound on calls that wait for a reply. The handlers have
+both.
 """
 
 from __future__ import annotations
@@ -75,10 +85,24 @@ from zmqdist.transport import forks
 from zmqdist.transport.dealer import Buffer, receive_rest
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
-from zmqdist.transport.listener import BACKLOG, bind_problem, limit_unsent, listen, look_up, shut_down, unsent_bytes
+from zmqdist.transport.listener import (
+    BACKLOG,
+    bind_problem,
+    limit_unsent,
+    listen,
+    look_up,
+    shut_down,
+    unsent_bytes,
+)
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
-from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, FAILED_NO_DETAIL, decode_event, open_monitor
+from zmqdist.transport.monitor import (
+    ACCEPTED,
+    DISCONNECTED,
+    FAILED_NO_DETAIL,
+    decode_event,
+    open_monitor,
+)
 from zmqdist.transport.own_address import all_taken, free_ports, ports_are_limited
 from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
@@ -91,21 +115,25 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the last pause."""
+"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as
+the last pause."""
 SUSPECT_STEP_MAX_S: Final = 60.0
-"""The longest pause between two Pings, in seconds. A suspect whose connection is alive gets one Ping after each pause."""
+"""The longest pause between two Pings, in seconds. A suspect whose connection is alive gets one
+Ping after each pause."""
 REFUSALS_MAX: Final = 32
-"""Largest number of Refused messages that are sent to one peer, because a peer that does not read them must
-not fill this process's memory.
+"""Largest number of Refused messages that are sent to one peer, because a peer that does not read
+them must not fill this process's memory.
 """
 TRIM_DELAY_S: Final = 1.0
 """Seconds after the last oversized message until the process returns freed memory to the system."""
 LINGER_S: Final = 0.2
 """Seconds for which ZeroMQ still sends the last replies when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
-"""Seconds in which a server that the program has dropped may still reply to running calls, before it frees its port."""
+"""Seconds in which a server that the program has dropped may still reply to running calls, before
+it frees its port."""
 EXPELLED_S: Final = 0.2
-"""Seconds from the message that tells an expelled peer the reason until the router shuts the peer's connection down."""
+"""Seconds from the message that tells an expelled peer the reason until the router shuts the peer's
+connection down."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
@@ -121,19 +149,23 @@ Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
 
 
 class Router:
-    """The server's socket and its peers; the module's docstring has the rules. Use it in the loop's thread, or before the loop starts.
+    """The server's socket and its peers; the module's docstring has the rules. Use it in the loop's
+    thread, or before the loop starts.
 
     Attributes:
-      on_hello: a function that is called with a peer whose hello has arrived, after the server's hello was sent. It is not called with a
-        peer whose role is `joining` or `revoked`.
-      on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello had been accepted.
+      on_hello: a function that is called with a peer whose hello has arrived, after the server's
+        hello was sent. It is not called with a peer whose role is `joining` or `revoked`.
+      on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello
+        had been accepted.
       dropped: number of messages that were not accepted, by reason.
       received: number of messages that the router has received.
-      refused_handshakes: number of connections that ended before their first message was read. For some refusals ZeroMQ reports no other
-        event, for instance if the peer does not speak ZeroMQ or speaks an old version of its protocol. A connection that its peer closes
-        during the handshake does not count, because load balancers and readiness probes do so.
+      refused_handshakes: number of connections that ended before their first message was read. For
+        some refusals ZeroMQ reports no other event, for instance if the peer does not speak ZeroMQ
+        or speaks an old version of its protocol. A connection that its peer closes during the
+        handshake does not count, because load balancers and readiness probes do so.
       peers_max: bound on the number of connections that are served.
-      stopping: whether the server stops. A server that stops sends no hello, so that a new peer waits for the next server at this address.
+      stopping: whether the server stops. A server that stops sends no hello, so that a new peer
+        waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
@@ -157,9 +189,12 @@ class Router:
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
         self._reported_ends: Counter[int] = Counter()
-        """For each descriptor, the number of reported ends less the number of peers that have gone."""
+        """For each descriptor, the number of reported ends less the number of peers that have
+        gone.
+        """
         self._accepted: dict[int, int] = {}
-        """For each descriptor of an open connection, the number of the connection. It is empty unless the security policy has a `judge`."""
+        """For each descriptor of an open connection, the number of the connection. It is empty
+        unless the security policy has a `judge`."""
         self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
         self._closed = False
@@ -167,9 +202,13 @@ class Router:
         self._turn_budget = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
         self.on(
-            SharedMemoryAccepted, lambda peer, message, frames: self.bulk_channel(peer).memory_accepted(message.nonce)
+            SharedMemoryAccepted,
+            lambda peer, message, frames: self.bulk_channel(peer).memory_accepted(message.nonce),
         )
-        self.on(Chunk, lambda peer, message, frames: self.bulk_channel(peer).chunk_arrived(message, frames))
+        self.on(
+            Chunk,
+            lambda peer, message, frames: self.bulk_channel(peer).chunk_arrived(message, frames),
+        )
         self.on(Credit, lambda peer, message, frames: self.bulk_channel(peer).credited(message))
         loop.run(self._open)
 
@@ -187,7 +226,11 @@ class Router:
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        events = DISCONNECTED | FAILED_NO_DETAIL | (0 if self._security.policy.judge is None else ACCEPTED)
+        events = (
+            DISCONNECTED
+            | FAILED_NO_DETAIL
+            | (0 if self._security.policy.judge is None else ACCEPTED)
+        )
         self._monitor = open_monitor(socket, events)
         self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
@@ -208,19 +251,21 @@ class Router:
             socket.close()
         forks.ports[self._port] -= 1
 
-    # -- addresses ----------------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`. Port 0 means any free port or, if ZMQDIST_PORTS is set, a free port of that range.
+        """Listen on `host:port`. Port 0 means any free port or, if ZMQDIST_PORTS is set, a free
+        port of that range.
 
-        If another server of this process, which the program has dropped, still has the port, wait at most DROPPED_S until that server has
-        freed it.
+        If another server of this process, which the program has dropped, still has the port, wait
+        at most DROPPED_S until that server has freed it.
 
         Returns:
           The bound `host:port`.
 
         Raises:
-          UnknownError: the address is in use or does not belong to this host, or this process may not bind it.
+          UnknownError: the address is in use or does not belong to this host, or this process may
+            not bind it.
           FailedPreconditionError: the security does not permit the address (security.py).
           InvalidArgumentError: `address` is not an address.
         """
@@ -230,24 +275,28 @@ class Router:
         self._security.check_bind(number)
         with contextlib.suppress(UnknownError):
             return join_address(host, self._bind_one_of(number, port))
-        wait_finished(DROPPED_S)  # if no thread is left, the last one may have freed the port since the attempt
+        # if no thread is left, the last one may have freed the port since the attempt
+        wait_finished(DROPPED_S)
         return join_address(host, self._bind_one_of(number, port))
 
     def _bind_one_of(self, number: str, port: int) -> int:
         if port or not ports_are_limited():
             return self._loop.run(self._bind, number, port)
-        # `listen` skips a port that a launcher has reserved for another server. ZeroMQ would bind that port, because it sets SO_REUSEADDR.
+        # `listen` skips a port that a launcher has reserved for another server. ZeroMQ would bind
+        # that port, because it sets SO_REUSEADDR.
         with contextlib.suppress(UnknownError), listen(number) as made:
             free = made.getsockname()[1]
             return self._loop.run(self._bind, number, free, made.detach())
-        # ZeroMQ, unlike `listen`, also binds a port on which connections of an ended server are in the state TIME_WAIT.
+        # ZeroMQ, unlike `listen`, also binds a port on which connections of an ended server are in
+        # the state TIME_WAIT.
         for each in free_ports():
             with contextlib.suppress(PortTakenError):
                 return self._loop.run(self._bind, number, each)
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
-        """Serve a TCP socket that listens already. The descriptor then belongs to ZeroMQ. The result and the errors are those of `bind`."""
+        """Serve a TCP socket that listens already. The descriptor then belongs to ZeroMQ. The
+        result and the errors are those of `bind`."""
         with sockets.socket(fileno=fd) as wrapped:
             name = wrapped.getsockname()
             wrapped.detach()
@@ -257,17 +306,20 @@ class Router:
         return join_address(name[0], self._loop.run(self._bind, name[0], name[1], fd))
 
     def unsent_bytes(self, port: int = 0) -> int:
-        """Return the bytes that have not left for the peers (of this port, unless it is 0), and those of
-        large parts that have not reached them.
+        """Return the bytes that have not left for the peers (of this port, unless it is 0), and
+        those of large parts that have not reached them.
 
-        What only ZeroMQ's queues hold is not counted. ZeroMQ moves it on as long as the kernel takes
-        it, so nothing is left there if nothing is unsent for a while.
+        What only ZeroMQ's queues hold is not counted. ZeroMQ moves it on as long as the kernel
+        takes it, so nothing is left there if nothing is unsent for a while.
         """
         peers = [peer for peer in self.peers if port in (0, peer.port)]
-        return sum(unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0) for peer in peers)
+        return sum(
+            unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0) for peer in peers
+        )
 
     def unbind(self, address: str) -> None:
-        """Accept no more connections at an address that `bind` or `bind_fd` has returned, and end its open ones."""
+        """Accept no more connections at an address that `bind` or `bind_fd` has returned, and end
+        its open ones."""
         self._loop.run(self._socket.unbind, f"tcp://{address}")
 
     def _bind(self, host: str, port: int, fd: int = -1) -> int:
@@ -289,7 +341,7 @@ class Router:
         forks.ports[self._port] += 1
         return self._port
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def on(
         self,
@@ -297,34 +349,39 @@ class Router:
         fn: Callable[[Peer, Any, list[memoryview]], None],
         roles: frozenset[str] | None = None,
     ) -> None:
-        """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may keep the frames and write to them.
+        """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may
+        keep the frames and write to them.
 
         Args:
-          roles: the roles besides `admin` that may send this kind; `None` means every role except `joining` and `revoked`. The router
-            refuses the message from any other role.
+          roles: the roles besides `admin` that may send this kind; `None` means every role except
+            `joining` and `revoked`. The router refuses the message from any other role.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
     def bulk_channel(self, peer: Peer) -> BulkChannel:
         """Return the channel for large parts from and to a peer; make it on first use."""
         if peer.bulk is None:
-            peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
+            peer.bulk = BulkChannel(
+                peer.name, lambda message, frames: self.send(peer, message, frames)
+            )
         return peer.bulk
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message without waiting.
 
         Args:
-          frames: the payload, which must be small. It is copied, because ZeroMQ takes longer to send a small frame without a copy. Large
-            parts travel by `bulk_channel`.
+          frames: the payload, which must be small. It is copied, because ZeroMQ takes longer to
+            send a small frame without a copy. Large parts travel by `bulk_channel`.
 
         Returns:
-          False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its queue is full.
+          False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its
+          queue is full.
         """
         return not peer.ignored and self._send_raw(peer, encode(message), frames)
 
     def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
-        """Drop all further messages of a peer, and end its connection. The loop calls `on_gone` soon, before the connection has ended.
+        """Drop all further messages of a peer, and end its connection. The loop calls `on_gone`
+        soon, before the connection has ended.
 
         Args:
           code, text: the reason to send to the peer; with code 0 no reason is sent.
@@ -340,29 +397,41 @@ class Router:
             peer.hello = None
             for fn in self.on_gone:
                 self._loop.call_soon(fn, peer)
-        self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
+        self._loop.set_timer(
+            (self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer)
+        )
 
     def expel_key(self, key: bytes, problem: str, spared: Peer | None = None) -> None:
-        """Expel each peer, except `spared`, whose connection was authenticated by this key, which is now revoked."""
-        for peer in [peer for peer in self._peers.values() if peer.key == key and peer is not spared]:
+        """Expel each peer, except `spared`, whose connection was authenticated by this key, which
+        is now revoked."""
+        for peer in [
+            peer for peer in self._peers.values() if peer.key == key and peer is not spared
+        ]:
             self.expel(peer, UNAUTHENTICATED, problem)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """Have the loop expel the peers whose connections were authenticated by a public key that is now
-        revoked. Any thread may call this.
+        """Have the loop expel the peers whose connections were authenticated by a public key that
+        is now revoked. Any thread may call this.
         """
         with contextlib.suppress(FailedPreconditionError):  # a stopped loop has no connections
             self._loop.call_soon(self.expel_key, key, problem)
 
     def _shut_down(self, peer: Peer) -> None:
         self._read_monitor()
-        if not peer.gone and peer.fd >= 0 and self._reported_ends[peer.fd] <= 0 and self._by_fd.get(peer.fd) == [peer]:
+        if (
+            not peer.gone
+            and peer.fd >= 0
+            and self._reported_ends[peer.fd] <= 0
+            and self._by_fd.get(peer.fd) == [peer]
+        ):
             shut_down(peer.fd)
 
     def _end_stranger(self, fd: int, number: int) -> None:
-        """End a connection that was accepted HANDSHAKE_S ago, if no message has arrived on it, or only messages of a `limited` peer.
+        """End a connection that was accepted HANDSHAKE_S ago, if no message has arrived on it, or
+        only messages of a `limited` peer.
 
-        While unknown keys may join, a stranger can pass the handshake. Without the time limit, it could keep its connections open.
+        While unknown keys may join, a stranger can pass the handshake. Without the time limit, it
+        could keep its connections open.
         """
         while self._read_monitor():
             pass
@@ -370,11 +439,14 @@ class Router:
             return
         if all(peer.limited for peer in self._by_fd.get(fd, ())):
             shut_down(fd)
-        elif self._reported_ends[fd] > 0:  # these peers may be of an earlier connection with this descriptor
+        elif self._reported_ends[fd] > 0:
+            # these peers may be of an earlier connection with this descriptor
             self._limit_stranger(fd, number)
 
     def _limit_stranger(self, fd: int, number: int) -> None:
-        self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_stranger, fd, number))
+        self._loop.set_timer(
+            (self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_stranger, fd, number)
+        )
 
     def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
         if peer.gone or self._closed:
@@ -396,10 +468,11 @@ class Router:
             self._send(frame, _MORE if number < last else _NOBLOCK)
         return True
 
-    # -- in -----------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """Count the message that is being handled as `count` messages of this turn, because it makes as much work as `count` messages."""
+        """Count the message that is being handled as `count` messages of this turn, because it
+        makes as much work as `count` messages."""
         self._turn_budget -= count - 1
 
     @property
@@ -408,7 +481,8 @@ class Router:
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Read messages until none is left, or until the bound of this turn is reached; return True in the second case.
+        """Read messages until none is left, or until the bound of this turn is reached; return True
+        in the second case.
 
         The loop calls this when it has just found that the socket has input.
         """
@@ -425,7 +499,9 @@ class Router:
             frame = recv(_NOBLOCK, False)
             if peer is None:
                 peer = self._add_peer(routing_id, frame)
-            header, frames = receive_rest(self._socket, frame.bytes) if frame.more else (frame.bytes, [])
+            header, frames = (
+                receive_rest(self._socket, frame.bytes) if frame.more else (frame.bytes, [])
+            )
             try:
                 self._handle_frames(peer, header, frames)
             except WireError as error:
@@ -436,27 +512,43 @@ class Router:
                     log.warning("%s (further wrong messages of this peer are only counted)", error)
             except Exception as error:
                 self._loop.fault(f"handler of a message from {peer.name}")
-                if isinstance(error, MemoryError):  # no one knows who waits for the answer to this message
+                if isinstance(error, MemoryError):
+                    # no one knows who waits for the answer to this message
                     self.expel(peer)
         return True
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""
-        role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(property_of(frame, "User-Id"))
+        role, key = (
+            (ADMIN, b"")
+            if self._security.mechanism == NONE
+            else role_and_key(property_of(frame, "User-Id"))
+        )
         if key and role != JOINING:  # since the handshake, an admin may have revoked the key
             role = self._security.policy.role(key) or REVOKED
         fd = fd_of(frame)
-        peer = Peer(routing_id, fd, role, f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}", key)
+        peer = Peer(
+            routing_id,
+            fd,
+            role,
+            f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}",
+            key,
+        )
         if len(self._peers) >= self.peers_max:
             peer.ignored = True
-            self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
+            self._refuse(
+                peer,
+                RESOURCE_EXHAUSTED,
+                f"this server has its {self.peers_max} connections already",
+            )
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
             peer.port = (limit_unsent(fd) or (0, 0))[1]
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
-                # The first Ping waits, because the first message to the peer must be the hello of this server.
+                # The first Ping waits, because the first message to the peer must be the hello of
+                # this server.
                 self._suspect_later(peer, SUSPECT_STEP_S)
         return peer
 
@@ -467,7 +559,8 @@ class Router:
         if frames is None:
             self._count("too many frames or bytes")
             self._refuse(peer, RESOURCE_EXHAUSTED, "a message has too many frames or bytes")
-            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer returns it to the system once for many messages.
+            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer returns it
+            # to the system once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
@@ -476,7 +569,9 @@ class Router:
         if peer.hello is None:
             peer.ignored = True
             self._count("before the hello")
-            self._refuse(peer, FAILED_PRECONDITION, "the first message of a connection must be a hello")
+            self._refuse(
+                peer, FAILED_PRECONDITION, "the first message of a connection must be a hello"
+            )
             return
         message = decode(header, peer.name)
         handler = self._handlers.get(type(message))
@@ -506,7 +601,8 @@ class Router:
             peer.ignored = True
             self._count("other protocol version")
             log.warning("refused: %s", error)
-            self._send_raw(peer, self._hello)  # with this hello, the peer's error can name both versions, too
+            # with this hello, the peer's error can name both versions, too
+            self._send_raw(peer, self._hello)
             return
         except WireError:
             peer.ignored = True
@@ -515,19 +611,21 @@ class Router:
         if peer.role == REVOKED:
             self.expel(peer, UNAUTHENTICATED, self._security.policy.problem(peer.key))
             return
-        if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer had gone before its hello was read
+        if not self._send_raw(peer, self._hello_for(peer, hello)):
+            # the peer had gone before its hello was read
             return
         peer.hello = hello
         if self.on_hello is not None and not peer.limited:
             self.on_hello(peer)
 
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
-        """Return the server's hello to a peer. The hello offers this process's shared memory if the peer has offered its own and is
-        trusted.
+        """Return the server's hello to a peer. The hello offers this process's shared memory if the
+        peer has offered its own and is trusted.
 
-        A dishonest peer could offer the memory of another process, and this server would open that memory for it. So a peer is trusted only
-        if it could read the memory of this user's processes anyway: it has shown the user's token, its role may run code on this host, or
-        the server has no security. If a peer is not trusted, large arrays travel through the socket.
+        A dishonest peer could offer the memory of another process, and this server would open that
+        memory for it. So a peer is trusted only if it could read the memory of this user's
+        processes anyway: it has shown the user's token, its role may run code on this host, or the
+        server has no security. If a peer is not trusted, large arrays travel through the socket.
         """
         trusted = self._security.mechanism != CURVE or peer.role in LISTENING_ROLES
         pool = this_pool() if trusted and hello.memory is not None else None
@@ -544,14 +642,15 @@ class Router:
     def _count(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    # -- peers that have gone -------------------------------------------------------------------------------------------
+    # -- peers that have gone ----------------------------------------------------------------------
 
     def _read_monitor(self) -> bool:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            if event == FAILED_NO_DETAIL:  # the value is an errno, and DISCONNECTED of the same connection comes next
+            if event == FAILED_NO_DETAIL:
+                # the value is an errno, and DISCONNECTED of the same connection comes next
                 self._closed_by_peer = fd in (errno.EPIPE, errno.ECONNRESET)
                 continue
             if event == ACCEPTED:
@@ -572,7 +671,8 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Send a Ping to find out whether the peer has gone. If the Ping does not prove this, send the next one after `step_s`."""
+        """Send a Ping to find out whether the peer has gone. If the Ping does not prove this, send
+        the next one after `step_s`."""
         if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
@@ -581,12 +681,15 @@ class Router:
         self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.has_input()  # querying EVENTS makes the socket notice connections that have ended
+        # querying EVENTS makes the socket notice connections that have ended
+        self._watched.has_input()
         self._send_raw(peer, _PING)
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
-        """Record that the peer has gone. Its unread messages are read before the router forgets it."""
+        """Record that the peer has gone. Its unread messages are read before the router forgets
+        it.
+        """
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
@@ -602,7 +705,8 @@ class Router:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            # `_read` stopped at its bound, so the other callbacks of the loop run before the rest is read
+            # `_read` stopped at its bound, so the other callbacks of the loop run before the rest
+            # is read
             self._loop.call_soon(self._forget_gone)
             return
         going, self._gone_unread = self._gone_unread, []

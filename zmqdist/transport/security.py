@@ -1,29 +1,37 @@
 """The security mechanism of a socket, and the secrets for it.
 
 Rules
-    A server has one mechanism. If keys are given, this is CURVE. Without keys, a server binds only loopback, where it checks the user's
-    token (ZeroMQ's PLAIN, with the token as the password and the role as the user name). If `insecure` is set, a server without keys binds
-    any address and checks nothing, and each start logs a warning.
+    A server has one mechanism. If keys are given, this is CURVE. Without keys, a server binds only
+    loopback, where it checks the user's token (ZeroMQ's PLAIN, with the token as the password and
+    the role as the user name). If `insecure` is set, a server without keys binds any address and
+    checks nothing, and each start logs a warning.
 
-    A connecting side uses CURVE if keys are given, else the token, or no secret if `insecure` is set. It shows the token only on loopback,
-    and only to a socket on which this user listens, because on a shared host a stranger can take over a freed port, and would learn the
-    token. ZeroMQ's own reconnecting cannot check first which user listens, so it is off (`ClientSecurity.apply`), and connector.py calls
-    `may_connect` before each attempt. A stranger could still take the port between this check and the connecting.
+    A connecting side uses CURVE if keys are given, else the token, or no secret if `insecure` is
+    set. It shows the token only on loopback, and only to a socket on which this user listens,
+    because on a shared host a stranger can take over a freed port, and would learn the token.
+    ZeroMQ's own reconnecting cannot check first which user listens, so it is off
+    (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt. A stranger
+    could still take the port between this check and the connecting.
 
-    With CURVE a listening socket shows a key that depends on the kind of its process. A server (the dispatcher, a task of a cluster) shows
-    the key of the cluster's servers, and a worker or a program shows the key of its role. A side that connects to a server expects the key
-    in `server.pub`. A side that connects to a worker or a program has received that process's public key with the address, and accepts the
-    key only if the file `authorized` lists it for a role that listens. So a process with a worker's key can pose only as a worker.
+    With CURVE a listening socket shows a key that depends on the kind of its process. A server (the
+    dispatcher, a task of a cluster) shows the key of the cluster's servers, and a worker or a
+    program shows the key of its role. A side that connects to a server expects the key in
+    `server.pub`. A side that connects to a worker or a program has received that process's public
+    key with the address, and accepts the key only if the file `authorized` lists it for a role that
+    listens. So a process with a worker's key can pose only as a worker.
 
-    Where a dispatcher vouches for keys (peer_keys.py), a listening socket asks the dispatcher about the key of each peer. A connecting
-    socket asks about the key that came with the address or, if no key came, asks which key listens at the address. The file `authorized`
-    then counts only while the dispatcher does not reply.
+    Where a dispatcher vouches for keys (peer_keys.py), a listening socket asks the dispatcher about
+    the key of each peer. A connecting socket asks about the key that came with the address or, if
+    no key came, asks which key listens at the address. The file `authorized` then counts only while
+    the dispatcher does not reply.
 
-    The folder of a process that joined (join_ticket.py) has one key, which that process shows wherever it connects or listens. The process
-    reads the key again for each connection, because the key may have been replaced.
+    The folder of a process that joined (join_ticket.py) has one key, which that process shows
+    wherever it connects or listens. The process reads the key again for each connection, because
+    the key may have been replaced.
 
-    Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. If an argument names a token file
-    and only the environment names keys, the token is used. `curve=True` insists on keys, `curve=False` ignores them.
+    Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or
+    ZMQDIST_TOKEN_FILE. If an argument names a token file and only the environment names keys, the
+    token is used. `curve=True` insists on keys, `curve=False` ignores them.
 
 Not here: reading the files (keys.py, token.py), the decision about a connection (zap.py).
 """
@@ -60,16 +68,17 @@ NONE: Final = "none"
 SERVER: Final = "server"
 
 NEVER_MS: Final = 1_000_000_000
-"""Milliseconds until ZeroMQ itself reconnects: eleven days, which is longer than any owner waits before it replaces a lost connection.
-ZeroMQ's value -1 means "never", but with -1 ZeroMQ also discards messages that had arrived and were not read before the connection ended.
+"""Milliseconds until ZeroMQ itself reconnects: eleven days, which is longer than any owner waits
+before it replaces a lost connection. ZeroMQ's value -1 means "never", but with -1 ZeroMQ also
+discards messages that had arrived and were not read before the connection ended.
 """
 
 VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
-"""Bytes of the kernel's table of connections to read at a time. To fill a larger page, the kernel would walk through all connections of the
-host.
+"""Bytes of the kernel's table of connections to read at a time. To fill a larger page, the kernel
+would walk through all connections of the host.
 """
 
 
@@ -96,7 +105,8 @@ class Vouching(Protocol):
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """The mechanism and the secrets with which a server checks each peer. `server_security` makes it."""
+    """The mechanism and the secrets with which a server checks each peer. `server_security` makes
+    it."""
 
     mechanism: str
     policy: Policy = field(default_factory=Policy)
@@ -105,7 +115,8 @@ class ServerSecurity:
 
     @property
     def public(self) -> bytes:
-        """The public key of 32 bytes that the server shows and announces with its address; empty without CURVE."""
+        """The public key of 32 bytes that the server shows and announces with its address; empty
+        without CURVE."""
         return b"" if self.key is None else keys.decode_public(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
@@ -121,7 +132,8 @@ class ServerSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
 
     def install(self, loop: Loop) -> None:
-        """Install the handler that decides which peers may connect. Call this once for each loop, before a socket binds.
+        """Install the handler that decides which peers may connect. Call this once for each loop,
+        before a socket binds.
 
         Raises:
           FailedPreconditionError: the loop has a handler already.
@@ -134,7 +146,8 @@ class ServerSecurity:
             if error.errno != zmq.EADDRINUSE:
                 raise
             raise FailedPreconditionError(
-                f"loop {loop.name} serves a secured socket already: give each server a loop of its own"
+                f"loop {loop.name} serves a secured socket already: give each server a loop of "
+                f"its own"
             ) from None
 
     def check_bind(self, host: str) -> None:
@@ -145,13 +158,16 @@ class ServerSecurity:
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """The mechanism and the secrets with which a connecting side identifies itself to the server. `client_security` makes it.
+    """The mechanism and the secrets with which a connecting side identifies itself to the server.
+    `client_security` makes it.
 
     Attributes:
       role: the role in which this side wants to connect (zap.py lists the roles).
       source: the origin of the secret, for errors.
-      key: this side's key pair. `None` means that each connection reads the key from `folder`, which belongs to a process that joined.
-      server_key: the public key (Z85) that the other side must show. It is not used with `voucher`, which returns the key.
+      key: this side's key pair. `None` means that each connection reads the key from `folder`,
+        which belongs to a process that joined.
+      server_key: the public key (Z85) that the other side must show. It is not used with `voucher`,
+        which returns the key.
       peer: the public key that came with the address; empty for the address of a server.
     """
 
@@ -166,7 +182,8 @@ class ClientSecurity:
     voucher: Vouching | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
-        """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the socket connects.
+        """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the
+        socket connects.
 
         Call `may_connect` right before each connect, and connect only if it returns True.
         """
@@ -184,22 +201,26 @@ class ClientSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
 
     def expected(self, address: str) -> bytes | None:
-        """Return the public key (Z85) that the server must show; None while the dispatcher has not replied. Raises UnauthenticatedError if
-        the dispatcher does not vouch for the server's key.
+        """Return the public key (Z85) that the server must show; None while the dispatcher has not
+        replied. Raises UnauthenticatedError if the dispatcher does not vouch for the server's key.
         """
-        return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
+        return (
+            self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
+        )
 
     def may_connect(self, address: str) -> bool:
-        """Return whether the secret may be shown at the address now. The result can be False only if the secret is the token, or if
-        `voucher` is set.
+        """Return whether the secret may be shown at the address now. The result can be False only
+        if the secret is the token, or if `voucher` is set.
 
         Returns:
-          False if no process listens at the address, or the dispatcher has not vouched for the server's key yet; the caller tries again
-          later.
+          False if no process listens at the address, or the dispatcher has not vouched for the
+          server's key yet; the caller tries again later.
 
         Raises:
-          UnauthenticatedError: another user listens at the address, or the dispatcher does not vouch for the server's key.
-          FailedPreconditionError: the address is not on this host, or the system does not report which user listens at it.
+          UnauthenticatedError: another user listens at the address, or the dispatcher does not
+            vouch for the server's key.
+          FailedPreconditionError: the address is not on this host, or the system does not report
+            which user listens at it.
         """
         if self.mechanism != PLAIN:
             return self.mechanism != CURVE or self.expected(address) is not None
@@ -210,7 +231,8 @@ class ClientSecurity:
         strangers = uids - {os.geteuid()}
         if strangers:
             raise UnauthenticatedError(
-                f"user {min(strangers)} listens on {address}, not this user ({os.geteuid()}): the token was not shown there. "
+                f"user {min(strangers)} listens on {address}, not this user ({os.geteuid()}): the "
+                f"token was not shown there. "
                 f"Use another port, or CURVE keys (`zmqdist keygen`) for a server of another user",
             )
         return bool(uids)
@@ -226,17 +248,21 @@ def server_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ServerSecurity:
-    """Return the security of a server that binds `host`. This reads the secrets, and makes the user's token on first use.
+    """Return the security of a server that binds `host`. This reads the secrets, and makes the
+    user's token on first use.
 
     Args:
-      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows the key of this
-        role.
+      role: the kind of process that listens: "server", or the role of a worker or a program. With
+        CURVE the socket shows the key of this role.
       curve: True insists on keys, False ignores them, None uses them if they are given.
-      insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a warning.
-      vouched: a function that returns the Vouching for a key folder and a role, or None if no dispatcher vouches for keys.
+      insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a
+        warning.
+      vouched: a function that returns the Vouching for a key folder and a role, or None if no
+        dispatcher vouches for keys.
 
     Raises:
-      FailedPreconditionError: there are no keys for an address that other hosts can reach, or the secrets cannot be read.
+      FailedPreconditionError: there are no keys for an address that other hosts can reach, or the
+        secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
@@ -248,7 +274,8 @@ def server_security(
         return ServerSecurity(CURVE, Policy(judge=voucher.judge, ask=voucher.ask), pair, voucher)
     if insecure:
         log.warning(
-            "%s is served without authentication and encryption: any process that reaches it can run code as this user",
+            "%s is served without authentication and encryption: any process that reaches it can "
+            "run code as this user",
             host,
         )
         return ServerSecurity(NONE)
@@ -269,15 +296,18 @@ def client_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ClientSecurity:
-    """Return the security with which a socket connects to `address` as `role`. This does not connect.
+    """Return the security with which a socket connects to `address` as `role`. This does not
+    connect.
 
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
-      insecure: if there are no keys, connect without a secret. Only a server that was started with `insecure` accepts this.
+      insecure: if there are no keys, connect without a secret. Only a server that was started with
+        `insecure` accepts this.
 
     Raises:
-      FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
+      FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets
+        cannot be read.
       InvalidArgumentError: there is no such role, or `address` is not an address.
       UnauthenticatedError: `peer` is not the key of a worker or a program of this cluster.
     """
@@ -286,7 +316,9 @@ def client_security(
     host, _ = split(address)
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        return _curve_client(address, role, folder, peer, None if vouched is None else vouched(folder, role))
+        return _curve_client(
+            address, role, folder, peer, None if vouched is None else vouched(folder, role)
+        )
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
@@ -295,16 +327,23 @@ def client_security(
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
 
 
-def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None) -> ClientSecurity:
+def _curve_client(
+    address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None
+) -> ClientSecurity:
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
     pair = keys.load_role(folder, role)
-    # Error texts show the public key itself, because the file may be replaced while this key is in use.
+    # Error texts show the public key itself, because the file may be replaced while this key is in
+    # use.
     source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
     if voucher is not None:
         kept = pair if joined is None else None
-        return ClientSecurity(CURVE, role, source, key=kept, folder=str(folder), peer=peer, voucher=voucher)
-    return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer))
+        return ClientSecurity(
+            CURVE, role, source, key=kept, folder=str(folder), peer=peer, voucher=voucher
+        )
+    return ClientSecurity(
+        CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer)
+    )
 
 
 def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
@@ -313,19 +352,23 @@ def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
         return keys.load_server_public(folder)
     if keys.load_authorized(folder).get(peer) not in LISTENING_ROLES:
         raise UnauthenticatedError(
-            f"no connection to {address}: its public key {keys.encode_public(peer)} is not that of a worker or a program in "
+            f"no connection to {address}: its public key {keys.encode_public(peer)} is not that "
+            f"of a worker or a program in "
             f"{Path(folder, keys.AUTHORIZED)}",
         )
     return keys.encode_public(peer).encode()
 
 
-def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None) -> str | Path | None:
+def _keys_folder(
+    curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None
+) -> str | Path | None:
     if curve is False:
         return None
     folder = keys_dir or (None if token_file and not curve else os.environ.get(keys.ENVIRONMENT))
     if curve and not folder:
         raise FailedPreconditionError(
-            f"CURVE is requested, but no keys are given: make some with `zmqdist keygen DIR` and name the folder, "
+            f"CURVE is requested, but no keys are given: make some with `zmqdist keygen DIR` and "
+            f"name the folder, "
             f"by {keys.ENVIRONMENT} for instance",
         )
     return folder or None
@@ -333,13 +376,16 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
 
 def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"other hosts can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
-        f"{keys.ENVIRONMENT}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
+        f"other hosts can reach {host}, and no CURVE keys are given: make some with `zmqdist "
+        f"keygen DIR` and set "
+        f"{keys.ENVIRONMENT}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure "
+        f"goes without)",
     )
 
 
 def listening_users(host: str, port: int) -> set[int]:
-    """Return the user ids of the sockets that would accept a connection to a loopback address; empty if no process listens.
+    """Return the user ids of the sockets that would accept a connection to a loopback address;
+    empty if no process listens.
 
     Raises:
       FailedPreconditionError: this system does not report which user listens.
@@ -348,17 +394,21 @@ def listening_users(host: str, port: int) -> set[int]:
         return {uid for uid, _ in listening_sockets(host, port)}
     except (OSError, ValueError, IndexError) as error:
         raise FailedPreconditionError(
-            f"cannot find out which user listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
+            f"cannot find out which user listens on {host}:{port} ({error}): use CURVE keys "
+            f"(`zmqdist keygen`)"
         ) from None
 
 
 def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
-    """Return (user id, inode) of the sockets that would accept a connection to an IP address of this host.
+    """Return (user id, inode) of the sockets that would accept a connection to an IP address of
+    this host.
 
-    Like the kernel, this function prefers a socket bound to the exact address to one bound to all addresses.
+    Like the kernel, this function prefers a socket bound to the exact address to one bound to all
+    addresses.
 
     Raises:
-      OSError, ValueError, IndexError: the kernel's table of connections is missing or has another form.
+      OSError, ValueError, IndexError: the kernel's table of connections is missing or has another
+        form.
     """
     wanted = ipaddress.ip_address(host)
     if isinstance(wanted, ipaddress.IPv4Address):
@@ -369,7 +419,8 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # The other table, which takes milliseconds to read, is not needed: all sockets that share an address belong to one user.
+        # The other table, which takes milliseconds to read, is not needed: all sockets that share
+        # an address belong to one user.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):
@@ -387,11 +438,14 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
         next(file)
         for line in file:
             words = line.split(None, 10)
-            # The kernel lists listening sockets first (its proc_net_tcp.rst), and thousands of other sockets may follow.
+            # The kernel lists listening sockets first (its proc_net_tcp.rst), and thousands of
+            # other sockets may follow.
             if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):
-                found.setdefault(_address(words[1][: -len(suffix)]), set()).add((int(words[7]), int(words[9])))
+                found.setdefault(_address(words[1][: -len(suffix)]), set()).add(
+                    (int(words[7]), int(words[9]))
+                )
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -1,34 +1,45 @@
 """Shared memory that this process owns and lends to other processes of its host.
 
 Theory of operation
-    The owner copies a large buffer once, into a block of a segment (a memfd), and sends a handle of eight numbers in place of the bytes.
-    The receiver opens the segment through the owner's entry in /proc, maps it and can read the bytes (shm_peer.py). When no object of the
-    receiver refers to the bytes any more, the receiver marks the block as free in the table, a memfd that both processes have mapped. Then
-    the owner can reuse the block, which is faster than touching fresh memory.
+    The owner copies a large buffer once, into a block of a segment (a memfd), and sends a handle of
+    eight numbers in place of the bytes. The receiver opens the segment through the owner's entry in
+    /proc, maps it and can read the bytes (shm_peer.py). When no object of the receiver refers to
+    the bytes any more, the receiver marks the block as free in the table, a memfd that both
+    processes have mapped. Then the owner can reuse the block, which is faster than touching fresh
+    memory.
 
-    Each lease has a serial, a number that no other lease of the table ever has, and a cell in the table. A file lock on byte N of the table
-    is the lock of cell N. The cell contains
+    Each lease has a serial, a number that no other lease of the table ever has, and a cell in the
+    table. A file lock on byte N of the table is the lock of cell N. The cell contains
         0          while the cell is free, and after the receiver has given the block back
         serial     from the lending until the receiver claims the block
         -serial    while the receiver has the block and holds the cell's lock
-    A receiver locks the cell, checks that the cell contains the serial of its handle, and only then maps the block. The owner voids a lease
-    only while it holds the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel
-    releases the locks of a process that ends in any way. So if a cell contains -serial and its lock is free, the receiver was killed.
-    A published block has one cell for any number of receivers. Each receiver maps the block privately (copy-on-write) and holds a read lock
-    on the cell, which contains the serial until the owner takes the lease back. No process writes to such a block.
+    A receiver locks the cell, checks that the cell contains the serial of its handle, and only then
+    maps the block. The owner voids a lease only while it holds the same lock. So a receiver with a
+    late handle finds another number, and never maps reused memory. The kernel releases the locks of
+    a process that ends in any way. So if a cell contains -serial and its lock is free, the receiver
+    was killed. A published block has one cell for any number of receivers. Each receiver maps the
+    block privately (copy-on-write) and holds a read lock on the cell, which contains the serial
+    until the owner takes the lease back. No process writes to such a block.
 
 Rules
-    R1  The owner writes to a block until it lends the block. Then only the receiver writes, unless the block is published or frozen.
-    R2  The owner reuses a block only when no lease of it is left and no object in this process refers to it.
-    R3  A finalizer takes no lock of a thread, because the garbage collector may run it in a thread that holds this lock, in the middle of a
-        change to the pool. A finalizer only appends to a queue, which the next use of the pool processes, or writes the cell of its lease.
-    R4  A forked child would see changes through each mapping that it shares with its parent. So right before a fork the mappings become
-        private (copy-on-write), and their blocks are not reused while the child may see them.
-    R5  A frozen segment is sealed, so that no process can ever write to it. It is never reused, and it ends with its last user.
+    R1  The owner writes to a block until it lends the block. Then only the receiver writes, unless
+        the block is published or frozen.
+    R2  The owner reuses a block only when no lease of it is left and no object in this process
+        refers to it.
+    R3  A finalizer takes no lock of a thread, because the garbage collector may run it in a thread
+        that holds this lock, in the middle of a change to the pool. A finalizer only appends to a
+        queue, which the next use of the pool processes, or writes the cell of its lease.
+    R4  A forked child would see changes through each mapping that it shares with its parent. So
+        right before a fork the mappings become private (copy-on-write), and their blocks are not
+        reused while the child may see them.
+    R5  A frozen segment is sealed, so that no process can ever write to it. It is never reused, and
+        it ends with its last user.
 
-ZMQDIST_ARENA=off switches the pool off. A number is the pool's bound in MiB; the default is a quarter of the memory for this process.
+ZMQDIST_ARENA=off switches the pool off. A number is the pool's bound in MiB; the default is a
+quarter of the memory for this process.
 
-Not here: whether a peer can open this process's segments (transfers.py), and the content of blocks (rpc, worker).
+Not here: whether a peer can open this process's segments (transfers.py), and the content of blocks
+(rpc, worker).
 """
 
 from __future__ import annotations
@@ -58,30 +69,46 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# Modes of a lease: one receiver maps the block writable; many map it privately; one maps it read-only; many map it read-only.
+# Modes of a lease: one receiver maps the block writable; many map it privately; one maps it
+# read-only; many map it read-only.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the lease). The Offer names the owner."""
+"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the
+lease). The Offer names the owner."""
 Offer: TypeAlias = tuple[int, int, int]
 """(pid of the owner, descriptor of its table, inode of the table)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""Least seconds between two searches for killed receivers: SWEEP_S while the pool can still grow, SWEEP_FULL_S when it is full."""
+"""Least seconds between two searches for killed receivers: SWEEP_S while the pool can still grow,
+SWEEP_FULL_S when it is full."""
 
 
 class Segment:
-    """One memfd, which this process has made, or which another process has made and this process keeps open.
+    """One memfd, which this process has made, or which another process has made and this process
+    keeps open.
 
     Attributes:
-      capacity: bytes of each block of the segment; 0 if the segment is frozen or was made by another process.
+      capacity: bytes of each block of the segment; 0 if the segment is frozen or was made by
+        another process.
       used: number of the segment's blocks that are in use.
-      sealable: whether the segment can be sealed, because no other process has ever mapped it shared and writable.
+      sealable: whether the segment can be sealed, because no other process has ever mapped it
+        shared and writable.
       single_use: whether the segment's only block must not be reused.
     """
 
-    __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "sealable", "single_use", "used")
+    __slots__ = (
+        "__weakref__",
+        "capacity",
+        "fd",
+        "inode",
+        "mapping",
+        "nbytes",
+        "sealable",
+        "single_use",
+        "used",
+    )
 
     def __init__(self, fd: int, nbytes: int, capacity: int, mapping: Mapping | None) -> None:
         self.fd = fd
@@ -99,7 +126,8 @@ class Segment:
 
 
 class Block:
-    """Bytes in shared memory that can be lent. The block is free again when no object refers to it and all its leases have ended.
+    """Bytes in shared memory that can be lent. The block is free again when no object refers to it
+    and all its leases have ended.
 
     Attributes:
       nbytes: the size of the block.
@@ -108,7 +136,14 @@ class Block:
     __slots__ = ("__weakref__", "_pool", "base", "mode", "nbytes", "offset", "segment")
 
     def __init__(
-        self, pool: ShmPool, segment: Segment, offset: int, nbytes: int, *, mode: int = EXCLUSIVE, base: object = None
+        self,
+        pool: ShmPool,
+        segment: Segment,
+        offset: int,
+        nbytes: int,
+        *,
+        mode: int = EXCLUSIVE,
+        base: object = None,
     ) -> None:
         self._pool = pool
         self.segment = segment
@@ -116,25 +151,32 @@ class Block:
         self.nbytes = nbytes
         self.mode = mode
         self.base = base
-        """An object that must live as long as the block: the lease by which another process lends the bytes, or a frozen array's memory."""
+        """An object that must live as long as the block: the lease by which another process lends
+        the bytes, or a frozen array's memory."""
 
     def lend(self) -> Handle | None:
-        """Lend the block to one receiver, which may write to it unless it is frozen. Return None if too many leases exist."""
+        """Lend the block to one receiver, which may write to it unless it is frozen. Return None if
+        too many leases exist."""
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Lend the block, which no process may write to any more, to any number of receivers. Return None if too many leases exist."""
+        """Lend the block, which no process may write to any more, to any number of receivers.
+        Return None if too many leases exist."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
-        """Return the bytes of the block as an array of this process. The array keeps the block in use."""
+        """Return the bytes of the block as an array of this process. The array keeps the block in
+        use."""
         if isinstance(self.base, FrozenSegment):
             return self.base.array()[self.offset : self.offset + self.nbytes]
         return _BlockMemory(self).array()
 
     def shows_same(self, other: Block) -> bool:
         """Return whether both blocks show the same frozen bytes."""
-        mine, others = (self.base, self.offset, self.nbytes), (other.base, other.offset, other.nbytes)
+        mine, others = (
+            (self.base, self.offset, self.nbytes),
+            (other.base, other.offset, other.nbytes),
+        )
         return isinstance(self.base, FrozenSegment) and mine == others
 
     @property
@@ -172,7 +214,8 @@ class FrozenSegment(Exporter, FrozenMemory):
 
 
 class _FrozenSegments:
-    """All frozen memory of this process, ordered by address, so that the pool can recognise a view of frozen memory."""
+    """All frozen memory of this process, ordered by address, so that the pool can recognise a view
+    of frozen memory."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -187,10 +230,12 @@ class _FrozenSegments:
             self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[FrozenSegment, int] | None:
-        """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory contains them."""
+        """Return the frozen memory that contains these bytes, and their offset in it; None if no
+        frozen memory contains them."""
         with self.lock:
             frozen = None
-            while frozen is None:  # remove entries of freed memory, because its addresses may be in use again
+            while frozen is None:
+                # remove entries of freed memory, because its addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None
@@ -198,7 +243,9 @@ class _FrozenSegments:
                 frozen = self._by_start[start]()
                 if frozen is None:
                     del self._starts[index], self._by_start[start]
-        return (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
+        return (
+            (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
+        )
 
 
 _frozen_segments = _FrozenSegments()
@@ -209,9 +256,11 @@ class ShmPool:
 
     Attributes:
       offer: the numbers by which another process finds the table of this pool.
-      nonce: a random number in the table. A process that sends it to this one proves that it can read the table.
+      nonce: a random number in the table. A process that sends it to this one proves that it can
+        read the table.
       bytes_max: bound on the bytes of all segments.
-      dropped_blocks: queue to which finalizers, which take no lock (R3), append unused blocks. The next use of the pool makes them free.
+      dropped_blocks: queue to which finalizers, which take no lock (R3), append unused blocks. The
+        next use of the pool makes them free.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -226,7 +275,8 @@ class ShmPool:
         self._serials = itertools.count(1)
         self._lent: dict[int, tuple[int, Block]] = {}
         self._revoked: dict[int, Block] = {}
-        """Published blocks, by cell, whose leases were taken back while a receiver still reads them."""
+        """Published blocks, by cell, whose leases were taken back while a receiver still reads
+        them."""
         self._free: dict[int, list[tuple[Segment, int]]] = {}
         self._segments: dict[Segment, None] = {}
         self._idle: OrderedDict[Segment, None] = OrderedDict()
@@ -240,10 +290,11 @@ class ShmPool:
         self._swept_at = -SWEEP_S
         self._segments_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
-    # -- blocks -------------------------------------------------------------------------------------------------------
+    # -- blocks ------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block to fill. Return None if the pool is full or the system refuses memory; then the bytes travel by sockets."""
+        """Return a block to fill. Return None if the pool is full or the system refuses memory;
+        then the bytes travel by sockets."""
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
@@ -256,7 +307,8 @@ class ShmPool:
             return Block(self, segment, offset, nbytes)
 
     def copy_in(self, view: Any) -> Block | None:
-        """Copy a contiguous buffer into a new block, and return the block. Return None if `allocate` finds no block."""
+        """Copy a contiguous buffer into a new block, and return the block. Return None if
+        `allocate` finds no block."""
         source = np.frombuffer(view, np.uint8)
         block = self.allocate(source.nbytes)
         if block is not None:
@@ -264,7 +316,8 @@ class ShmPool:
         return block
 
     def find_frozen(self, view: Any) -> Block | None:
-        """Return a block that shows the bytes of a frozen array, without a copy; None if the array is not frozen."""
+        """Return a block that shows the bytes of a frozen array, without a copy; None if the array
+        is not frozen."""
         view = memoryview(view)
         if not view.readonly or not view.nbytes:
             return None
@@ -275,27 +328,31 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` holds their lease."""
+        """Return a block of bytes that another process has lent, so that this process can lend them
+        on. `base` holds their lease."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return a whole segment for one array of the program, so that `freeze` can seal it. Return None if there is no room."""
+        """Return a whole segment for one array of the program, so that `freeze` can seal it. Return
+        None if there is no room."""
         with self._lock:
             self._reclaim()
             size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
             segment = self._new_segment(size, size)
             if segment is None:
                 return None
-            segment.single_use = True  # no other array uses the segment, because a frozen segment cannot be reused
+            # no other array uses the segment, because a frozen segment cannot be reused
+            segment.single_use = True
             segment.used = 1
             kept = _BlockMemory(Block(self, segment, 0, nbytes))
             self._user_arrays.add(kept)
             return kept.array()
 
-    # -- leases -------------------------------------------------------------------------------------------------------
+    # -- leases ------------------------------------------------------------------------------------
 
     def lend(self, block: Block, mode: int) -> Handle | None:
-        """Make a lease of a block in one of the four modes, and return its handle. Return None if too many leases exist."""
+        """Make a lease of a block in one of the four modes, and return its handle. Return None if
+        too many leases exist."""
         with self._lock:
             self._reclaim()
             if not self._free_cells:
@@ -308,14 +365,25 @@ class ShmPool:
             self._cells[cell] = serial
             self._lent[cell] = (serial, block)
         segment = block.segment
-        return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
+        return (
+            segment.fd,
+            segment.inode,
+            segment.nbytes,
+            block.offset,
+            block.nbytes,
+            cell,
+            serial,
+            mode,
+        )
 
     def is_unclaimed(self, handle: Handle) -> bool:
-        """Return whether a lease still waits for its receiver to claim it. Do not use this for a published block, which is not claimed."""
+        """Return whether a lease still waits for its receiver to claim it. Do not use this for a
+        published block, which is not claimed."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """Prevent receivers from claiming a lease from now on. A receiver that uses the block already keeps its bytes."""
+        """Prevent receivers from claiming a lease from now on. A receiver that uses the block
+        already keeps its bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -331,25 +399,30 @@ class ShmPool:
                 shm_mapping.unlock(self._table_fd, cell)
 
     def take_back_soon(self, handle: Handle) -> None:
-        """Have the next use of the pool take a lease back. Finalizers use this, because they must take no lock (R3)."""
+        """Have the next use of the pool take a lease back. Finalizers use this, because they must
+        take no lock (R3)."""
         self._to_take_back.append(handle)
 
     def sweep(self) -> int:
-        """End the leases whose receivers have given the block back or were killed. Return how many leases ended."""
+        """End the leases whose receivers have given the block back or were killed. Return how many
+        leases ended."""
         with self._lock:
             before = len(self._free_cells)
             self._uses_until_collect = 0
             self._end_returned()
             for cell, (serial, _) in list(self._lent.items()):
                 if self._cells[cell] == -serial and shm_mapping.try_lock(self._table_fd, cell):
-                    self._end_lease(cell)  # the receiver had claimed the block and was killed, because its lock is free
+                    # the receiver had claimed the block and was killed, because its lock is free
+                    self._end_lease(cell)
                     shm_mapping.unlock(self._table_fd, cell)
             self._sweep_revoked()
             return len(self._free_cells) - before
 
     @property
     def lease_count(self) -> int:
-        """Number of leases that have not ended, as far as the pool knows without reading the table."""
+        """Number of leases that have not ended, as far as the pool knows without reading the
+        table.
+        """
         return len(self._lent) + len(self._revoked)
 
     @property
@@ -358,12 +431,14 @@ class ShmPool:
         return sum(segment.nbytes for segment in self._segments)
 
     def _end_returned(self) -> None:
-        """End the leases whose receivers have given the block back, and those that finalizers have passed to `take_back_soon`."""
+        """End the leases whose receivers have given the block back, and those that finalizers have
+        passed to `take_back_soon`."""
         while self._to_take_back:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes 0 to its cell and then unlocks it. A new lease of the cell must not begin between these two steps.
+            # A receiver writes 0 to its cell and then unlocks it. A new lease of the cell must not
+            # begin between these two steps.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
@@ -380,17 +455,19 @@ class ShmPool:
                 del self._revoked[cell]
                 self._free_cells.append(cell)
 
-    # -- segments -----------------------------------------------------------------------------------------------------
+    # -- segments ----------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Make dropped blocks free. In every n/16th call, where n is the number of leases, also read all cells and end returned leases."""
+        """Make dropped blocks free. In every n/16th call, where n is the number of leases, also
+        read all cells and end returned leases."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
             self._uses_until_collect = len(self._lent) // 16
         while self.dropped_blocks:
             segment, offset = self.dropped_blocks.popleft()
-            if segment not in self._segments:  # the segment belongs to another process, which reuses the block itself
+            if segment not in self._segments:
+                # the segment belongs to another process, which reuses the block itself
                 continue
             segment.used -= 1
             if segment.single_use:
@@ -405,7 +482,8 @@ class ShmPool:
             self._close_idle()
 
     def _pop_free(self, size: int) -> tuple[Segment, int] | None:
-        """Return a free block of this size; None if there is no such block. The block that was in use last is returned first."""
+        """Return a free block of this size; None if there is no such block. The block that was in
+        use last is returned first."""
         free = self._free.get(size)
         while free:
             segment, offset = free.pop()
@@ -414,9 +492,11 @@ class ShmPool:
         return None
 
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
-        """Search for killed receivers, and return a block of this size that has become free; None if there is no such block.
+        """Search for killed receivers, and return a block of this size that has become free; None
+        if there is no such block.
 
-        The search costs a system call for each lease, so it is made at most once in SWEEP_S or, if the pool is full, in SWEEP_FULL_S.
+        The search costs a system call for each lease, so it is made at most once in SWEEP_S or, if
+        the pool is full, in SWEEP_FULL_S.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
@@ -445,16 +525,21 @@ class ShmPool:
 
     def _new_segment(self, nbytes: int, capacity: int) -> Segment | None:
         if nbytes > self.bytes_max:
-            log.info("%d bytes do not fit into shared memory, whose bound is %d", nbytes, self.bytes_max)
+            log.info(
+                "%d bytes do not fit into shared memory, whose bound is %d", nbytes, self.bytes_max
+            )
             return None
-        while self._idle and (self.nbytes + nbytes > self.bytes_max or len(self._segments) >= self._segments_max):
+        while self._idle and (
+            self.nbytes + nbytes > self.bytes_max or len(self._segments) >= self._segments_max
+        ):
             self._close_idle()
         if self.nbytes + nbytes > self.bytes_max:
             self._warn_once(f"{self.nbytes >> 20} of {self.bytes_max >> 20} MiB are in use")
             return None
         if len(self._segments) >= self._segments_max:
             self._warn_once(
-                f"{self._segments_max} segments are in use, a quarter of the descriptors that this process may have"
+                f"{self._segments_max} segments are in use, a quarter of the descriptors that "
+                f"this process may have"
             )
             return None
         try:
@@ -467,7 +552,8 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Drop the segment that was unused for longest, and return its pages to the system. Processes may map it, but none uses a block."""
+        """Drop the segment that was unused for longest, and return its pages to the system.
+        Processes may map it, but none uses a block."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -476,14 +562,19 @@ class ShmPool:
     def _warn_once(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("no room in shared memory (%s): large arrays travel by sockets, which is slower", why)
+            log.warning(
+                "no room in shared memory (%s): large arrays travel by sockets, which is slower",
+                why,
+            )
 
-    # -- freezing -----------------------------------------------------------------------------------------------------
+    # -- freezing ----------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal and return the segment of an array from `user_array`. Return None for any other array, or if the segment cannot be sealed.
+        """Seal and return the segment of an array from `user_array`. Return None for any other
+        array, or if the segment cannot be sealed.
 
-        Before the sealing, the array's own mapping becomes private, so that later writes through the array stay in this process.
+        Before the sealing, the array's own mapping becomes private, so that later writes through
+        the array stay in this process.
         """
         with self._lock:
             for kept in self._user_arrays:
@@ -517,10 +608,11 @@ class ShmPool:
             os.close(fd)
             return None
 
-    # -- forks --------------------------------------------------------------------------------------------------------
+    # -- forks -------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Make the arrays of `user_array` private before a fork (R4). No other thread can use the pool until `after_fork`."""
+        """Make the arrays of `user_array` private before a fork (R4). No other thread can use the
+        pool until `after_fork`."""
         self._lock.acquire()
         for kept in list(self._user_arrays):
             segment = kept.block.segment
@@ -534,7 +626,8 @@ class ShmPool:
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above SHM_SLAB_BYTES at most 1/8 is wasted."""
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above
+    SHM_SLAB_BYTES at most 1/8 is wasted."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
@@ -542,7 +635,7 @@ def _block_size(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-# -- the pool of this process -----------------------------------------------------------------------------------------
+# -- the pool of this process ----------------------------------------------------------------------
 
 _pool: ShmPool | None = None
 _tried = False
@@ -550,7 +643,8 @@ _lock = RLock()
 
 
 def this_pool() -> ShmPool | None:
-    """Return the pool of this process; make it on first use. Return None if it is switched off, or if the system has no shared memory."""
+    """Return the pool of this process; make it on first use. Return None if it is switched off, or
+    if the system has no shared memory."""
     if _tried:
         return _pool
     with _lock:
@@ -564,12 +658,16 @@ def _make() -> None:
     setting = os.environ.get(POOL_VARIABLE, "")
     is_number = setting.isascii() and setting.isdecimal()
     if setting not in ("", "off") and not is_number:
-        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, setting)
+        log.warning(
+            '%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, setting
+        )
     if setting != "off":
         try:
             _pool = ShmPool(int(setting) << 20 if is_number else usable_bytes() // 4)
         except (OSError, AttributeError) as error:
-            log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
+            log.warning(
+                "no shared memory here (%s): large arrays travel by sockets, which is slower", error
+            )
     _tried = True
 
 
@@ -586,15 +684,18 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays keep the inherited mappings."""
+    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays
+    keep the inherited mappings."""
     global _pool, _tried, _lock, _inherited
     _inherited = _pool
-    _frozen_segments.lock = RLock()  # another thread of the parent may have held the lock during the fork
+    # another thread of the parent may have held the lock during the fork
+    _frozen_segments.lock = RLock()
     _pool, _tried = None, False
     _lock = RLock()
 
 
 _inherited: ShmPool | None = None
-"""In a forked child, the parent's pool. The child does not close it, because arrays of the child still use its mappings."""
+"""In a forked child, the parent's pool. The child does not close it, because arrays of the child
+still use its mappings."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,10 +1,11 @@
 """The user's token: on loopback it proves to a process that its peer belongs to the same user.
 
-zmqdist makes the token on first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
-The environment variable ZMQDIST_TOKEN_FILE, or an argument, names another file.
+zmqdist makes the token on first use in `$XDG_STATE_HOME/zmqdist/token`
+(`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600. The environment variable
+ZMQDIST_TOKEN_FILE, or an argument, names another file.
 
-A token file must belong to this user, and no other user may be able to read the file, because another user could then know the token. The
-text of a token never appears in an error.
+A token file must belong to this user, and no other user may be able to read the file, because
+another user could then know the token. The text of a token never appears in an error.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ TOKEN_BYTES_MAX: Final = 255
 def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
     """Return the token and the path of its file.
 
-    The file is `path`, or else the file that ZMQDIST_TOKEN_FILE names, or else the user's own file. Only the user's own file is made if it
-    is missing.
+    The file is `path`, or else the file that ZMQDIST_TOKEN_FILE names, or else the user's own file.
+    Only the user's own file is made if it is missing.
 
     Raises:
       FailedPreconditionError: the file is missing, not private or damaged, or cannot be made.
@@ -56,7 +57,8 @@ def default_path() -> Path:
 
 
 def create(path: str | Path) -> None:
-    """Make a token file and its folder. An existing file stays as it is, even if another process has made it at the same moment.
+    """Make a token file and its folder. An existing file stays as it is, even if another process
+    has made it at the same moment.
 
     Raises:
       FailedPreconditionError: the folder is not private, or cannot be written.
@@ -70,7 +72,8 @@ def create(path: str | Path) -> None:
         try:
             with open(fd, "wb") as file:
                 file.write(secrets.token_urlsafe(32).encode() + b"\n")
-            # `os.link` never replaces a file, so the second of two processes uses the token of the first
+            # `os.link` never replaces a file, so the second of two processes uses the token of the
+            # first
             os.link(part, path)
         except FileExistsError:
             pass
@@ -78,7 +81,8 @@ def create(path: str | Path) -> None:
             os.unlink(part)
     except OSError as error:
         raise FailedPreconditionError(
-            f"cannot make the token file {path}: {error.strerror}; set {ENVIRONMENT} to a file of your own",
+            f"cannot make the token file {path}: {error.strerror}; set {ENVIRONMENT} to a file of "
+            f"your own",
         ) from None
 
 
@@ -86,18 +90,22 @@ def load(path: str | Path) -> bytes:
     """Read a token file. Its folder is not checked.
 
     Raises:
-      FailedPreconditionError: the file is missing, not this user's, readable by others, or not a token.
+      FailedPreconditionError: the file is missing, not this user's, readable by others, or not a
+        token.
     """
     path = Path(path)
     text = read_private(path, "token file").strip()
     if not TOKEN_BYTES_MIN <= len(text) <= TOKEN_BYTES_MAX or not text.isascii() or b"\n" in text:
         raise FailedPreconditionError(
-            f"{path} is not a token: it must be one line of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} characters; replace or remove it",
+            f"{path} is not a token: it must be one line of {TOKEN_BYTES_MIN} to "
+            f"{TOKEN_BYTES_MAX} characters; replace or remove it",
         )
     return text
 
 
-def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077) -> bytes:
+def read_private(
+    path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077
+) -> bytes:
     """Return the content of a small file that only its owner may access.
 
     Args:
@@ -106,7 +114,8 @@ def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bi
       mode_bits: permissions that must not be set.
 
     Raises:
-      FailedPreconditionError: the file cannot be read, is not a plain file, belongs to another user, or is open to others.
+      FailedPreconditionError: the file cannot be read, is not a plain file, belongs to another
+        user, or is open to others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,12 +135,15 @@ def _check_folder(folder: Path) -> None:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise FailedPreconditionError(f"cannot check the folder {folder}: {error.strerror}") from None
+        raise FailedPreconditionError(
+            f"cannot check the folder {folder}: {error.strerror}"
+        ) from None
     require_private(status, f"the folder of the token, {folder},", mode_bits=0o077)
 
 
 def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> None:
-    """Raise FailedPreconditionError if a file or folder belongs to another user, or if other users may access it.
+    """Raise FailedPreconditionError if a file or folder belongs to another user, or if other users
+    may access it.
 
     Args:
       what: the name of the file or folder in the error, such as "the folder /x".
@@ -146,8 +158,9 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
-        # A file of root may be readable by its group, because Kubernetes (fsGroup) and systemd (LoadCredential) hand out such files.
-        # A process reads such a file as a member of the file's group, or by an access list, whose mask appears in the group's bits.
+        # A file of root may be readable by its group, because Kubernetes (fsGroup) and systemd
+        # (LoadCredential) hand out such files. A process reads such a file as a member of the
+        # file's group, or by an access list, whose mask appears in the group's bits.
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:

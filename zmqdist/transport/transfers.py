@@ -1,21 +1,25 @@
-"""The transfer of messages with large parts through one connection, in either direction. Both sides use the same code.
+"""The transfer of messages with large parts through one connection, in either direction. Both sides
+use the same code.
 
 Rules
-    Parts that amount to one chunk at most travel as frames of their message, which costs least. The link decides how large a chunk is,
-    CHUNK_BYTES at most (pace.py), because on a slow link a frame of half a megabyte would delay a heartbeat for too long. Larger parts
-    travel
+    Parts that amount to one chunk at most travel as frames of their message, which costs least. The
+    link decides how large a chunk is, CHUNK_BYTES at most (pace.py), because on a slow link a frame
+    of half a megabyte would delay a heartbeat for too long. Larger parts travel
         as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
-    The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Parts of up to CHUNK_BYTES
-    in all are copied in `send`, so that callers need not know which way the parts travel.
-    The sender takes a handle back if its message was not sent, if the connection is lost, or when the call is over. A receiver that has
-    claimed the handle keeps the memory; a later claim is refused. A receiver that does not want the memory claims the handle and gives the
-    memory back.
-    Parts that a Call message announces as held back stay with the sender until the receiver sends SendParts.
+    The bytes to send belong to the message: no code changes them until the transfer is over
+    (rpc/snapshots.py). Parts of up to CHUNK_BYTES in all are copied in `send`, so that callers need
+    not know which way the parts travel.
+    The sender takes a handle back if its message was not sent, if the connection is lost, or when
+    the call is over. A receiver that has claimed the handle keeps the memory; a later claim is
+    refused. A receiver that does not want the memory claims the handle and gives the memory back.
+    Parts that a Call message announces as held back stay with the sender until the receiver sends
+    SendParts.
     A message is delivered as a whole, when the last byte of its last part has arrived.
 
-A process shares its memory with a peer that has sent the nonce from this process's table, because only a process that can open the memory
-can know the nonce. A server sends the client's nonce in its hello, and a client sends the server's nonce in SharedMemoryAccepted.
+A process shares its memory with a peer that has sent the nonce from this process's table, because
+only a process that can open the memory can know the nonce. A server sends the client's nonce in its
+hello, and a client sends the server's nonce in SharedMemoryAccepted.
 
 Not here: the meaning of the parts, and the code that uses them.
 """
@@ -46,25 +50,33 @@ Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
 """A large part to send: a flat buffer of bytes, or a block of this process's pool."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
-"""A function that returns a flat writable array for each size, or any object for a size of 0. It may raise OpError or MemoryError."""
+"""A function that returns a flat writable array for each size, or any object for a size of 0. It
+may raise OpError or MemoryError."""
 OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
-"""A function that is called with the parts of a message and "" or, if the parts did not arrive, with None and the reason."""
+"""A function that is called with the parts of a message and "" or, if the parts did not arrive,
+with None and the reason."""
 
 _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Return whether these parts are too large to travel as frames of their message even on a fast link."""
+    """Return whether these parts are too large to travel as frames of their message even on a fast
+    link."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
 def announced_bytes(parts: Sequence[Part]) -> int:
     """Return the bytes of all parts of a received message, as its sender has announced them."""
-    return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
+    return sum(
+        max(0, part[0] if len(part) == 1 else part[4])
+        for part in parts
+        if len(part) in (1, _HANDLE_NUMBERS)
+    )
 
 
 def allocate_fresh(sizes: list[int]) -> list[Any]:
-    """Return an array of private memory for each size, and None for a size of 0. This is the usual Allocator."""
+    """Return an array of private memory for each size, and None for a size of 0. This is the usual
+    Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
@@ -73,8 +85,10 @@ class _Transfer:
 
     Attributes:
       handles: the leases of shared memory that were made for the message of the call.
-      views: the buffers to send in chunks; None for a part that travels another way. If `held`, they are sent after SendParts.
-      frames: the received parts. Some are complete; chunks fill the others as they arrive. `on_arrived` gets all of them at the end.
+      views: the buffers to send in chunks; None for a part that travels another way. If `held`,
+        they are sent after SendParts.
+      frames: the received parts. Some are complete; chunks fill the others as they arrive.
+        `on_arrived` gets all of them at the end.
     """
 
     __slots__ = ("frames", "handles", "held", "on_arrived", "views")
@@ -88,22 +102,27 @@ class _Transfer:
 
 
 class BulkChannel:
-    """The large parts that travel through one connection. One thread at a time uses the channel. The connection's owner calls
-    `connection_lost`.
+    """The large parts that travel through one connection. One thread at a time uses the channel.
+    The connection's owner calls `connection_lost`.
 
     Attributes:
       shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
-      tracked: the transfers that are on the way, by the number of their call; empty while the connection carries only small messages.
+      tracked: the transfers that are on the way, by the number of their call; empty while the
+        connection carries only small messages.
       faults: number of messages from the peer that broke the protocol.
     """
 
     def __init__(
-        self, peer: str, send_message: Callable[[Message, Frames], bool], clock: Callable[[], float] = monotonic
+        self,
+        peer: str,
+        send_message: Callable[[Message, Frames], bool],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Make the channel of a new connection.
 
         Args:
-          send_message: a function that sends a message without waiting, and returns False if the connection is lost.
+          send_message: a function that sends a message without waiting, and returns False if the
+            connection is lost.
         """
         self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}
@@ -117,40 +136,46 @@ class BulkChannel:
         self._inbound = InboundTransfers()
         self._held_count = 0
 
-    # -- shared memory ----------------------------------------------------------------------------------------------------
+    # -- shared memory -----------------------------------------------------------------------------
 
     def open_offered_memory(self, hello: Hello) -> int:
-        """Open the shared memory that the peer's hello offers. Return the nonce to send to the peer; 0 if the memory cannot be opened."""
+        """Open the shared memory that the peer's hello offers. Return the nonce to send to the
+        peer; 0 if the memory cannot be opened."""
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
         self._peer_pool = open_peer(hello.memory)
         if self._peer_pool is None:
-            log.info("cannot open the shared memory of %s; large arrays travel by the socket", self._peer)
+            log.info(
+                "cannot open the shared memory of %s; large arrays travel by the socket", self._peer
+            )
             return 0
         return int(self._peer_pool.nonce)
 
     def memory_accepted(self, nonce: int) -> None:
-        """Record the nonce that the peer has sent. The right nonce proves that the peer can open this process's memory."""
+        """Record the nonce that the peer has sent. The right nonce proves that the peer can open
+        this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
-    # -- out --------------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to send, now or after SendParts. If so, a thread must read the peer's Credit and SendParts messages,
-        which permit the next chunks.
+        """Whether chunks are left to send, now or after SendParts. If so, a thread must read the
+        peer's Credit and SendParts messages, which permit the next chunks.
         """
         return len(self._outbound) > 0 or self._held_count > 0
 
     @property
     def undelivered(self) -> int:
-        """Bytes of chunks that are unsent or not acknowledged, plus 1 for each handle that the peer has not claimed. The value is 0 when
-        all large parts have reached the peer.
+        """Bytes of chunks that are unsent or not acknowledged, plus 1 for each handle that the peer
+        has not claimed. The value is 0 when all large parts have reached the peer.
         """
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
-        return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
+        return self._outbound.bytes_left + (
+            0 if pool is None else sum(map(pool.is_unclaimed, handles))
+        )
 
     @property
     def unacknowledged(self) -> int:
@@ -162,7 +187,8 @@ class BulkChannel:
         return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
-        """Send a message with its parts, in the cheapest way. Return False if nothing was sent, because the connection is lost."""
+        """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
+        because the connection is lost."""
         nbytes = nbytes_of(sources)
         if nbytes <= self._outbound.pace.chunk_bytes:
             return self._send_message(message, sources)
@@ -186,7 +212,8 @@ class BulkChannel:
             return False
         if transfer.handles:
             self._forget_claimed()
-        self.call_ended(message.id)  # if a faulty peer uses the number of a call twice, this ends the earlier transfer
+        # if a faulty peer uses the number of a call twice, this ends the earlier transfer
+        self.call_ended(message.id)
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             if type(message) is Call and message.held:
@@ -197,7 +224,8 @@ class BulkChannel:
         return True
 
     def send_held_parts(self, message: SendParts) -> None:
-        """Send the parts that a call holds back, because the peer has room for them now. Do nothing if the call is over."""
+        """Send the parts that a call holds back, because the peer has room for them now. Do nothing
+        if the call is over."""
         transfer = self.tracked.get(message.id)
         if transfer is not None and transfer.held:
             transfer.held = False
@@ -225,16 +253,19 @@ class BulkChannel:
                 if not transfer.handles:
                     del self.tracked[piece.id]
 
-    # -- in ---------------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
-    def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
-        """Return the parts of a message that has arrived. Return None if chunks are still awaited; then `on_arrived` gets the parts later,
-        unless the call ends first.
+    def receive(
+        self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived
+    ) -> list[Any] | None:
+        """Return the parts of a message that has arrived. Return None if chunks are still awaited;
+        then `on_arrived` gets the parts later, unless the call ends first.
 
         Raises:
           WireError: the announced parts break the protocol.
           UnavailableError: the owner of lent memory has taken it back, or has ended.
-          ResourceExhaustedError: with these parts, this side would await more than RECEIVING_BYTES_MAX bytes.
+          ResourceExhaustedError: with these parts, this side would await more than
+            RECEIVING_BYTES_MAX bytes.
           OpError, MemoryError: `allocate` has raised this error.
         """
         sizes = self._sizes(id, parts)
@@ -284,10 +315,12 @@ class BulkChannel:
             end(whole if outcome == DONE else None, self._inbound.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
-        """Check the announced parts. Return the bytes of each part that travels in chunks, and 0 for each part in shared memory."""
+        """Check the announced parts. Return the bytes of each part that travels in chunks, and 0
+        for each part in shared memory."""
         sizes = [part[0] if len(part) == 1 else 0 for part in parts]
         if len(parts) >= FRAMES_MAX or any(
-            not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS for part in parts
+            not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS
+            for part in parts
         ):
             raise WireError(self._peer, "a message announces parts of impossible sizes")
         if id in self._inbound:
@@ -296,14 +329,16 @@ class BulkChannel:
 
     def _attach(self, part: Part) -> Any:
         if self._peer_pool is None:
-            raise WireError(self._peer, "a handle of shared memory from a peer that has offered none")
+            raise WireError(
+                self._peer, "a handle of shared memory from a peer that has offered none"
+            )
         return self._peer_pool.attach(part)  # type: ignore[arg-type]
 
-    # -- ends -------------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def call_ended(self, id: int) -> bool:
-        """End the transfers of a call. Return whether this side must inform the peer that the call is over, because the peer still sends or
-        awaits parts.
+        """End the transfers of a call. Return whether this side must inform the peer that the call
+        is over, because the peer still sends or awaits parts.
         """
         unfinished = self._forget_call(id)
         if owed := self._inbound.idle_credit():
@@ -322,7 +357,8 @@ class BulkChannel:
     def connection_lost(self) -> None:
         """End all transfers, because the connection is lost, and close the peer's shared memory.
 
-        This channel and its owner refer to each other, so without the second step only the garbage collector would close it.
+        This channel and its owner refer to each other, so without the second step only the garbage
+        collector would close it.
         """
         self.shares_memory = False
         for id in list(self.tracked):
@@ -330,8 +366,8 @@ class BulkChannel:
         self._peer_pool = None
 
     def finalize(self) -> None:
-        """End all transfers from a finalizer. The next use of the shared-memory pool takes the handles back. The channel is not used
-        afterwards.
+        """End all transfers from a finalizer. The next use of the shared-memory pool takes the
+        handles back. The channel is not used afterwards.
         """
         for transfer in self.tracked.values():
             for handle in transfer.handles:
@@ -348,7 +384,8 @@ class BulkChannel:
             self._pool.take_back(handle)
 
     def _forget_claimed(self) -> None:
-        """Forget the transfers whose handles were all claimed. A server gets no other sign that a client has received its reply."""
+        """Forget the transfers whose handles were all claimed. A server gets no other sign that a
+        client has received its reply."""
         pool = self._pool
         assert pool is not None
         for id, transfer in list(self.tracked.items()):

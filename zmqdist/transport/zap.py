@@ -1,12 +1,13 @@
-"""The decision which peers may connect, and in which role, by ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""The decision which peers may connect, and in which role, by ZeroMQ's authentication protocol
+(ZAP, RFC 27).
 
 Rules
     `decide` is a pure function. It denies by default and never raises, whatever the frames contain.
-    The status is 200, 400 or 500, never 300: after 300 no side closes the connection, and the client waits for ever.
-    No secret reaches a log, a repr or a reply.
+    The status is 200, 400 or 500, never 300: after 300 no side closes the connection, and the
+    client waits for ever. No secret reaches a log, a repr or a reply.
 
-The user id of a reply is the peer's role; with CURVE, the peer's public key follows the role. libzmq attaches the user id to every message
-of the connection (router.py).
+The user id of a reply is the peer's role; with CURVE, the peer's public key follows the role.
+libzmq attaches the user id to every message of the connection (router.py).
 
 Roles
     client   may call methods, may not send code
@@ -14,12 +15,14 @@ Roles
     worker   may run functions
     admin    may do everything
 
-    joining  may only join: the role of an unknown key while the dispatcher's join tokens are open, and for a time after they end
+    joining  may only join: the role of an unknown key while the dispatcher's join tokens are open,
+    and for a time after they end
     revoked  may do nothing: the role of a key that has lost its former role
-With the last two roles, a peer gets one reply and nothing else (router.py). ZeroMQ itself could not report why it refuses the peer.
+With the last two roles, a peer gets one reply and nothing else (router.py). ZeroMQ itself could not
+report why it refuses the peer.
 
-Where a dispatcher vouches for keys, the ZapHandler may reply late. ZeroMQ waits for the reply until the handshake of the connecting side
-times out.
+Where a dispatcher vouches for keys, the ZapHandler may reply late. ZeroMQ waits for the reply until
+the handshake of the connecting side times out.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
 """
@@ -52,7 +55,8 @@ DOMAIN: Final = b"zmqdist"
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
-"""Seconds between two log lines about refusals. One line counts several refusals, because a stranger must not be able to fill the disk."""
+"""Seconds between two log lines about refusals. One line counts several refusals, because a
+stranger must not be able to fill the disk."""
 
 LIMITED: Final = frozenset({JOINING, REVOKED})
 """Roles of connections on which the server sends one reply and nothing else."""
@@ -62,7 +66,8 @@ _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
 @dataclass(frozen=True)
 class ZapRequest:
-    """ZeroMQ's request to authenticate one new connection. The connecting peer, a stranger, has chosen all fields except `address`."""
+    """ZeroMQ's request to authenticate one new connection. The connecting peer, a stranger, has
+    chosen all fields except `address`."""
 
     version: bytes
     request_id: bytes
@@ -74,8 +79,8 @@ class ZapRequest:
 
 @dataclass(frozen=True)
 class ZapReply:
-    """The reply to a ZapRequest. A `status` of 200 accepts the peer with the role in `user_id`; 400 refuses it, and 500 reports a request
-    of wrong form.
+    """The reply to a ZapRequest. A `status` of 200 accepts the peer with the role in `user_id`; 400
+    refuses it, and 500 reports a request of wrong form.
     """
 
     request_id: bytes
@@ -84,7 +89,14 @@ class ZapReply:
     user_id: str = ""
 
     def frames(self) -> list[bytes]:
-        return [VERSION, self.request_id, b"%d" % self.status, self.text.encode(), self.user_id.encode(), b""]
+        return [
+            VERSION,
+            self.request_id,
+            b"%d" % self.status,
+            self.text.encode(),
+            self.user_id.encode(),
+            b"",
+        ]
 
 
 @dataclass(frozen=True)
@@ -94,9 +106,11 @@ class Policy:
     Attributes:
       token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
-      judge: a function that returns the rights of a CURVE key, which may change with time. `None` means that `roles` decides.
-      ask: `ask(key, answer)` asks the dispatcher about a key, and calls `answer()`, in any thread, when `judge` may decide about it: after
-        the dispatcher's reply, or after a time limit. `None` means that `judge`, or `roles`, can decide about any key without delay.
+      judge: a function that returns the rights of a CURVE key, which may change with time. `None`
+        means that `roles` decides.
+      ask: `ask(key, answer)` asks the dispatcher about a key, and calls `answer()`, in any thread,
+        when `judge` may decide about it: after the dispatcher's reply, or after a time limit.
+        `None` means that `judge`, or `roles`, can decide about any key without delay.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -113,13 +127,18 @@ class Policy:
         problem = "" if self.judge is None else self.judge(key).problem
         return (
             problem
-            or "this server does not know the key of this process any more: the process needs a new ticket or key"
+            or "this server does not know the key of this process any more: the process needs a "
+            "new ticket or key"
         )
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:
-    """Return the request in the frames after the empty delimiter. Missing frames become empty, which `decide` refuses."""
-    version, request_id, domain, address, _identity, mechanism = (*frames[:6], *[b""] * (6 - len(frames[:6])))
+    """Return the request in the frames after the empty delimiter. Missing frames become empty,
+    which `decide` refuses."""
+    version, request_id, domain, address, _identity, mechanism = (
+        *frames[:6],
+        *[b""] * (6 - len(frames[:6])),
+    )
     return ZapRequest(version, request_id, domain, address, mechanism, tuple(frames[6:]))
 
 
@@ -137,7 +156,8 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
 
 def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
     name, password = request.credentials
-    # The passwords are compared even if the role is unknown, and in constant time, so that the time of the reply reveals nothing.
+    # The passwords are compared even if the role is unknown, and in constant time, so that the time
+    # of the reply reveals nothing.
     right = hmac.compare_digest(password, policy.token) and bool(policy.token)
     role = _ROLE_BY_NAME.get(name)
     if not right or role is None:
@@ -154,8 +174,8 @@ def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 def role_and_key(user_id: str) -> tuple[str, bytes]:
-    """Return the two parts of the user id of a ZapReply: the peer's role, and the peer's public key of 32 bytes, which is empty without
-    CURVE.
+    """Return the two parts of the user id of a ZapReply: the peer's role, and the peer's public key
+    of 32 bytes, which is empty without CURVE.
     """
     role, _, key = user_id.partition(" ")
     return role, z85.decode(key.encode()) if key else b""
@@ -203,11 +223,14 @@ class ZapHandler:
             ask(request.credentials[0], partial(self._soon, frames[0], request))
 
     def _soon(self, routing_id: bytes, request: ZapRequest) -> None:
-        """Have the loop reply to a request whose key can be judged now. Any thread may call this."""
+        """Have the loop reply to a request whose key can be judged now. Any thread may call
+        this.
+        """
         if self._loop.in_loop:
             self._answered(routing_id, request)
             return
-        with suppress(FailedPreconditionError):  # the loop has been stopped, so its sockets need no reply
+        with suppress(FailedPreconditionError):
+            # the loop has been stopped, so its sockets need no reply
             self._loop.call_soon(self._answered, routing_id, request)
 
     def _answered(self, routing_id: bytes, request: ZapRequest) -> None:

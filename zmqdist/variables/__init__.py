@@ -1,1 +1,2 @@
-"""Variables on parameter servers. variable_host.py runs in the ps, and client.py in the programs that use the variables."""
+"""Variables on parameter servers. variable_host.py runs in the ps, and client.py in the programs
+that use the variables."""

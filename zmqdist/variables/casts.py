@@ -15,8 +15,9 @@ from zmqdist.specs import TensorSpec, convert
 def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
     """Return a user's value as an array of this dtype. The array may have any shape.
 
-    Python numbers, and lists of them, are converted if the dtype can represent them. Arrays are cast by NumPy's "same_kind" rule, except
-    that whole numbers do not wrap round, text is never truncated, and times keep their units: only floats are rounded.
+    Python numbers, and lists of them, are converted if the dtype can represent them. Arrays are
+    cast by NumPy's "same_kind" rule, except that whole numbers do not wrap round, text is never
+    truncated, and times keep their units: only floats are rounded.
 
     Args:
       subject: the variable that the value is for, as error texts name it: "variable 'w'".
@@ -29,7 +30,10 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
         raise InvalidArgumentError(f"{subject}: {loss}")
     try:
         if not hasattr(value, "dtype"):
-            return convert(value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, dtype))
+            return convert(
+                value if not hasattr(value, "__array__") else np.asarray(value),
+                TensorSpec(None, dtype),
+            )
         array = np.asarray(value)
         if dtype.kind in "SUV" and array.dtype.kind not in ("V" if dtype.kind == "V" else "SU"):
             raise TypeError  # NumPy would write the numbers as text or raw bytes

@@ -1,13 +1,16 @@
-"""The client of a parameter server. A process has one PsClient for each ps, which sends all requests of the process to that ps.
+"""The client of a parameter server. A process has one PsClient for each ps, which sends all
+requests of the process to that ps.
 
 Rules
-    If the connection ends while a caller waits for a request, the client repeats the request with the same id for PS_PATIENCE_S, because
-    the process of the ps may still run. An update is applied only once nevertheless (updates_machine.py).
-    PSUnavailableError means that the ps is lost, or was restarted and no longer knows the variables. It is raised at once if the
-    kernel refuses the connection or another incarnation replies, otherwise after PS_PATIENCE_S. If the Ref has a `recovery_s`, the caller
-    first waits that long for the variables to be recovered.
-    A value that does not fit its variable is refused before a message is sent, with an InvalidArgumentError that names the variable.
-    Requests to several ps can be in flight at the same time: a caller starts all of them, and then waits for each.
+    If the connection ends while a caller waits for a request, the client repeats the request with
+    the same id for PS_PATIENCE_S, because the process of the ps may still run. An update is applied
+    only once nevertheless (updates_machine.py). PSUnavailableError means that the ps is lost, or
+    was restarted and no longer knows the variables. It is raised at once if the kernel refuses the
+    connection or another incarnation replies, otherwise after PS_PATIENCE_S. If the Ref has a
+    `recovery_s`, the caller first waits that long for the variables to be recovered.
+    A value that does not fit its variable is refused before a message is sent, with an
+    InvalidArgumentError that names the variable. Requests to several ps can be in flight at the
+    same time: a caller starts all of them, and then waits for each.
 
 Not here: the public API (training), execution at the ps (variable_host.py).
 """
@@ -60,7 +63,8 @@ class Ref:
       task: the ps that holds the variable, such as "ps:1"; for error texts.
       address: address of the task.
       session, number: the numbers that identify the variable at the task.
-      recovery_s: seconds for which a caller waits for the variable if the ps has lost it; 0 means that the caller does not wait.
+      recovery_s: seconds for which a caller waits for the variable if the ps has lost it; 0 means
+        that the caller does not wait.
     """
 
     name: str
@@ -78,18 +82,23 @@ class Ref:
     def fit(self, value: Any) -> NDArray[Any]:
         """Return a value as an array of the variable's shape and dtype.
 
-        Python numbers, and lists of them, are converted if the dtype can represent them; arrays are cast by NumPy's "same_kind" rule.
+        Python numbers, and lists of them, are converted if the dtype can represent them; arrays are
+        cast by NumPy's "same_kind" rule.
 
         Raises:
-          InvalidArgumentError: the shape or dtype of the value does not fit; the text names the variable.
+          InvalidArgumentError: the shape or dtype of the value does not fit; the text names the
+            variable.
         """
         array = self.cast(value)
         if array.shape != self.shape:
-            raise InvalidArgumentError(f"{self} has shape {self.shape}: a value of shape {array.shape} does not fit")
+            raise InvalidArgumentError(
+                f"{self} has shape {self.shape}: a value of shape {array.shape} does not fit"
+            )
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
-        """Return a value as an array of the variable's dtype and of any shape. Raises InvalidArgumentError as `fit` does."""
+        """Return a value as an array of the variable's dtype and of any shape. Raises
+        InvalidArgumentError as `fit` does."""
         return cast(value, self.dtype, str(self))
 
 
@@ -98,7 +107,8 @@ class UpdateOutcome(NamedTuple):
 
     Attributes:
       version: the variable's version after the update.
-      applied: whether the value was changed. It is False if the condition of a swap was false, or if the step had ended already.
+      applied: whether the value was changed. It is False if the condition of a swap was false, or
+        if the step had ended already.
       value: the new value, if it was requested.
     """
 
@@ -107,13 +117,14 @@ class UpdateOutcome(NamedTuple):
     value: NDArray[Any] | None = None
 
 
-# -- changes, in the form that variable_host.py accepts ------------------------------------------------------------------------
+# -- changes, in the form that variable_host.py accepts --------------------------------------------
 
 Change = tuple[Any, ...]
 
 
 def assign(ref: Ref, value: Any) -> Change:
-    """Return the change that sets the value of a variable. Raises InvalidArgumentError if `value` does not fit the variable."""
+    """Return the change that sets the value of a variable. Raises InvalidArgumentError if `value`
+    does not fit the variable."""
     return ("assign", ref.fit(value))
 
 
@@ -128,23 +139,26 @@ def sub(ref: Ref, value: Any) -> Change:
 
 
 def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
-    """Return the change that updates rows of a variable by `op`, a key of storage.SCATTERS. A row that is named twice is updated twice."""
+    """Return the change that updates rows of a variable by `op`, a key of storage.SCATTERS. A row
+    that is named twice is updated twice."""
     return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Return the change that sets the value if the old value equals `expected` and has this version. A condition that is None is not
-    checked."""
+    """Return the change that sets the value if the old value equals `expected` and has this
+    version. A condition that is None is not checked."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
 
 def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Change:
-    """Return the change that makes a step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
+    """Return the change that makes a step of an optimizer, or of a function `fn(value, gradient,
+    slots, step)` that runs at the ps.
 
     Args:
-      rule: an Optimizer, or a function that changes `value` in place or returns the new value. `slots` is a dict of arrays by name, in
-        which the function can store arrays for its next run. A function is pickled at its first use.
+      rule: an Optimizer, or a function that changes `value` in place or returns the new value.
+        `slots` is a dict of arrays by name, in which the function can store arrays for its next
+        run. A function is pickled at its first use.
       gradient: an array, or IndexedSlices.
     """
     if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
@@ -152,7 +166,9 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
         raise InvalidArgumentError(f"{ref}: fn: apply() takes {expected}, not {rule!r}")
     is_sparse = isinstance(gradient, IndexedSlices)
     gradient_on_wire: Any = (
-        (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if is_sparse else ref.fit(gradient)
+        (rows_of(ref, gradient.indices), ref.cast(gradient.values))
+        if is_sparse
+        else ref.fit(gradient)
     )
     if isinstance(rule, Optimizer):
         return ("apply", *rule.to_wire(), gradient_on_wire)
@@ -160,12 +176,14 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
-    """Return the change that sets value and slots of a variable to a state that `PsClient.saved` has returned."""
+    """Return the change that sets value and slots of a variable to a state that `PsClient.saved`
+    has returned."""
     return ("restore", ref.fit(value), slots)
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension."""
+    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in
+    one dimension."""
     array = plain_array(indices, str(ref))
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
@@ -176,19 +194,20 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Return row numbers in the form in which the client sends them. A range is sent as its bounds, to save bytes. Raises as `rows_of`
-    does."""
+    """Return row numbers in the form in which the client sends them. A range is sent as its bounds,
+    to save bytes. Raises as `rows_of` does."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
 _functions: Final = UpdateFunctions()
 
 
-# -- requests in flight -------------------------------------------------------------------------------------------------
+# -- requests in flight ----------------------------------------------------------------------------
 
 
 class PsCall:
-    """A request in flight to a ps. `get_value` waits for the reply, and repeats the request if necessary. Threads may share a PsCall."""
+    """A request in flight to a ps. `get_value` waits for the reply, and repeats the request if
+    necessary. Threads may share a PsCall."""
 
     def __init__(self, client: PsClient, request: _Request) -> None:
         self._client = client
@@ -200,13 +219,17 @@ class PsCall:
         self._connect()
 
     def done(self) -> bool:
-        """Return whether a reply or an error has arrived. Then `get_value` ends at once, unless it has to repeat the request."""
+        """Return whether a reply or an error has arrived. Then `get_value` ends at once, unless it
+        has to repeat the request."""
         return (
-            self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
+            self._outcome is not None
+            or self._unreachable is not None
+            or (self._call is not None and self._call.done())
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()` is true: at once in this thread, or later in a thread of the client. `fn` must not block."""
+        """Call `fn()` once as soon as `done()` is true: at once in this thread, or later in a
+        thread of the client. `fn` must not block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -247,19 +270,25 @@ class PsCall:
             except FailedPreconditionError:
                 if not self._request.functions or sent_again:
                     raise
-                # Send the functions again: the ps has dropped one of them, because it stores only PS_FUNCTIONS_MAX functions.
+                # Send the functions again: the ps has dropped one of them, because it stores only
+                # PS_FUNCTIONS_MAX functions.
                 sent_again = True
                 self._client.forget_sent(self._request.functions)
                 self._connect()
-            except AbortedError as error:  # ABORTED always means that the ps has lost the variable or the session
-                self._unreachable = UnavailableError(f"{self._request.subject} is lost: {error.message}")
+            except AbortedError as error:
+                # ABORTED always means that the ps has lost the variable or the session
+                self._unreachable = UnavailableError(
+                    f"{self._request.subject} is lost: {error.message}"
+                )
             except (UnavailableError, CancelledError) as error:
                 losses += 1
                 self._client.reached = False
                 if losses <= PS_LOSSES_MAX:
                     self._connect()
                 else:
-                    self._unreachable = UnavailableError(f"{self._request.subject}: {error.message}")
+                    self._unreachable = UnavailableError(
+                        f"{self._request.subject}: {error.message}"
+                    )
 
     def _connect(self, patience_s: float = PS_PATIENCE_S) -> None:
         """Connect and send the request. If that fails, set `_unreachable`."""
@@ -268,11 +297,14 @@ class PsCall:
             self._call = self._client.call(self._request)
             self._unreachable = None
         except (UnavailableError, CancelledError) as error:
-            self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
+            self._unreachable = UnavailableError(
+                f"{self._request.subject} cannot be reached: {error.message}"
+            )
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait AGAIN_S, because the ps may be recovered meanwhile. Return the time at which the caller stops waiting for this recovery. The
-        caller passes this time as `until` to the next call, and inf to the first call. Raise PSUnavailableError if the time has passed.
+        """Wait AGAIN_S, because the ps may be recovered meanwhile. Return the time at which the
+        caller stops waiting for this recovery. The caller passes this time as `until` to the next
+        call, and inf to the first call. Raise PSUnavailableError if the time has passed.
         """
         now = time.monotonic()
         if now >= self._request.due:
@@ -281,7 +313,9 @@ class PsCall:
         if now >= until:
             raise PSUnavailableError(lost, self._client.address)
         if why := self._client.gone():
-            raise PSUnavailableError(UnavailableError(f"{lost.message}: {why}"), self._client.address)
+            raise PSUnavailableError(
+                UnavailableError(f"{lost.message}: {why}"), self._client.address
+            )
         time.sleep(min(AGAIN_S, until - now))
         return until
 
@@ -316,7 +350,8 @@ def _as_it_is(value: Any) -> Any:
 
 
 class PsClient:
-    """This process's client of one ps. Threads may share it. `client_of` makes it, without waiting for the ps."""
+    """This process's client of one ps. Threads may share it. `client_of` makes it, without waiting
+    for the ps."""
 
     def __init__(self, address: str, credentials: Credentials, role: str = "submit") -> None:
         self.address = address
@@ -328,11 +363,11 @@ class PsClient:
         self._reaching = threading.Lock()
         self._sent: set[bytes] = set()
 
-    # -- sessions and variables -----------------------------------------------------------------------------------------
+    # -- sessions and variables --------------------------------------------------------------------
 
     def open(self, program: int, session: int) -> tuple[int, str, bool]:
-        """Open a session. The ps keeps its variables until the session is closed, or until this process has had no connection for
-        PS_PROGRAM_GONE_S and another program opens a session.
+        """Open a session. The ps keeps its variables until the session is closed, or until this
+        process has had no connection for PS_PROGRAM_GONE_S and another program opens a session.
 
         Args:
           program: a random number of this process.
@@ -340,7 +375,9 @@ class PsClient:
         Returns:
           Incarnation and task name of the ps, and whether the ps had this session already.
         """
-        incarnation, task, was_there = self._start(f"the ps at {self.address}", "open", program, session).get_value()
+        incarnation, task, was_there = self._start(
+            f"the ps at {self.address}", "open", program, session
+        ).get_value()
         return incarnation, task, was_there
 
     def close_session(self, session: int) -> PsCall:
@@ -348,17 +385,21 @@ class PsClient:
         return self._start(f"the ps at {self.address}", "close", session)
 
     def watch(self, task: str, session: int, recovery_s: float) -> PsCall:
-        """Send a request to which the ps replies when the session is closed. The request ends with an error when the ps is lost or has lost
-        the session. Return the PsCall.
+        """Send a request to which the ps replies when the session is closed. The request ends with
+        an error when the ps is lost or has lost the session. Return the PsCall.
         """
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
-    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> PsCall:
+    def create(
+        self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None
+    ) -> PsCall:
         """Create a variable, unless it exists.
 
         Args:
-          initial: the first value, which is an array, a TensorSpec for zeros, or the result of `initializer`.
-          earlier: the state of a lost variable that the new variable continues: its version, and its slots and updates from `saved`.
+          initial: the first value, which is an array, a TensorSpec for zeros, or the result of
+            `initializer`.
+          earlier: the state of a lost variable that the new variable continues: its version, and
+            its slots and updates from `saved`.
 
         Returns:
           A PsCall whose value is the variable's TensorSpec.
@@ -369,14 +410,15 @@ class PsClient:
         """Have the ps drop variables of one session. Return the PsCall."""
         return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
-    # -- values ---------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def read(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
         """Read variables of one session.
 
         Returns:
-          A PsCall whose value is a list with (version, array) of each variable. An array of 1 MiB or more may be read-only. A program on
-          the host of the ps gets large arrays in shared memory, without a copy.
+          A PsCall whose value is a list with (version, array) of each variable. An array of 1 MiB
+          or more may be read-only. A program on the host of the ps gets large arrays in shared
+          memory, without a copy.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
@@ -395,7 +437,8 @@ class PsClient:
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
-        """Read the full state of variables atomically. `create` accepts parts of this state as `earlier`.
+        """Read the full state of variables atomically. `create` accepts parts of this state as
+        `earlier`.
 
         Returns:
           A PsCall whose value is a list with (version, array, slots, updates) of each variable.
@@ -414,27 +457,34 @@ class PsClient:
         due: float = inf,
         still: bool = False,
     ) -> PsCall:
-        """Change variables of one session. Either all variables change, or an error is raised and no variable changes.
+        """Change variables of one session. Either all variables change, or an error is raised and
+        no variable changes.
 
         Args:
           changes: one change for each variable.
           want: whether the outcomes have the new values.
-          key: identifies this update in its session: another update with the same key, from any process, changes nothing. "" means the key
-            of the running scheduled function, if a scheduled function runs (task_context.py).
-          step: number of a synchronous step, 0 or more. The ps collects the gradients of `workers_per_step` updates for this step, and
-            applies their mean. With -1 the ps applies the update at once.
-          due: when the caller stops waiting, on the clock of `time.monotonic`. The update may be applied nevertheless.
+          key: identifies this update in its session: another update with the same key, from any
+            process, changes nothing. "" means the key of the running scheduled function, if a
+            scheduled function runs (task_context.py).
+          step: number of a synchronous step, 0 or more. The ps collects the gradients of
+            `workers_per_step` updates for this step, and applies their mean. With -1 the ps applies
+            the update at once.
+          due: when the caller stops waiting, on the clock of `time.monotonic`. The update may be
+            applied nevertheless.
           still: whether the caller promises not to change the arrays in `changes` before the reply.
 
         Returns:
           A PsCall whose value is a list with an UpdateOutcome for each variable.
         """
         refs = [ref for ref, _ in changes]
-        # The request itself contains only the digests of these functions, so the client keeps the functions and sends them first.
+        # The request itself contains only the digests of these functions, so the client keeps the
+        # functions and sends them first.
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
         changes_on_wire = [
-            (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
+            (ref.number, "call", change[1].digest, change[2])
+            if change[0] == "call"
+            else (ref.number, *change)
             for ref, change in changes
         ]
         key = key or task_context.key_of(refs[0].number)
@@ -452,17 +502,20 @@ class PsClient:
         )
 
     def status(self, due: float = inf) -> PsCall:
-        """Request the figures of the ps. Return a PsCall whose value is the dict that variable_host.py builds."""
+        """Request the figures of the ps. Return a PsCall whose value is the dict that
+        variable_host.py builds."""
         return self._start(f"the ps at {self.address}", "status", due=due)
 
     def close(self) -> None:
-        """End the connection and all requests in flight. The next `client_of` makes a new client."""
+        """End the connection and all requests in flight. The next `client_of` makes a new
+        client.
+        """
         with _lock:
             if _clients.get(self.address) is self:
                 del _clients[self.address]
         self._rpc.close()
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -485,31 +538,50 @@ class PsClient:
         if sources and not still:
             sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
         request = _Request(
-            subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
+            subject,
+            PREFIX + method,
+            body,
+            sources,
+            due,
+            recovery_s,
+            read,
+            functions=functions,
+            sequence=sequence,
         )
         return PsCall(self, request)
 
     def call(self, request: _Request) -> StatusOrResult:
-        """Send the update functions that the request needs, and then the request. Raises UnavailableError if the connection has ended."""
+        """Send the update functions that the request needs, and then the request. Raises
+        UnavailableError if the connection has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
-                send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
+                send = internal_client.start(
+                    self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False
+                )
                 send.get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:
-                    # The ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any function that was sent before.
+                    # The ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any
+                    # function that was sent before.
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
-            self._rpc, request.method, request.body, request.sources, due=request.due, waits_for_server=False
+            self._rpc,
+            request.method,
+            request.body,
+            request.sources,
+            due=request.due,
+            waits_for_server=False,
         )
 
     def reach(self, until: float) -> None:
-        """Make sure that the ps is connected. If several threads call this, one thread connects and the others wait for that thread.
+        """Make sure that the ps is connected. If several threads call this, one thread connects and
+        the others wait for that thread.
 
         Raises:
           UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Take the time before the lock, because the error text must count the wait for another thread's attempt, too.
+        # Take the time before the lock, because the error text must count the wait for another
+        # thread's attempt, too.
         began = time.monotonic()
         with self._reaching:
             if self.reached:
@@ -523,13 +595,15 @@ class PsClient:
             self.reached = True
 
     def ask_when_lost(self, why_gone: Callable[[], str]) -> None:
-        """Set the function that returns why the ps does not start again, or "" if it may. Requests that wait for a lost ps call it."""
+        """Set the function that returns why the ps does not start again, or "" if it may. Requests
+        that wait for a lost ps call it."""
         self._why_gone = why_gone
         self._gone = ""
         self._asked_at = -inf
 
     def gone(self) -> str:
-        """Return why the ps does not start again, or "" if it may. Asks at most once in PS_GONE_POLL_S."""
+        """Return why the ps does not start again, or "" if it may. Asks at most once in
+        PS_GONE_POLL_S."""
         now = time.monotonic()
         if not self._gone and now >= self._asked_at + PS_GONE_POLL_S:
             self._asked_at = now
@@ -537,11 +611,13 @@ class PsClient:
         return self._gone
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
-        """Record that the ps may have dropped these functions, so that they are sent again before their next use."""
+        """Record that the ps may have dropped these functions, so that they are sent again before
+        their next use."""
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, request: _Request, call: StatusOrResult | None) -> None:
-        """Record that no caller waits for the request any more. `UpdateIds.settled` describes `call`."""
+        """Record that no caller waits for the request any more. `UpdateIds.settled` describes
+        `call`."""
         self._ids.settled(request.sequence, call)
 
 
@@ -559,11 +635,12 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value for `PsClient.create`. The ps computes `fn(**named)`, whose result must have `spec`'s shape and dtype."""
+    """Return an initial value for `PsClient.create`. The ps computes `fn(**named)`, whose result
+    must have `spec`'s shape and dtype."""
     return trusted.pack_function(fn), spec, named
 
 
-# -- the clients of this process --------------------------------------------------------------------------------------
+# -- the clients of this process -------------------------------------------------------------------
 
 _clients: dict[str, PsClient] = {}
 _credentials: dict[str, Credentials] = {}
@@ -575,8 +652,8 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
     """Return this process's client for a ps.
 
     Args:
-      credentials: the places of the secrets. `None` means the credentials that were last passed for this address, or else the credentials
-        in the environment, as in a slot process.
+      credentials: the places of the secrets. `None` means the credentials that were last passed for
+        this address, or else the credentials in the environment, as in a slot process.
     """
     client = _clients.get(address)
     if client is None or (credentials is not None and credentials != client.credentials):
@@ -584,9 +661,12 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # this process has unpickled a Ref, and has opened no session at this ps
+                if known is None:
+                    # this process has unpickled a Ref, and has opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
-                    client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
+                    client = _clients[address] = PsClient(
+                        address, Credentials.from_environment(), role
+                    )
                 else:
                     client = _clients[address] = PsClient(address, known)
                     _credentials[address] = known
@@ -594,7 +674,8 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
 
 
 def release_client(address: str) -> None:
-    """Close this process's client of a ps, if there is such a client. The next `client_of` makes a new client."""
+    """Close this process's client of a ps, if there is such a client. The next `client_of` makes a
+    new client."""
     with _lock:
         client = _clients.pop(address, None)
     if client is not None:
@@ -602,7 +683,9 @@ def release_client(address: str) -> None:
 
 
 def _forked() -> None:
-    """Forget the clients in a forked child, because the child cannot use its parent's connections."""
+    """Forget the clients in a forked child, because the child cannot use its parent's
+    connections.
+    """
     global _lock
     _lock = threading.Lock()
     _clients.clear()

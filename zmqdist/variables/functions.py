@@ -1,4 +1,5 @@
-"""Users' update functions. A function is pickled once for all parameter servers, which identify it by the digest of the pickle."""
+"""Users' update functions. A function is pickled once for all parameter servers, which identify it
+by the digest of the pickle."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """A cache of pickled functions. A function is pickled at its first use, so its pickle has the values that the function captured then.
-    The cache drops a pickle when its function is garbage-collected.
+    """A cache of pickled functions. A function is pickled at its first use, so its pickle has the
+    values that the function captured then. The cache drops a pickle when its function is
+    garbage-collected.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,8 @@ class UpdateFunctions:
         return len(self._packed)
 
     def packed(self, fn: Any) -> PackedFunction:
-        """Return the pickle of a function with its digest. Raises InvalidArgumentError if `fn` is not callable or cannot be pickled."""
+        """Return the pickle of a function with its digest. Raises InvalidArgumentError if `fn` is
+        not callable or cannot be pickled."""
         if not callable(fn):
             raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:

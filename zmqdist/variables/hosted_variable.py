@@ -1,11 +1,14 @@
-"""One variable at its ps: the value, its version, the slots of optimizers, and the gradients of incomplete steps.
+"""One variable at its ps: the value, its version, the slots of optimizers, and the gradients of
+incomplete steps.
 
 Rules
-    A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. So a refused change has
-    changed nothing, and an update of several variables changes either all these variables or none.
+    A change has two parts: `prepare` makes all checks and runs all code that may raise, and
+    `commit` cannot fail. So a refused change has changed nothing, and an update of several
+    variables changes either all these variables or none.
     Each commit that changes the value adds 1 to the version, which starts at 1.
-    A user's update function works on copies, which replace the value and the slots only after the function has returned.
-    The caller of a method holds the variable's lock. Only the figures for `status` are read without the lock.
+    A user's update function works on copies, which replace the value and the slots only after the
+    function has returned. The caller of a method holds the variable's lock. Only the figures for
+    `status` are read without the lock.
 
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
@@ -61,7 +64,8 @@ class HostedVariable:
     """
 
     def __init__(self, label: str, name: str, value: Array) -> None:
-        """Take ownership of `value`, which must be writable and contiguous, and to which no other code may refer."""
+        """Take ownership of `value`, which must be writable and contiguous, and to which no other
+        code may refer."""
         self.label = label
         self.name = name
         self.lock = threading.Lock()
@@ -82,16 +86,17 @@ class HostedVariable:
         slots = sum(slot.nbytes for slots in list(self.slots.values()) for slot in slots.values())
         return self.storage.nbytes + slots + sum(each.nbytes for each in list(self.sums.values()))
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """Return the value of the variable without a copy. The caller sends or copies the array before it releases the lock."""
+        """Return the value of the variable without a copy. The caller sends or copies the array
+        before it releases the lock."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Return the rows at some indices, or of a range (start, stop, step), as a new array. Raises InvalidArgumentError if there are no
-        such rows.
+        """Return the rows at some indices, or of a range (start, stop, step), as a new array.
+        Raises InvalidArgumentError if there are no such rows.
         """
         if isinstance(indices, (tuple, list)):
             found = self.storage.run(self._range(*indices))
@@ -101,8 +106,8 @@ class HostedVariable:
         return found
 
     def saved(self) -> dict[str, Array]:
-        """Return slots and numbers of steps, under names such as "Adam/m" and "Adam/step". The caller sends or copies the arrays before it
-        releases the lock.
+        """Return slots and numbers of steps, under names such as "Adam/m" and "Adam/step". The
+        caller sends or copies the arrays before it releases the lock.
         """
         arrays = {}
         for kind, slots in self.slots.items():
@@ -111,7 +116,8 @@ class HostedVariable:
         return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
-        """Set the version, slots and numbers of steps of a new variable to those of an earlier incarnation of the variable.
+        """Set the version, slots and numbers of steps of a new variable to those of an earlier
+        incarnation of the variable.
 
         Args:
           saved: the result of `saved` of the earlier incarnation.
@@ -119,13 +125,17 @@ class HostedVariable:
         self.slots, self.step_counts = _read_saved(saved)
         self.version = int(version)
 
-    # -- changing -------------------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
-    def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
-        """Check a change, and execute the part of it that may fail. Return a function that executes the rest of the change.
+    def prepare(
+        self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]
+    ) -> Commit:
+        """Check a change, and execute the part of it that may fail. Return a function that executes
+        the rest of the change.
 
         Args:
-          function: a function that takes a digest, and returns (name, function) of the user's update function with this digest.
+          function: a function that takes a digest, and returns (name, function) of the user's
+            update function with this digest.
 
         Raises:
           InvalidArgumentError: the change does not fit; the text names the variable.
@@ -197,7 +207,9 @@ class HostedVariable:
     def _swap(self, version: Any, expected: Any, value: Any) -> Commit:
         array = self._value(value)
         wanted = None if expected is None else self._value(expected)
-        fits = version in (-1, self.version) and (wanted is None or np.array_equal(wanted, self.storage.value))
+        fits = version in (-1, self.version) and (
+            wanted is None or np.array_equal(wanted, self.storage.value)
+        )
         return self._assign(array) if fits else _nothing
 
     def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
@@ -224,7 +236,9 @@ class HostedVariable:
     def _call(self, name: str, fn: Any, gradient: Any) -> Commit:
         checked = self.gradient(gradient)
         gradient_given = (
-            IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
+            IndexedSlices(checked[1], checked[0], self.storage.shape)
+            if isinstance(checked, tuple)
+            else checked
         )
         value = self.storage.value.copy()
         slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
@@ -237,7 +251,10 @@ class HostedVariable:
         new_value = value if returned is None else self._checked_result(name, returned)
         new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in new_slots.values()):
-            raise self.wrong(f"update function {name} put a value into `slots` that is not an array of numbers or text")
+            raise self.wrong(
+                f"update function {name} put a value into `slots` that is not an array of numbers "
+                f"or text"
+            )
 
         def commit() -> bool:
             self.storage.value = new_value
@@ -248,11 +265,14 @@ class HostedVariable:
         return commit
 
     def _checked_result(self, name: str, returned: Any) -> Array:
-        array = cast(returned, self.storage.dtype, f"{self.label}: what update function {name} returned")
+        array = cast(
+            returned, self.storage.dtype, f"{self.label}: what update function {name} returned"
+        )
         if array.shape != self.storage.shape:
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        # Copy the array, because the user's function may have kept a reference to `returned`, and change it later.
+        # Copy the array, because the user's function may have kept a reference to `returned`, and
+        # change it later.
         return np.array(array, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:
@@ -266,14 +286,15 @@ class HostedVariable:
 
         return commit
 
-    # -- checks ------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def wrong(self, problem: str) -> InvalidArgumentError:
         """Return an InvalidArgumentError with this problem, whose text names the variable."""
         return InvalidArgumentError(f"{self.label}: {problem}")
 
     def gradient(self, value: Any) -> Gradient:
-        """Return `value` as a gradient for this variable. Raises InvalidArgumentError if it does not fit."""
+        """Return `value` as a gradient for this variable. Raises InvalidArgumentError if it does
+        not fit."""
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
                 raise self.wrong("a sparse gradient must be a pair (indices, rows)")
@@ -295,21 +316,32 @@ class HostedVariable:
         if not self.storage.shape:
             raise self.wrong("the variable is a scalar and has no rows")
         if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-            raise self.wrong(f"indices are whole numbers in one dimension, not {indices.dtype} of {indices.shape}")
+            raise self.wrong(
+                f"indices are whole numbers in one dimension, not {indices.dtype} of "
+                f"{indices.shape}"
+            )
         if indices.size:
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= self.storage.shape[0]:
                 bad = low if low < 0 else high
-                raise self.wrong(f"index {bad} is out of range: the variable has rows 0 to {self.storage.shape[0] - 1}")
+                raise self.wrong(
+                    f"index {bad} is out of range: the variable has rows 0 to "
+                    f"{self.storage.shape[0] - 1}"
+                )
         return indices.astype(np.intp, copy=False)
 
     def _range(self, *bounds: Any) -> range:
         if not self.storage.shape:
             raise self.wrong("the variable is a scalar and has no rows")
-        start, stop, step = bounds if all(type(bound) is int for bound in bounds) and len(bounds) == 3 else (0, 0, 0)
+        start, stop, step = (
+            bounds
+            if all(type(bound) is int for bound in bounds) and len(bounds) == 3
+            else (0, 0, 0)
+        )
         if not 0 <= start <= stop <= self.storage.shape[0] or step < 1:
             raise self.wrong(
-                f"there is no range {bounds} of rows: the variable has rows 0 to {self.storage.shape[0] - 1}"
+                f"there is no range {bounds} of rows: the variable has rows 0 to "
+                f"{self.storage.shape[0] - 1}"
             )
         return range(start, stop, step)
 
@@ -329,11 +361,14 @@ class HostedVariable:
     def _check_floats(self, name: str) -> None:
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
             # "V" is the kind of bfloat16 and similar dtypes.
-            raise self.wrong(f"{name} needs a variable of floats, and this one is {self.storage.dtype}")
+            raise self.wrong(
+                f"{name} needs a variable of floats, and this one is {self.storage.dtype}"
+            )
 
 
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
-    """Return copies of the slots, and the numbers of steps, from the result of `HostedVariable.saved`."""
+    """Return copies of the slots, and the numbers of steps, from the result of
+    `HostedVariable.saved`."""
     slots: dict[str, dict[str, Array]] = {}
     step_counts: dict[str, int] = {}
     for path, slot in dict(saved).items():
@@ -363,7 +398,8 @@ _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
 
 
 class Sum:
-    """The gradients that have arrived for one synchronous step. In their mean, rows that a sparse gradient lacks count as zeros."""
+    """The gradients that have arrived for one synchronous step. In their mean, rows that a sparse
+    gradient lacks count as zeros."""
 
     def __init__(self) -> None:
         self._dense: Array | None = None
@@ -376,12 +412,14 @@ class Sum:
         return dense + sum(indices.nbytes + rows.nbytes for indices, rows in self._sparse)
 
     def fits(self, gradient: Gradient) -> bool:
-        """Return whether `gradient` is of the same kind, dense or sparse, as the earlier gradients."""
+        """Return whether `gradient` is of the same kind, dense or sparse, as the earlier
+        gradients.
+        """
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """Add a gradient. This object refers to the gradient's array and never changes the array, because the sender may need it to repeat
-        the request.
+        """Add a gradient. This object refers to the gradient's array and never changes the array,
+        because the sender may need it to repeat the request.
         """
         if isinstance(gradient, tuple):
             self._sparse.append(gradient)
@@ -392,7 +430,8 @@ class Sum:
             self._ours = True
 
     def mean(self, count: int) -> Gradient:
-        """Return the mean over `count` gradients. The mean may reuse the memory of the sum, so call this only once."""
+        """Return the mean over `count` gradients. The mean may reuse the memory of the sum, so call
+        this only once."""
         if self._dense is not None:
             return mean_of(self._dense, count, self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])

@@ -1,4 +1,5 @@
-"""The sequence numbers of a client's updates, by which a ps recognizes a repeated update (updates_machine.py)."""
+"""The sequence numbers of a client's updates, by which a ps recognizes a repeated update
+(updates_machine.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from zmqdist.rpc.client import new_incarnation
 
 
 class UpdateIds:
-    """The sequence numbers of one client. This class also computes the number up to which all updates are settled, which means that the
-    client will not send them again.
+    """The sequence numbers of one client. This class also computes the number up to which all
+    updates are settled, which means that the client will not send them again.
     """
 
     def __init__(self) -> None:
@@ -21,10 +22,12 @@ class UpdateIds:
         self._open: dict[int, None] = {}
         self._loose: dict[int, StatusOrResult] = {}
         self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
-        """Calls of `settled` that `next` has not processed yet. A finalizer may append at any moment."""
+        """Calls of `settled` that `next` has not processed yet. A finalizer may append at any
+        moment."""
 
     def next(self) -> tuple[int, int, int]:
-        """Return (client, sequence number, settled) for a new update. All updates with numbers up to `settled` are settled."""
+        """Return (client, sequence number, settled) for a new update. All updates with numbers up
+        to `settled` are settled."""
         with self._lock:
             self._last += 1
             while self._settled:
@@ -40,8 +43,9 @@ class UpdateIds:
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Record that no caller waits for the result of this update any more. If the update's RPC call is still in flight, pass the call as
-        `call`. The update is then settled when the call ends.
+        """Record that no caller waits for the result of this update any more. If the update's RPC
+        call is still in flight, pass the call as `call`. The update is then settled when the call
+        ends.
 
         This method takes no lock, because finalizers call it.
         """

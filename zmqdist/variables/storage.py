@@ -1,10 +1,12 @@
 """The memory of a hosted variable's value.
 
 Rules
-    The value is changed in place, because its pages are mapped already and the update of a large value then needs no second array. Only a
-    user's update function replaces the array. So a reader of the whole value sends or copies it before the reader releases the lock.
-    When a large value is read repeatedly without a change, the Storage makes a frozen copy, which readers share without copying it again.
-    A Storage has no lock. Its owner makes sure that only one thread at a time uses it.
+    The value is changed in place, because its pages are mapped already and the update of a large
+    value then needs no second array. Only a user's update function replaces the array. So a reader
+    of the whole value sends or copies it before the reader releases the lock. When a large value is
+    read repeatedly without a change, the Storage makes a frozen copy, which readers share without
+    copying it again. A Storage has no lock. Its owner makes sure that only one thread at a time
+    uses it.
 
 Not here: versions, the meaning of updates, checks of their arguments (hosted_variable.py).
 """
@@ -31,12 +33,13 @@ SCATTERS: Final = {
     "max": np.maximum,
     "update": None,
 }
-"""Sparse updates by name. A row that is named twice is updated twice, in order, so that "update" sets it to the last value."""
+"""Sparse updates by name. A row that is named twice is updated twice, in order, so that "update"
+sets it to the last value."""
 
 
 FROZEN_FROM: Final = 3
-"""Number of reads without a change after which a large value is frozen. It is above 1, because a frozen copy needs new memory, which costs
-as much as a few copies into mapped memory.
+"""Number of reads without a change after which a large value is frozen. It is above 1, because a
+frozen copy needs new memory, which costs as much as a few copies into mapped memory.
 """
 
 
@@ -52,7 +55,8 @@ class Storage:
     __slots__ = ("_frozen", "_marks", "_reads", "dtype", "nbytes", "row_bytes", "shape", "value")
 
     def __init__(self, value: Array) -> None:
-        """Take ownership of `value`, which must be writable and contiguous, and to which no other code may refer."""
+        """Take ownership of `value`, which must be writable and contiguous, and to which no other
+        code may refer."""
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
@@ -63,8 +67,8 @@ class Storage:
         self._marks: NDArray[np.int32] | None = None
 
     def read(self) -> Array:
-        """Return the current value, or a frozen copy of it. The caller sends or copies the array before the next change. Sending a frozen
-        copy needs no further copy.
+        """Return the current value, or a frozen copy of it. The caller sends or copies the array
+        before the next change. Sending a frozen copy needs no further copy.
         """
         if self._frozen is not None:
             return self._frozen
@@ -76,21 +80,28 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """Record that the value is about to change or has changed, so the frozen copy is no longer valid."""
+        """Record that the value is about to change or has changed, so the frozen copy is no longer
+        valid."""
         self._reads = 0
         self._frozen = None
 
     def assign(self, value: Array) -> None:
-        """Copy another array into the value. If that array is frozen, readers get it as the frozen copy."""
+        """Copy another array into the value. If that array is frozen, readers get it as the frozen
+        copy."""
         np.copyto(self.value, value)
         self.changed()
-        if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
+        if (
+            self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN
+            and is_frozen(value)
+            and value.flags.c_contiguous
+        ):
             self._frozen = value
 
     def gather(self, indices: Array) -> Array:
         """Return the rows of the value at `indices` as a new array."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        # With mode "clip" NumPy needs no buffer. No index is clipped, because all indices are in bounds.
+        # With mode "clip" NumPy needs no buffer. No index is clipped, because all indices are in
+        # bounds.
         np.take(self.value, indices, axis=0, out=out, mode="clip")
         return out
 
@@ -100,7 +111,8 @@ class Storage:
         return found
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
-        """Apply a sparse update. `indices` are in bounds, and `rows` has the dtype of the value and the shape of its rows at `indices`."""
+        """Apply a sparse update. `indices` are in bounds, and `rows` has the dtype of the value and
+        the shape of its rows at `indices`."""
         self.changed()
         target = self.value
         ufunc = SCATTERS[op]
@@ -117,7 +129,8 @@ class Storage:
         target[indices] = touched
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
-        """Return indices and rows for an equivalent "add" update with unique indices: the rows of a repeated index are added up."""
+        """Return indices and rows for an equivalent "add" update with unique indices: the rows of a
+        repeated index are added up."""
         owners, unique = self._owned(indices)
         if unique:
             return indices, rows
@@ -127,10 +140,11 @@ class Storage:
         return indices[is_owner], total[is_owner]
 
     def _owned(self, indices: Array) -> tuple[Array, bool]:
-        """Return, for each entry of `indices`, the position of the last entry with the same index, and whether all indices are unique.
+        """Return, for each entry of `indices`, the position of the last entry with the same index,
+        and whether all indices are unique.
 
-        The method writes each position into a mark for the row, and reads the marks back. Old marks need not be cleared, because only marks
-        that were just written are read.
+        The method writes each position into a mark for the row, and reads the marks back. Old marks
+        need not be cleared, because only marks that were just written are read.
         """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
@@ -141,7 +155,8 @@ class Storage:
 
 
 def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
-    """Return `total` divided by `count`, in the dtype of `total`. Quotients of integers are rounded towards zero, as in TensorFlow."""
+    """Return `total` divided by `count`, in the dtype of `total`. Quotients of integers are rounded
+    towards zero, as in TensorFlow."""
     out = total.copy() if out is None else out
     if out is not total:
         np.copyto(out, total)
@@ -150,9 +165,11 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 
 
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
-    """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards zero, as in TensorFlow."""
+    """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards
+    zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # divide as integers, because floats cannot hold all 64-bit integers
+        # divide as integers, because floats cannot hold all 64-bit integers
+        quotient = np.floor_divide(target, rows)
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

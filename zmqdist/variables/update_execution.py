@@ -1,4 +1,5 @@
-"""The execution of an update of several variables, and the computation of initial values. The caller holds the locks of the variables."""
+"""The execution of an update of several variables, and the computation of initial values. The
+caller holds the locks of the variables."""
 
 from __future__ import annotations
 
@@ -29,15 +30,20 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
 
 
 def apply_changes(
-    variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
+    variables: Sequence[HostedVariable],
+    changes: Changes,
+    function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """Execute one change of each variable. The caller holds all locks. If this raises an error of `HostedVariable.prepare`, no variable has
-    changed.
+    """Execute one change of each variable. The caller holds all locks. If this raises an error of
+    `HostedVariable.prepare`, no variable has changed.
 
     Returns:
-      The version of each variable, and whether it was changed: (version, changed, version, changed, ...).
+      The version of each variable, and whether it was changed: (version, changed, version, changed,
+      ...).
     """
-    commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
+    commits = [
+        each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)
+    ]
     outcomes: list[Any] = []
     for each, commit in zip(variables, commits, strict=True):
         changed = each.commit(commit)
@@ -51,27 +57,35 @@ def apply_missing(
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """Execute changes as `apply_changes` does, but skip the variables in `applied`, which contain the update already. For these variables,
-    return the earlier outcomes.
+    """Execute changes as `apply_changes` does, but skip the variables in `applied`, which contain
+    the update already. For these variables, return the earlier outcomes.
     """
     missing = [index for index, change in enumerate(changes) if change[0] not in applied]
     outcomes = iter(
-        apply_changes([variables[index] for index in missing], [changes[index] for index in missing], function)
+        apply_changes(
+            [variables[index] for index in missing], [changes[index] for index in missing], function
+        )
     )
-    return tuple(item for change in changes for item in applied.get(change[0]) or (next(outcomes), next(outcomes)))
+    return tuple(
+        item
+        for change in changes
+        for item in applied.get(change[0]) or (next(outcomes), next(outcomes))
+    )
 
 
 def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
-    """Return a result of `apply_changes` with the values of the variables added: (version, changed, value, version, ...). The caller holds
-    all locks.
+    """Return a result of `apply_changes` with the values of the variables added: (version, changed,
+    value, version, ...). The caller holds all locks.
     """
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
-    return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
+    return tuple(
+        item for version, changed, each in outcomes for item in (version, changed, each.read())
+    )
 
 
 def initial_value(label: str, initial: Any) -> Any:
-    """Return the initial value of a variable as a new array. Raises UnknownError if the user's function raises, and InvalidArgumentError if
-    the function's result has the wrong shape or dtype.
+    """Return the initial value of a variable as a new array. Raises UnknownError if the user's
+    function raises, and InvalidArgumentError if the function's result has the wrong shape or dtype.
     """
     if isinstance(initial, TensorSpec):
         return np.zeros(initial.shape, initial.dtype)
@@ -84,7 +98,9 @@ def initial_value(label: str, initial: Any) -> Any:
     except OpError as error:
         raise UnknownError(f"the initializer of {label} raised: {error.message}") from error
     except Exception as error:
-        raise UnknownError(f"the initializer of {label} raised {type(error).__name__}: {error}") from error
+        raise UnknownError(
+            f"the initializer of {label} raised {type(error).__name__}: {error}"
+        ) from error
     if array.shape != tuple(spec.shape):
         text = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
         raise InvalidArgumentError(text)

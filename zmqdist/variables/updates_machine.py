@@ -1,28 +1,32 @@
-"""The state of a parameter server besides values: the updates that it has executed, the updates that wait in synchronous steps, and the
-sessions.
+"""The state of a parameter server besides values: the updates that it has executed, the updates
+that wait in synchronous steps, and the sessions.
 
-An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the sequence number up
-to which the client has all replies and will repeat no request. So the log needs only one entry for each update that the client has in
-flight. When a client repeats a request because the reply was lost, the ps finds the result in the log.
+An update has an id: the number of its client and a sequence number of that client. A request also
+carries `settled`, the sequence number up to which the client has all replies and will repeat no
+request. So the log needs only one entry for each update that the client has in flight. When a
+client repeats a request because the reply was lost, the ps finds the result in the log.
 
-A *key* identifies an update within a session when another process repeats it: a function that runs again in another process sends the
-same key, so that the update takes effect once.
+A *key* identifies an update within a session when another process repeats it: a function that runs
+again in another process sends the same key, so that the update takes effect once.
 
-In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends the step: the ps applies the mean of the
-gradients once, and replies to all `k` updates.
+In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends
+the step: the ps applies the mean of the gradients once, and replies to all `k` updates.
 
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
-    U1  An update is executed at most once by its id, and at most once by its key within its session, even if messages are lost, repeated
-        or late.
-    U2  A request that is repeated while its update is being executed gets the outcome of that execution. A request that is repeated later
-        gets the earlier result again.
+    U1  An update is executed at most once by its id, and at most once by its key within its
+        session, even if messages are lost, repeated or late.
+    U2  A request that is repeated while its update is being executed gets the outcome of that
+        execution. A request that is repeated later gets the earlier result again.
     U3  An update that failed has changed nothing, and may be requested again.
-    U4  A client has at most one entry for each update that is not settled. There are at most `clients_max` clients and `keys_max` keys. An
-        update that is being executed is never forgotten.
-    U5  The mean of a step is over exactly the first `k` updates that arrive. A step is applied once, and never after a later step.
-    U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later step was applied before.
-    U7  A session is dropped when its program closes it, or when another program opens a session after the first program has had no
-        connection for `gone_s`.
+    U4  A client has at most one entry for each update that is not settled. There are at most
+        `clients_max` clients and `keys_max` keys. An update that is being executed is never
+        forgotten.
+    U5  The mean of a step is over exactly the first `k` updates that arrive. A step is applied
+        once, and never after a later step.
+    U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later step was
+        applied before.
+    U7  A session is dropped when its program closes it, or when another program opens a session
+        after the first program has had no connection for `gone_s`.
 
 Not here: values, locks, messages (variable_host.py). No clock: times are arguments.
 """
@@ -55,8 +59,8 @@ Ticket: TypeAlias = Any
 
 
 class _Client:
-    """The updates of one client. The updates with numbers up to `settled` are settled; `results` has the results of all other updates by
-    number.
+    """The updates of one client. The updates with numbers up to `settled` are settled; `results`
+    has the results of all other updates by number.
     """
 
     __slots__ = ("results", "settled")
@@ -82,8 +86,8 @@ class UpdateLog:
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW if it has to be; otherwise RUNNING, SETTLED (its client needs no
-        reply), or DONE and the result."""
+        """Decide whether a requested update has to be executed. Return NEW if it has to be;
+        otherwise RUNNING, SETTLED (its client needs no reply), or DONE and the result."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -94,7 +98,9 @@ class UpdateLog:
         if settled > known.settled:
             known.settled = settled
             if known.results:
-                known.results = {n: a for n, a in known.results.items() if n > settled or a is _RUNNING}
+                known.results = {
+                    n: a for n, a in known.results.items() if n > settled or a is _RUNNING
+                }
         result = known.results.get(sequence, None)
         if result is _RUNNING:
             return RUNNING, None
@@ -110,7 +116,8 @@ class UpdateLog:
         self._clients[client].results[sequence] = result
 
     def fail(self, client: int, sequence: int) -> None:
-        """Record that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
+        """Record that an update for which `begin` returned NEW was refused or raised an error. It
+        has changed nothing."""
         self._clients[client].results.pop(sequence, None)
 
     def _forget_one(self, but: int) -> None:
@@ -121,7 +128,8 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """The updates with a key that were executed in one session. This class keeps the promises U1 to U4 for keys."""
+    """The updates with a key that were executed in one session. This class keeps the promises U1 to
+    U4 for keys."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -131,7 +139,8 @@ class UpdateKeys:
         return len(self._results)
 
     def begin(self, key: str) -> tuple[str, Any]:
-        """Decide whether the update with this key has to be executed, as `UpdateLog.begin` does for an id."""
+        """Decide whether the update with this key has to be executed, as `UpdateLog.begin` does for
+        an id."""
         result = self._results.get(key, None)
         if result is _RUNNING:
             return RUNNING, None
@@ -139,21 +148,25 @@ class UpdateKeys:
             return DONE, result
         self._results[key] = _RUNNING
         if len(self._results) > self._keys_max:
-            oldest = next((name for name, outcome in self._results.items() if outcome is not _RUNNING), None)
+            oldest = next(
+                (name for name, outcome in self._results.items() if outcome is not _RUNNING), None
+            )
             if oldest is not None:
                 del self._results[oldest]
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """Record the result of the update that this key identifies in its session, and for which `begin` returned NEW."""
+        """Record the result of the update that this key identifies in its session, and for which
+        `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """Record that the update that this key identifies was refused or raised an error. The update has changed nothing."""
+        """Record that the update that this key identifies was refused or raised an error. The
+        update has changed nothing."""
         self._results.pop(key, None)
 
 
-# -- updates that are being carried out ------------------------------------------------------------------------------
+# -- updates that are being carried out ------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -177,14 +190,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The decision that the update was executed before. The host replies with `result`, which is None if the client no longer waits."""
+    """The decision that the update was executed before. The host replies with `result`, which is
+    None if the client no longer waits."""
 
     result: Any
 
 
 class Updates:
-    """The updates that are being executed. This class decides for each request whether its update has to be executed (promises U1 to
-    U4)."""
+    """The updates that are being executed. This class decides for each request whether its update
+    has to be executed (promises U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
@@ -200,8 +214,8 @@ class Updates:
         """Decide whether a requested update has to be executed.
 
         Returns:
-          An Update, which the host must execute; a Repeated, which has the result for the reply; or None if the request waits for an update
-          that is being executed.
+          An Update, which the host must execute; a Repeated, which has the result for the reply; or
+          None if the request waits for an update that is being executed.
         """
         id = client, sequence
         found, result = self._log.begin(client, sequence, settled)
@@ -216,7 +230,8 @@ class Updates:
                 self._log.end(*id, result)
                 return Repeated(result)
             if found == RUNNING:
-                # Free the id, so that the client can request the update again if the running update with this key fails (U3).
+                # Free the id, so that the client can request the update again if the running update
+                # with this key fails (U3).
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None
@@ -226,14 +241,16 @@ class Updates:
         return update
 
     def ended(self, update: Update, result: Any) -> None:
-        """Record that an update was executed. `result` is the result for all requests in `update.tickets`."""
+        """Record that an update was executed. `result` is the result for all requests in
+        `update.tickets`."""
         self._over(update)
         self._log.end(*update.id, result)
         if update.key:
             update.keys.end(update.key, result)
 
     def failed(self, update: Update) -> bool:
-        """Record that an update was refused or raised an error, and has changed nothing. Return False if the update had ended already."""
+        """Record that an update was refused or raised an error, and has changed nothing. Return
+        False if the update had ended already."""
         if update.over:
             return False
         self._over(update)
@@ -249,7 +266,7 @@ class Updates:
             del self._running[update.keys, update.key]
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -263,8 +280,9 @@ class Pushed:
     """The effect of adding a gradient to a synchronous step.
 
     Attributes:
-      verdict: "" while the step waits for more gradients. APPLIED means that this was the last gradient, and that the host applies the mean
-        now. LATE means that the host drops the gradient.
+      verdict: "" while the step waits for more gradients. APPLIED means that this was the last
+        gradient, and that the host applies the mean now. LATE means that the host drops the
+        gradient.
       applied: tickets of all gradients of the step that is applied now, in order of arrival.
       late: tickets of the earlier steps in `dropped`.
       dropped: numbers of earlier steps that were still open and will never be applied.
@@ -289,7 +307,8 @@ class Steps:
         self._open: dict[int, _Step] = {}
 
     def check(self, step: int, wanted: int) -> None:
-        """Check that `push` can accept a gradient for this step. Raises InvalidArgumentError or ResourceExhaustedError."""
+        """Check that `push` can accept a gradient for this step. Raises InvalidArgumentError or
+        ResourceExhaustedError."""
         if step < 0 or wanted < 1:
             text = f"a step is a number of 0 or more and takes 1 gradient or more, not step {step} of {wanted}"
             raise InvalidArgumentError(text)
@@ -298,7 +317,9 @@ class Steps:
             text = f"step {step} waits for {open_step.wanted} gradients, and this request says {wanted}"
             raise InvalidArgumentError(text)
         if open_step is None and step > self.applied and len(self._open) >= self._open_max:
-            text = f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
+            text = (
+                f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
+            )
             raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
@@ -317,11 +338,12 @@ class Steps:
         return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
 
     def waiting(self) -> list[Hashable]:
-        """Return the tickets of all open steps. The host fails these updates when the variable is dropped."""
+        """Return the tickets of all open steps. The host fails these updates when the variable is
+        dropped."""
         return [ticket for step in self._open.values() for ticket in step.tickets]
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -334,8 +356,9 @@ class _Session:
 class KeptSessions:
     """The sessions whose variables the ps keeps (promise U7).
 
-    A program is identified by a random number of its process. The holder of a session is the client that opened it for its program. The
-    holder is identified by the incarnation in its hello, which stays the same when the client reconnects.
+    A program is identified by a random number of its process. The holder of a session is the client
+    that opened it for its program. The holder is identified by the incarnation in its hello, which
+    stays the same when the client reconnects.
     """
 
     def __init__(self, gone_s: float) -> None:
@@ -348,14 +371,17 @@ class KeptSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, program: int, session: int, holder: int, present: Iterable[int], now: float) -> list[int]:
+    def open(
+        self, program: int, session: int, holder: int, present: Iterable[int], now: float
+    ) -> list[int]:
         """Open a session for a program, for the first time or again after a lost connection.
 
         Args:
           present: the holders that are connected now.
 
         Returns:
-          The sessions of other programs that the host must drop, because their programs have been gone for `gone_s`.
+          The sessions of other programs that the host must drop, because their programs have been
+          gone for `gone_s`.
         """
         connected = {*present, holder}
         dropped = []
@@ -377,5 +403,7 @@ class KeptSessions:
                 each.gone_at = now
 
     def close(self, session: int) -> bool:
-        """Forget a session that its program has closed. Return False if the session was not known."""
+        """Forget a session that its program has closed. Return False if the session was not
+        known.
+        """
         return self._sessions.pop(session, None) is not None

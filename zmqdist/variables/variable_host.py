@@ -1,18 +1,20 @@
 """The variable host: the part of every task's server that holds the variables of programs.
 
 Rules
-    A program opens a *session* under a random number that it draws, and numbers its variables itself. So every request can be repeated: a
-    second `create` finds the variable that the first `create` has made, and an update has an id (updates_machine.py).
-    The reply to a request for an unknown session or variable is ABORTED, because this process was restarted, or has dropped the session or
-    variable. The variable host uses ABORTED for no other error.
-    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. The thread or
-    loop that executes a request holds the locks of the request's variables. An update of several variables holds all their locks, and
-    changes all variables or none.
-    The variable host replies to an update of a synchronous step when the step is applied. No thread waits for this.
-    Pickles are accepted only from roles that may send code.
+    A program opens a *session* under a random number that it draws, and numbers its variables
+    itself. So every request can be repeated: a second `create` finds the variable that the first
+    `create` has made, and an update has an id (updates_machine.py). The reply to a request for an
+    unknown session or variable is ABORTED, because this process was restarted, or has dropped the
+    session or variable. The variable host uses ABORTED for no other error.
+    Only the loop uses the tables. The loop executes requests that take microseconds, and threads
+    execute larger requests. The thread or loop that executes a request holds the locks of the
+    request's variables. An update of several variables holds all their locks, and changes all
+    variables or none.
+    The variable host replies to an update of a synchronous step when the step is applied. No thread
+    waits for this. Pickles are accepted only from roles that may send code.
 
-Not here: the effect of a change (hosted_variable.py), which update is applied (updates_machine.py), when requests are repeated
-(client.py).
+Not here: the effect of a change (hosted_variable.py), which update is applied (updates_machine.py),
+when requests are repeated (client.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ import numpy as np
 
 from zmqdist import clock as time
 from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
-from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_PROGRAM_GONE_S, PS_UPDATE_KEYS_MAX
+from zmqdist.limits import (
+    INLINE_BYTES_MAX,
+    PS_CLIENTS_MAX,
+    PS_FUNCTIONS_MAX,
+    PS_PROGRAM_GONE_S,
+    PS_UPDATE_KEYS_MAX,
+)
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec
@@ -36,9 +44,23 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.peer import Peer
 from zmqdist.transport.router import Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum
-from zmqdist.variables.update_execution import apply_changes, apply_missing, initial_value, is_small, with_values
+from zmqdist.variables.update_execution import (
+    apply_changes,
+    apply_missing,
+    initial_value,
+    is_small,
+    with_values,
+)
 from zmqdist.variables.update_keys import AppliedUpdates
-from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
+from zmqdist.variables.updates_machine import (
+    APPLIED,
+    LATE,
+    KeptSessions,
+    Repeated,
+    Update,
+    UpdateKeys,
+    Updates,
+)
 from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."
@@ -46,8 +68,8 @@ ROLES: Final = frozenset({"worker", "submit"})
 """The roles that may use variables. Peers with these roles may also send code."""
 
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
-"""Kinds of changes that a synchronous step can make. Their last item is a gradient, in place of which the step uses the mean of its
-gradients.
+"""Kinds of changes that a synchronous step can make. Their last item is a gradient, in place of
+which the step uses the mean of its gradients.
 """
 
 _Effect = Callable[[], None]
@@ -63,7 +85,8 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request for an update. Several requests may wait for the same update, because a client or another process may repeat it.
+    """One request for an update. Several requests may wait for the same update, because a client or
+    another process may repeat it.
 
     Attributes:
       want: whether the reply includes the new values.
@@ -75,14 +98,20 @@ class _Request:
 
 
 class _PendingUpdate:
-    """An update that waits for a thread, for locks or for other updates of its step, because `_at_once` has not executed it.
+    """An update that waits for a thread, for locks or for other updates of its step, because
+    `_at_once` has not executed it.
 
     Attributes:
-      outcomes: in a synchronous step, the outcomes of the variables whose step has ended, by the variable's position in `variables`.
+      outcomes: in a synchronous step, the outcomes of the variables whose step has ended, by the
+        variable's position in `variables`.
     """
 
     def __init__(
-        self, update: Update, session: _Session, variables: list[HostedVariable], changes: Sequence[Any]
+        self,
+        update: Update,
+        session: _Session,
+        variables: list[HostedVariable],
+        changes: Sequence[Any],
     ) -> None:
         self.update = update
         self.session = session
@@ -92,9 +121,12 @@ class _PendingUpdate:
 
 
 class VariableHost:
-    """The variables that one server holds for programs. The server makes this object before it serves requests."""
+    """The variables that one server holds for programs. The server makes this object before it
+    serves requests."""
 
-    def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
+    def __init__(
+        self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str
+    ) -> None:
         """Register the methods at `service`; `name` is the task, such as "ps:1"."""
         self._service = service
         self._router = router
@@ -120,12 +152,14 @@ class VariableHost:
             service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
         router.on_gone.append(self._peer_gone)
 
-    # -- sessions -------------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def _open(self, call: PendingCall, program: int, session: int) -> None:
-        """Open a session, and drop the sessions of programs that have been disconnected for PS_PROGRAM_GONE_S.
+        """Open a session, and drop the sessions of programs that have been disconnected for
+        PS_PROGRAM_GONE_S.
 
-        The reply is (incarnation of this ps, name of this ps, whether this ps had the session already).
+        The reply is (incarnation of this ps, name of this ps, whether this ps had the session
+        already).
         """
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
@@ -136,8 +170,8 @@ class VariableHost:
         call.reply((self._incarnation, self._name, was_there))
 
     def _watch(self, call: PendingCall, session: int) -> None:
-        """Reply when the session is closed. If this process ends first, the client's call ends with an error, so the client notices both
-        cases."""
+        """Reply when the session is closed. If this process ends first, the client's call ends with
+        an error, so the client notices both cases."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
@@ -162,7 +196,8 @@ class VariableHost:
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: HostedVariable, why: str) -> None:
-        """Mark a variable as dropped, and fail the updates that wait in its steps. This runs in a thread of the pool."""
+        """Mark a variable as dropped, and fail the updates that wait in its steps. This runs in a
+        thread of the pool."""
         with variable.lock:
             variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
@@ -172,9 +207,7 @@ class VariableHost:
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
         if found is None:
-            text = (
-                f"{self._name} does not know session {session}: {self._name} was restarted, or the strategy was closed"
-            )
+            text = f"{self._name} does not know session {session}: {self._name} was restarted, or the strategy was closed"
             raise AbortedError(text)
         return found
 
@@ -186,24 +219,40 @@ class VariableHost:
             text = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
             raise AbortedError(text) from None
 
-    # -- variables ------------------------------------------------------------------------------------------------------
+    # -- variables ---------------------------------------------------------------------------------
 
     def _create(
-        self, call: PendingCall, session: int, number: int, name: str, initial: Any, earlier: Any = None
+        self,
+        call: PendingCall,
+        session: int,
+        number: int,
+        name: str,
+        initial: Any,
+        earlier: Any = None,
     ) -> None:
         """Create a variable, unless it exists; reply with its spec.
 
-        `initial` is the first value: an array, a TensorSpec for zeros, or a pickled function with the spec of its result and its keyword
-        arguments. `earlier` is the state of a lost variable that the new variable continues: its version, and the slots and updates from
-        `saved`.
+        `initial` is the first value: an array, a TensorSpec for zeros, or a pickled function with
+        the spec of its result and its keyword arguments. `earlier` is the state of a lost variable
+        that the new variable continues: its version, and the slots and updates from `saved`.
         """
         found = self._session(session)
         if number in found.variables:
             call.reply(_spec(found.variables[number]))
         else:
-            self._service.submit(self._make, call, found, number, name, initial, earlier, refuse=call.fail)
+            self._service.submit(
+                self._make, call, found, number, name, initial, earlier, refuse=call.fail
+            )
 
-    def _make(self, call: PendingCall, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+    def _make(
+        self,
+        call: PendingCall,
+        session: _Session,
+        number: int,
+        name: str,
+        initial: Any,
+        earlier: Any,
+    ) -> None:
         label = f"variable {name!r} on {self._name}"
         try:
             variable = HostedVariable(label, name, initial_value(label, initial))
@@ -216,7 +265,9 @@ class VariableHost:
         else:
             self._service.soon(self._note_created, call, session, number, variable)
 
-    def _note_created(self, call: PendingCall, session: _Session, number: int, variable: HostedVariable) -> None:
+    def _note_created(
+        self, call: PendingCall, session: _Session, number: int, variable: HostedVariable
+    ) -> None:
         call.reply(_spec(session.variables.setdefault(number, variable)))
 
     def _drop(self, call: PendingCall, session: int, numbers: list[int]) -> None:
@@ -239,38 +290,52 @@ class VariableHost:
     def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
         found = self._functions.get(digest)
         if found is None:
-            raise FailedPreconditionError(f"{self._name} does not have this update function: send it")
+            raise FailedPreconditionError(
+                f"{self._name} does not have this update function: send it"
+            )
         return found
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         """Reply with version and value of each variable."""
         variables = self._variables(session, numbers)
-        self._under_locks(call, variables, 0, lambda: [(each.version, each.read()) for each in variables])
+        self._under_locks(
+            call, variables, 0, lambda: [(each.version, each.read()) for each in variables]
+        )
 
     def _rows(self, call: PendingCall, session: int, wanted: list[Any]) -> None:
-        """Reply with rows of several variables as a list of arrays. `wanted` has (number, indices or a range) of each variable."""
+        """Reply with rows of several variables as a list of arrays. `wanted` has (number, indices
+        or a range) of each variable."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
-            each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
+            each.storage.row_bytes
+            * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
             for each, (_, indices) in zip(variables, wanted, strict=True)
             if each.storage.shape
         )
 
         def read() -> Any:
-            return [each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)]
+            return [
+                each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)
+            ]
 
         self._under_locks(call, variables, nbytes, read, sizes=False)
 
     def _saved(self, call: PendingCall, session: int, numbers: list[int]) -> None:
-        """Reply with version, value, slots and applied updates (update_keys.py) of each variable, read under all locks."""
+        """Reply with version, value, slots and applied updates (update_keys.py) of each variable,
+        read under all locks."""
         variables = self._variables(session, numbers)
         applied_updates = self._sessions[session].applied_updates
 
         def saved() -> Any:
             return [
-                (each.version, each.read(), each.saved(), applied_updates.saved(number, each.steps.applied))
+                (
+                    each.version,
+                    each.read(),
+                    each.saved(),
+                    applied_updates.saved(number, each.steps.applied),
+                )
                 for number, each in zip(numbers, variables, strict=True)
             ]
 
@@ -315,12 +380,14 @@ class VariableHost:
         sizes: bool = True,
         here: bool = True,
     ) -> None:
-        """Reply with the result of `fn()`, which is called under the locks of the variables. The loop calls `fn` if it reads few bytes and
-        every lock is free; otherwise a thread of the pool calls it.
+        """Reply with the result of `fn()`, which is called under the locks of the variables. The
+        loop calls `fn` if it reads few bytes and every lock is free; otherwise a thread of the pool
+        calls it.
 
         Args:
           nbytes: number of bytes that `fn` reads.
-          sizes: whether `fn` also reads the variables' values, whose bytes are then added to `nbytes`.
+          sizes: whether `fn` also reads the variables' values, whose bytes are then added to
+            `nbytes`.
           here: whether the loop may call `fn`.
         """
         if sizes:
@@ -336,17 +403,20 @@ class VariableHost:
                     each.lock.release()
         self._service.submit(self._reply_under_locks, call, variables, fn, refuse=call.fail)
 
-    def _reply_under_locks(self, call: PendingCall, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
+    def _reply_under_locks(
+        self, call: PendingCall, variables: Sequence[HostedVariable], fn: Callable[[], Any]
+    ) -> None:
         try:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                # `reply` copies or freezes the arrays while the locks are held, because other threads may change them later.
+                # `reply` copies or freezes the arrays while the locks are held, because other
+                # threads may change them later.
                 call.reply(fn())
         except BaseException as error:
             call.fail(error)
 
-    # -- updates --------------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def _update(
         self,
@@ -364,14 +434,16 @@ class VariableHost:
         """Execute an update of variables, or find the outcome of its earlier execution.
 
         Args:
-          client, sequence, settled: the update's id, and the number up to which its client has all replies.
+          client, sequence, settled: the update's id, and the number up to which its client has all
+            replies.
           want: whether the reply includes the new values.
           key: the key of the update in its session; "" if the update has no key.
-          step, wanted: number of a synchronous step, and the number of updates that the step waits for; -1 and 0 outside steps.
+          step, wanted: number of a synchronous step, and the number of updates that the step waits
+            for; -1 and 0 outside steps.
           changes: (number, kind, ...) of each variable. No variable occurs twice.
 
-        The reply is a flat list with the fields of an UpdateOutcome for each variable. The reply is None if the client can no longer be
-        waiting for it.
+        The reply is a flat list with the fields of an UpdateOutcome for each variable. The reply is
+        None if the client can no longer be waiting for it.
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
@@ -383,11 +455,16 @@ class VariableHost:
         update = self._updates.begin(request, client, sequence, settled, key, found.keys)
         if isinstance(update, Repeated):
             self._reply_again(request, update.result)
-        elif update is not None and not (step < 0 and not key and self._at_once(update, request, changes)):
+        elif update is not None and not (
+            step < 0 and not key and self._at_once(update, request, changes)
+        ):
             self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
-    def _at_once(self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]) -> bool:
-        """Execute an update in the loop if it is small and every lock is free. Return whether the update was executed."""
+    def _at_once(
+        self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]
+    ) -> bool:
+        """Execute an update in the loop if it is small and every lock is free. Return whether the
+        update was executed."""
         variables = request.variables
         if not is_small(variables, changes):
             return False
@@ -410,7 +487,11 @@ class VariableHost:
         if step >= 0 and is_small(pending.variables, pending.changes):
             taken = [each for each in pending.variables if each.lock.acquire(blocking=False)]
             try:
-                effects = self._carry_out(pending, step, wanted) if len(taken) == len(pending.variables) else None
+                effects = (
+                    self._carry_out(pending, step, wanted)
+                    if len(taken) == len(pending.variables)
+                    else None
+                )
             finally:
                 for each in taken:
                     each.lock.release()
@@ -418,7 +499,9 @@ class VariableHost:
                 for effect in effects:
                     effect()
                 return
-        self._service.submit(self._carry_out_in_thread, pending, step, wanted, refuse=partial(self._fail, pending))
+        self._service.submit(
+            self._carry_out_in_thread, pending, step, wanted, refuse=partial(self._fail, pending)
+        )
 
     def _carry_out_in_thread(self, pending: _PendingUpdate, step: int, wanted: int) -> None:
         with ExitStack() as stack:
@@ -429,8 +512,8 @@ class VariableHost:
             self._service.soon(effect)
 
     def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Execute an update. The caller is the loop or a thread of the pool, and holds the locks. Return the functions that the loop must
-        call next.
+        """Execute an update. The caller is the loop or a thread of the pool, and holds the locks.
+        Return the functions that the loop must call next.
         """
         try:
             if step >= 0:
@@ -443,8 +526,8 @@ class VariableHost:
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
-        """Execute an update outside synchronous steps. Skip each variable to which an update with the same key was applied before. The
-        caller holds the locks.
+        """Execute an update outside synchronous steps. Skip each variable to which an update with
+        the same key was applied before. The caller holds the locks.
         """
         key = pending.update.key
         if not key:
@@ -453,11 +536,15 @@ class VariableHost:
         applied = applied_updates.of(key)
         kept = apply_missing(applied, pending.variables, pending.changes, self._function_of)
         outcomes = zip(pending.changes, kept[::2], kept[1::2], strict=True)
-        applied_updates.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied])
+        applied_updates.note(
+            key,
+            [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied],
+        )
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
-        """Record that an update was executed, and reply to its requests, except the first `answered` requests. This runs in the loop."""
+        """Record that an update was executed, and reply to its requests, except the first
+        `answered` requests. This runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
             self._reply_again(request, kept)
@@ -468,40 +555,53 @@ class VariableHost:
                 request.call.fail(error)
 
     def _reply_again(self, request: _Request, kept: Any) -> None:
-        """Reply with the outcome of an earlier execution. If the request wants values, it gets the current values."""
+        """Reply with the outcome of an earlier execution. If the request wants values, it gets the
+        current values."""
         if kept is None or not request.want:
             request.call.reply(kept)
         else:
-            self._under_locks(request.call, request.variables, 0, lambda: with_values(kept, request.variables))
+            self._under_locks(
+                request.call, request.variables, 0, lambda: with_values(kept, request.variables)
+            )
 
-    # -- synchronous steps ----------------------------------------------------------------------------------------------
+    # -- synchronous steps -------------------------------------------------------------------------
 
     def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Add the gradients of an update to the sums of a synchronous step. The caller holds the locks. All gradients are checked before
-        the first gradient is added, so that a refused update changes no sum.
+        """Add the gradients of an update to the sums of a synchronous step. The caller holds the
+        locks. All gradients are checked before the first gradient is added, so that a refused
+        update changes no sum.
         """
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            # Only check here that the ps has the function, because the function runs later, with the mean of the gradients.
+            # Only check here that the ps has the function, because the function runs later, with
+            # the mean of the gradients.
             if change[1] == "call":
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
                 each.prepare(change[1:], self._function_of)
             else:
-                raise each.wrong(f"update {change[1]!r} has no gradient, so it cannot be part of a synchronous step")
+                raise each.wrong(
+                    f"update {change[1]!r} has no gradient, so it cannot be part of a synchronous "
+                    f"step"
+                )
             if each.drop_reason:
                 raise AbortedError(f"{each.label} {each.drop_reason}")
             each.steps.check(step, wanted)
             if step in each.sums and not each.sums[step].fits(gradient):
-                raise each.wrong(f"step {step} has dense gradients and sparse gradients: they must be of one kind")
+                raise each.wrong(
+                    f"step {step} has dense gradients and sparse gradients: they must be of one "
+                    f"kind"
+                )
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
             effects += self._push_one(pending, index, gradient, step, wanted)
         return effects
 
-    def _push_one(self, pending: _PendingUpdate, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
+    def _push_one(
+        self, pending: _PendingUpdate, index: int, gradient: Any, step: int, wanted: int
+    ) -> list[_Effect]:
         variable, change, key = pending.variables[index], pending.changes[index], pending.update.key
         if key and (applied := pending.session.applied_updates.of(key).get(change[0])) is not None:
             return [partial(self._settle, [(pending, index)], applied, None)]
@@ -516,22 +616,28 @@ class VariableHost:
             variable.sums.pop(number, None)
         error: BaseException | None = None
         try:
-            variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
+            variable.commit(
+                variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of)
+            )
         except BaseException as failed:
             error = failed
         else:
             taking_part: Any = pushed.applied
             for other, _ in taking_part:
                 if other.update.key:
-                    other.session.applied_updates.note(other.update.key, [(change[0], variable.version, True)])
+                    other.session.applied_updates.note(
+                        other.update.key, [(change[0], variable.version, True)]
+                    )
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),
             partial(self._settle, pushed.late, (variable.version, False), None),
         ]
 
-    def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """Record that a step has ended for one variable of each of these updates. Reply to an update when the step has ended for all
-        variables of the update. This runs in the loop.
+    def _settle(
+        self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None
+    ) -> None:
+        """Record that a step has ended for one variable of each of these updates. Reply to an
+        update when the step has ended for all variables of the update. This runs in the loop.
         """
         for pending, index in tickets:
             if error is not None:
@@ -540,12 +646,18 @@ class VariableHost:
             pending.outcomes[index] = outcome
             if len(pending.outcomes) == len(pending.variables) and not pending.update.over:
                 self._finish(
-                    pending, tuple(item for place in range(len(pending.variables)) for item in pending.outcomes[place])
+                    pending,
+                    tuple(
+                        item
+                        for place in range(len(pending.variables))
+                        for item in pending.outcomes[place]
+                    ),
                 )
 
 
 def _holder(peer: Peer) -> int:
-    """Return the incarnation of the client at the other end of a connection, which stays the same when the client reconnects."""
+    """Return the incarnation of the client at the other end of a connection, which stays the same
+    when the client reconnects."""
     return 0 if peer.hello is None else peer.hello.incarnation
 
 

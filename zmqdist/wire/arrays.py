@@ -1,16 +1,19 @@
 """Arrays as bytes: a description (dtype, shape, order) and one buffer.
 
 Rules
-    A dtype travels as plain data, never as a pickle: NumPy's string ("<f4", ">M8[ns]"), the name of one of ml_dtypes' dtypes
-    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also has the number of bits of its
-    mantissa, because "<f16" may mean different numbers on two hosts.
+    A dtype travels as plain data, never as a pickle: NumPy's string ("<f4", ">M8[ns]"), the name of
+    one of ml_dtypes' dtypes ("bfloat16"), or, if it has fields, a list of them with their offsets.
+    The string of a long double also has the number of bits of its mantissa, because "<f16" may mean
+    different numbers on two hosts.
 
-    A dtype can travel only if the bytes of a value describe the value completely: bool, numbers, fixed-length strings, times, raw and
-    structured data, also as records (`np.record`). Dtypes that hold pointers (object, NumPy's variable-length strings) cannot travel, nor
-    can dtypes with `metadata`, or numbers with fields, because the description would lose a part of them.
+    A dtype can travel only if the bytes of a value describe the value completely: bool, numbers,
+    fixed-length strings, times, raw and structured data, also as records (`np.record`). Dtypes that
+    hold pointers (object, NumPy's variable-length strings) cannot travel, nor can dtypes with
+    `metadata`, or numbers with fields, because the description would lose a part of them.
 
-    A received description is checked completely before memory is touched. A wrong description raises `BadArray`, which the caller turns
-    into an error that names the peer. Sizes are Python's integers, so no product overflows.
+    A received description is checked completely before memory is touched. A wrong description
+    raises `BadArray`, which the caller turns into an error that names the peer. Sizes are Python's
+    integers, so no product overflows.
 
 Not here: the peer, and the transport of the buffer.
 """
@@ -35,15 +38,16 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class FrozenMemory:
-    """The base class of objects that own frozen memory. Such an object is the last in the chain of bases of a frozen array. *Invariant*: no
-    process writes to the memory.
+    """The base class of objects that own frozen memory. Such an object is the last in the chain of
+    bases of a frozen array. *Invariant*: no process writes to the memory.
     """
 
     __slots__ = ()
 
 
 def is_frozen(array: NDArray[Any]) -> bool:
-    """Return whether an array shows frozen memory. Such an array travels as a frozen array, which is read-only at the receiver."""
+    """Return whether an array shows frozen memory. Such an array travels as a frozen array, which
+    is read-only at the receiver."""
     if array.flags.writeable:
         return False
     base: Any = array
@@ -58,17 +62,22 @@ class _FrozenCopy(FrozenMemory):
     __slots__ = ("__array_interface__", "kept")
 
     def __init__(self, kept: NDArray[np.uint8]) -> None:
-        self.__array_interface__ = kept.__array_interface__ | {"data": (kept.__array_interface__["data"][0], True)}
+        self.__array_interface__ = kept.__array_interface__ | {
+            "data": (kept.__array_interface__["data"][0], True)
+        }
         self.kept = kept
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a frozen array over the memory of `array`. The array must be contiguous, and no other object may refer to its memory."""
+    """Return a frozen array over the memory of `array`. The array must be contiguous, and no other
+    object may refer to its memory."""
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array
     kept = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8)))
-    made: NDArray[Any] = np.ndarray(array.shape, array.dtype, kept, order="F" if is_fortran(array) else "C")
+    made: NDArray[Any] = np.ndarray(
+        array.shape, array.dtype, kept, order="F" if is_fortran(array) else "C"
+    )
     return made
 
 
@@ -78,19 +87,22 @@ class _WritableAlias:
     __slots__ = ("__array_interface__", "kept")
 
     def __init__(self, kept: NDArray[np.uint8]) -> None:
-        self.__array_interface__ = kept.__array_interface__ | {"data": (kept.__array_interface__["data"][0], False)}
+        self.__array_interface__ = kept.__array_interface__ | {
+            "data": (kept.__array_interface__["data"][0], False)
+        }
         self.kept = kept
 
 
 def writable_alias(data: memoryview) -> NDArray[np.uint8]:
-    """Return read-only bytes as an array that is marked as writable, so that its pickle describes a writable array. Never write to this
-    array.
+    """Return read-only bytes as an array that is marked as writable, so that its pickle describes a
+    writable array. Never write to this array.
     """
     return np.asarray(_WritableAlias(np.frombuffer(data, np.uint8)))
 
 
 class BadArray(ValueError):
-    """The error for a description that fits no array, and for an array that cannot be described; the text says why."""
+    """The error for a description that fits no array, and for an array that cannot be described;
+    the text says why."""
 
 
 _PLAIN = re.compile(
@@ -101,14 +113,15 @@ _LONG = re.compile(r"[<>][fc]\d{1,2}/\d{1,4}")
 _ML = re.compile(r"(bfloat|float|int|uint|complex|bcomplex)\d{1,3}(_[a-z0-9]+)?")
 
 
-# -- dtypes ---------------------------------------------------------------------------------------------------------
+# -- dtypes ----------------------------------------------------------------------------------------
 
 
 def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     """Return a dtype as plain data.
 
     Raises:
-      BadArray: the dtype holds pointers, or something that its description would lose, or belongs to a package that zmqdist does not know.
+      BadArray: the dtype holds pointers, or something that its description would lose, or belongs
+        to a package that zmqdist does not know.
     """
     described = _KNOWN_DTYPES.get(dtype) if dtype.metadata is None else None
     return described if described is not None else _any_to_json(dtype)
@@ -117,11 +130,14 @@ def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
 def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
         raise BadArray(
-            f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing in another process: "
+            f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing in another "
+            f"process: "
             "astype(str) makes text of it, astype(float) numbers; send a DataFrame column by column"
         )
     if dtype.metadata is not None:
-        raise BadArray(f"dtype {dtype} has metadata, which would be lost: view the array as a dtype without it")
+        raise BadArray(
+            f"dtype {dtype} has metadata, which would be lost: view the array as a dtype without it"
+        )
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ["array", dtype_to_json(base), list(shape)]
@@ -132,7 +148,12 @@ def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
         return str(dtype.name)
     if dtype.char in "gG":
         return f"{dtype.str}/{_long_bits()}"
-    if _PLAIN.fullmatch(dtype.str) and dtype.isbuiltin != 2 and dtype.names is None and dtype.type is not np.record:
+    if (
+        _PLAIN.fullmatch(dtype.str)
+        and dtype.isbuiltin != 2
+        and dtype.names is None
+        and dtype.type is not np.record
+    ):
         return str(dtype.str)
     raise BadArray(f"dtype {dtype} is not one that zmqdist knows")
 
@@ -157,8 +178,8 @@ def dtype_from_json(described: Any) -> np.dtype[Any]:
     """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: `described` is no result of `dtype_to_json`, or this host lacks the dtype: ml_dtypes is not installed, or long doubles
-        have another form here.
+      BadArray: `described` is no result of `dtype_to_json`, or this host lacks the dtype: ml_dtypes
+        is not installed, or long doubles have another form here.
     """
     dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
     return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
@@ -191,7 +212,10 @@ def _named_dtype(name: str) -> np.dtype[Any]:
         code, _, bits = name.partition("/")
         dtype = np.dtype(code[0] + ("g" if code[1] == "f" else "G"))
         if dtype.str != code or int(bits) != _long_bits():
-            raise BadArray(f"a long double {name}, which this host does not have (it has {dtype_to_json(dtype)})")
+            raise BadArray(
+                f"a long double {name}, which this host does not have (it has "
+                f"{dtype_to_json(dtype)})"
+            )
         return dtype
     if _ML.fullmatch(name):
         return _ml_dtype(name)
@@ -208,7 +232,9 @@ def _ml_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def _fields_from_json(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
+def _fields_from_json(
+    fields: list[Any], itemsize: int, aligned: bool, depth_left: int
+) -> np.dtype[Any]:
     names, formats, offsets, titles = [], [], [], []
     for field in fields:
         match field:
@@ -221,7 +247,12 @@ def _fields_from_json(fields: list[Any], itemsize: int, aligned: bool, depth_lef
                 raise BadArray("no such field in a dtype")
     if not 0 <= itemsize <= ARRAY_BYTES_MAX:
         raise BadArray(f"a dtype of {itemsize} bytes: wanted 0 to {ARRAY_BYTES_MAX}")
-    spec: dict[str, Any] = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+    spec: dict[str, Any] = {
+        "names": names,
+        "formats": formats,
+        "offsets": offsets,
+        "itemsize": itemsize,
+    }
     if any(title is not None for title in titles):
         spec["titles"] = titles
     dtype = np.dtype(spec, align=aligned)  # type: ignore[call-overload]
@@ -239,19 +270,20 @@ _KNOWN_DTYPES = _common_dtypes()
 _KNOWN_NAMES = {described: dtype for dtype, described in _KNOWN_DTYPES.items()}
 
 
-# -- arrays ---------------------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def is_fortran(array: NDArray[Any]) -> bool:
-    """Return whether the bytes of an array travel in Fortran order (first index fastest). Other arrays travel in C order."""
+    """Return whether the bytes of an array travel in Fortran order (first index fastest). Other
+    arrays travel in C order."""
     return array.flags.fnc
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """Return the bytes of an array, in the order that `is_fortran` decides.
 
-    For a contiguous array the result is the array's own memory, which shows later changes of the array. For any other array the result is a
-    copy.
+    For a contiguous array the result is the array's own memory, which shows later changes of the
+    array. For any other array the result is a copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")
@@ -260,23 +292,31 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDArray[Any]:
-    """Return an array over `buffer`, without a copy. The array is writable if the buffer is writable.
+    """Return an array over `buffer`, without a copy. The array is writable if the buffer is
+    writable.
 
     Args:
       shape: list of sizes, as received.
 
     Raises:
-      BadArray: no array has such a shape, or an array of this shape needs more or fewer bytes than the buffer has.
+      BadArray: no array has such a shape, or an array of this shape needs more or fewer bytes than
+        the buffer has.
     """
     sizes = _checked_shape(shape)
     count = 1
     for size in sizes:
         count *= size
     if max(count * dtype.itemsize, count) > ARRAY_BYTES_MAX:
-        raise BadArray(f"an array of shape {_cut(sizes)} and dtype {dtype} is larger than {ARRAY_BYTES_MAX} bytes")
+        raise BadArray(
+            f"an array of shape {_cut(sizes)} and dtype {dtype} is larger than {ARRAY_BYTES_MAX} "
+            f"bytes"
+        )
     have = memoryview(buffer).nbytes
     if count * dtype.itemsize != have:
-        raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} arrived")
+        raise BadArray(
+            f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} "
+            f"arrived"
+        )
     try:
         array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
     except (ValueError, TypeError, OverflowError) as error:
@@ -295,4 +335,8 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _cut(sizes: tuple[int, ...]) -> str:
-    return str(sizes) if len(sizes) <= 8 else f"({', '.join(map(str, sizes[:8]))}, ... {len(sizes)} in all)"
+    return (
+        str(sizes)
+        if len(sizes) <= 8
+        else f"({', '.join(map(str, sizes[:8]))}, ... {len(sizes)} in all)"
+    )

@@ -1,15 +1,19 @@
-"""The decision which functions must be pickled again: those that capture an object that may have changed.
+"""The decision which functions must be pickled again: those that capture an object that may have
+changed.
 
 Rule (promises.md, Memory)
-    A function is constant if it captures no mutable object, but only None, numbers, str, bytes, tuples and frozensets of these, importable
-    modules and classes, and constant functions. It captures every object that cloudpickle adds to the pickle: closure cells, the globals
-    that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if a
-    captured name was bound to another object. To notice this, the key of the cache consists of the ids of all captured objects, and the
-    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. A
-    function that binds captured names itself (`global`, `nonlocal`) is not constant, because its next run must see the values that its
-    last run has left.
+    A function is constant if it captures no mutable object, but only None, numbers, str, bytes,
+    tuples and frozensets of these, importable modules and classes, and constant functions. It
+    captures every object that cloudpickle adds to the pickle: closure cells, the globals that the
+    code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant
+    function is pickled again if a captured name was bound to another object. To notice this, the
+    key of the cache consists of the ids of all captured objects, and the cache refers to these
+    objects, so that no id is used for another object. Any object that this module does not know
+    counts as mutable. A function that binds captured names itself (`global`, `nonlocal`) is not
+    constant, because its next run must see the values that its last run has left.
 
-A cache hit takes a few microseconds, because only ids are compared, and no value is compared or hashed.
+A cache hit takes a few microseconds, because only ids are compared, and no value is compared or
+hashed.
 
 Not here: pickling (trusted.py), and the numbers by which the receiver knows functions.
 """
@@ -49,21 +53,24 @@ P = TypeVar("P")
 
 
 class FunctionCache:
-    """A cache of the pickles of constant functions (see the rule above). It is not thread-safe; its owner holds a lock while using it.
+    """A cache of the pickles of constant functions (see the rule above). It is not thread-safe; its
+    owner holds a lock while using it.
 
     Attributes:
       pickles: number of times that a function was pickled.
     """
 
     def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
-        """Make a cache of `kept_max` functions. When the cache is full, a new function replaces the one that was unused for longest."""
+        """Make a cache of `kept_max` functions. When the cache is full, a new function replaces the
+        one that was unused for longest."""
         self.pickles = 0
         self._kept_max = kept_max
         # Each entry refers to the captured objects, so that no other object can have their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
     def pack_changing(self, fn: Callable[..., Any]) -> Packed:
-        """Return the pickle of a function that is not constant, with the large arrays that it captures beside the pickle.
+        """Return the pickle of a function that is not constant, with the large arrays that it
+        captures beside the pickle.
 
         Raises:
           InvalidArgumentError: `pack_function` cannot pack the function.
@@ -71,13 +78,14 @@ class FunctionCache:
         return self._counted(pack_function_parts, fn)
 
     def pack_constant(self, fn: Callable[..., Any]) -> bytes | None:
-        """Return the pickle of a constant function; None if `fn` is not constant. The result is the same bytes object until a captured name
-        is bound to another object.
+        """Return the pickle of a constant function; None if `fn` is not constant. The result is the
+        same bytes object until a captured name is bound to another object.
 
         Raises:
           InvalidArgumentError: `pack_function` cannot pack the function. The cache is unchanged.
         """
-        named = self._kept.get((id(fn),))  # a cache key of one id belongs to a function that is pickled by name
+        # a cache key of one id belongs to a function that is pickled by name
+        named = self._kept.get((id(fn),))
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
             self._kept.move_to_end((id(fn),))
             return named[0]
@@ -109,7 +117,8 @@ class FunctionCache:
 
 
 class _Mark:
-    """A separator between the parts of a cache key, so that two different functions cannot have the same key."""
+    """A separator between the parts of a cache key, so that two different functions cannot have the
+    same key."""
 
 
 _NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS, _CACHED = (_Mark() for _ in range(6))
@@ -129,10 +138,12 @@ _OWN_ATTRIBUTES = frozenset(
 
 
 def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
-    """Append to `captured` each object whose identity decides about the pickle of `value`. Return False at the first mutable object.
+    """Append to `captured` each object whose identity decides about the pickle of `value`. Return
+    False at the first mutable object.
 
     Args:
-      seen: a serial number for each function that was met before, by id, because functions may refer to themselves.
+      seen: a serial number for each function that was met before, by id, because functions may
+        refer to themselves.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -142,7 +153,9 @@ def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
         return _collect_function(value, captured, seen)
     if cls is tuple or cls is frozenset:
         captured.append(value)
-        return ATOMS.issuperset(map(type, value)) or all(_collect(item, captured, seen) for item in value)
+        return ATOMS.issuperset(map(type, value)) or all(
+            _collect(item, captured, seen) for item in value
+        )
     if isinstance(value, ModuleType):
         captured.append(value)
         return is_importable_module(value)
@@ -159,7 +172,9 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
     cls = type(value)
     if cls is Function and not goes_by_name(value):
         captured += (_WITH_SPECS, value.input_signature, value.output_signature)
-        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(value.__wrapped__, captured, seen)
+        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(
+            value.__wrapped__, captured, seen
+        )
     if cls is MethodType:
         captured.append(_METHOD)
         return _collect(value.__func__, captured, seen) and _collect(value.__self__, captured, seen)
@@ -172,7 +187,9 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
         return not value.__dict__ and all(_collect(part, captured, seen) for part in parts)
     if cls is CACHED_FUNCTION and not goes_by_name(value):
         captured += (_CACHED, *value.cache_parameters().values())
-        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(value.__wrapped__, captured, seen)
+        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(
+            value.__wrapped__, captured, seen
+        )
     captured.append(value)
     return goes_by_name(value) and _reduces_to_name(value)
 
@@ -184,12 +201,15 @@ def _reduces_to_name(value: Any) -> bool:
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         return isinstance(reduce(value) if reduce else value.__reduce_ex__(4), str)
-    except Exception:  # pickling the function will raise the same error, with a text that names the place of the value
+    except Exception:
+        # pickling the function will raise the same error, with a text that names the place of the
+        # value
         return False
 
 
 def _rebinds(code: CodeType) -> bool:
-    """Return whether this code, or a function inside it, binds globals or cells of an outer function."""
+    """Return whether this code, or a function inside it, binds globals or cells of an outer
+    function."""
     known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
@@ -209,7 +229,11 @@ def _binds_globals(code: CodeType) -> bool:
 
 def _bound_cells(code: CodeType) -> set[str]:
     ops = ((i, each) for each in nested_code(code) for i in dis.get_instructions(each))
-    return {i.argval for i, each in ops if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars}
+    return {
+        i.argval
+        for i, each in ops
+        if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars
+    }
 
 
 def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int]) -> bool:

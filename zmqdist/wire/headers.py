@@ -1,10 +1,12 @@
 """Header frames: conversion of a message of `zmqdist.messages` to MessagePack and back.
 
-A header of more than HEADER_PIECE_BYTES travels in several frames, because ZeroMQ sends no heartbeat within a frame. The first frame then
-begins with a byte that no message begins with, and with the number of frames.
+A header of more than HEADER_PIECE_BYTES travels in several frames, because ZeroMQ sends no
+heartbeat within a frame. The first frame then begins with a byte that no message begins with, and
+with the number of frames.
 
-Decoding any bytes either returns a message or raises WireError. A decoded header takes at most about 16 times the memory of its bytes, and
-a header of more than `HEADER_BYTES_MAX` bytes is refused.
+Decoding any bytes either returns a message or raises WireError. A decoded header takes at most
+about 16 times the memory of its bytes, and a header of more than `HEADER_BYTES_MAX` bytes is
+refused.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ _MARK_BYTES = 3
 
 
 def split_header(header: bytes, frames: Sequence[Any]) -> tuple[bytes, Sequence[Any]]:
-    """Return the first frame of a message with a long header, and all other frames: the other pieces of the header, then `frames`."""
-    pieces = [header[at : at + HEADER_PIECE_BYTES] for at in range(0, len(header), HEADER_PIECE_BYTES)]
-    return _IN_PIECES + (len(pieces) - 1).to_bytes(_MARK_BYTES - 1, "big") + pieces[0], [*pieces[1:], *frames]
+    """Return the first frame of a message with a long header, and all other frames: the other
+    pieces of the header, then `frames`."""
+    pieces = [
+        header[at : at + HEADER_PIECE_BYTES] for at in range(0, len(header), HEADER_PIECE_BYTES)
+    ]
+    return _IN_PIECES + (len(pieces) - 1).to_bytes(_MARK_BYTES - 1, "big") + pieces[0], [
+        *pieces[1:],
+        *frames,
+    ]
 
 
 def pieces_after(first: bytes) -> int:
@@ -52,10 +60,13 @@ def decode(header: bytes | memoryview, peer: str) -> Message:
       peer: name of the sender, for errors.
 
     Raises:
-      WireError: the header has an unknown tag or a field of a wrong type, or the header is truncated or too long.
+      WireError: the header has an unknown tag or a field of a wrong type, or the header is
+        truncated or too long.
     """
     if len(header) > HEADER_BYTES_MAX:
-        raise WireError(peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed")
+        raise WireError(
+            peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed"
+        )
     try:
         message: Message = _DECODER.decode(header)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:

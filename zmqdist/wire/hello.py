@@ -1,8 +1,10 @@
-"""The first message of each side of a connection: it describes the process, and names its version of the protocol.
+"""The first message of each side of a connection: it describes the process, and names its version
+of the protocol.
 
-Every version of the protocol can read the beginning of a hello: four magic bytes, the protocol's major and minor number as one byte each,
-and a MessagePack array whose first fields never change their meaning. A peer of another major version also gets a hello in reply, so that
-each of the two peers can report both versions.
+Every version of the protocol can read the beginning of a hello: four magic bytes, the protocol's
+major and minor number as one byte each, and a MessagePack array whose first fields never change
+their meaning. A peer of another major version also gets a hello in reply, so that each of the two
+peers can report both versions.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """The description that one side of a connection sends of itself.
 
     Attributes:
-      kind: "client", "coordinator" or "worker" from the side that connects; "server" from the side that accepts connections.
+      kind: "client", "coordinator" or "worker" from the side that connects; "server" from the side
+        that accepts connections.
       incarnation: random number that the process drew when it started; never 0.
-      name: name for log lines, such as "worker:0" or "host:pid". Two processes may have the same name.
-      host: identity of the host (`host_identity`). Equal identities prove a common host only when the receiver has opened `memory`.
+      name: name for log lines, such as "worker:0" or "host:pid". Two processes may have the same
+        name.
+      host: identity of the host (`host_identity`). Equal identities prove a common host only when
+        the receiver has opened `memory`.
       python: (major, minor) of the interpreter, because pickled functions contain byte code.
       protocol: version of the protocol; `decode_hello` sets it.
-      memory: the offer of the sender's shared memory (transport/shm_pool.py); None if the sender offers no memory.
-      nonce: the number that the sender has read in the memory that the receiver's hello offered; 0 if the sender has read none.
+      memory: the offer of the sender's shared memory (transport/shm_pool.py); None if the sender
+        offers no memory.
+      nonce: the number that the sender has read in the memory that the receiver's hello offered; 0
+        if the sender has read none.
       version: version of zmqdist, because pickles contain names of its functions and classes.
     """
 
@@ -60,10 +67,12 @@ def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
-    """Return the differences of versions that may keep a process from reading pickles of the other process, each as (name, theirs, ours).
+    """Return the differences of versions that may keep a process from reading pickles of the other
+    process, each as (name, theirs, ours).
 
-    Pickled functions contain byte code, which each minor version of Python changes, and names inside zmqdist, which each minor version of
-    zmqdist may change. A version that the hello `theirs` does not contain counts as equal to ours.
+    Pickled functions contain byte code, which each minor version of Python changes, and names
+    inside zmqdist, which each minor version of zmqdist may change. A version that the hello
+    `theirs` does not contain counts as equal to ours.
     """
     differ = []
     if theirs.python != ours.python and theirs.python != (0, 0):
@@ -83,7 +92,9 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def is_hello(header: bytes) -> bool:
-    """Return whether a header is a hello of any version. No other message begins with these bytes."""
+    """Return whether a header is a hello of any version. No other message begins with these
+    bytes.
+    """
     return header[:4] == MAGIC
 
 
@@ -91,7 +102,8 @@ def decode_hello(header: bytes, peer: str) -> Hello:
     """Return the hello that a header encodes, without allocating much memory.
 
     Raises:
-      ProtocolMismatchError: the peer has another major version of the protocol. The rest of the header was not read.
+      ProtocolMismatchError: the peer has another major version of the protocol. The rest of the
+        header was not read.
       WireError: the header is not a hello, or the hello is damaged.
     """
     if not is_hello(header) or len(header) < 6:
@@ -100,7 +112,9 @@ def decode_hello(header: bytes, peer: str) -> Hello:
     if theirs[0] != PROTOCOL[0]:
         raise ProtocolMismatchError(peer, PROTOCOL, theirs)
     if len(header) > HELLO_BYTES_MAX:
-        raise WireError(peer, f"hello of {len(header)} bytes, at most {HELLO_BYTES_MAX} are allowed")
+        raise WireError(
+            peer, f"hello of {len(header)} bytes, at most {HELLO_BYTES_MAX} are allowed"
+        )
     try:
         hello = _DECODER.decode(memoryview(header)[6:])
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -110,8 +124,9 @@ def decode_hello(header: bytes, peer: str) -> Hello:
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Return a text with boot id, pid namespace and user namespace. Only processes with equal texts try to share memory. Unlike equal host
-    names, equal texts show that a pid means the same process to both.
+    """Return a text with boot id, pid namespace and user namespace. Only processes with equal texts
+    try to share memory. Unlike equal host names, equal texts show that a pid means the same process
+    to both.
     """
     parts = []
     for path, read in (

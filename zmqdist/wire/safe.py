@@ -1,25 +1,31 @@
 """The codec of RPC, which converts values to bytes and back, for peers that may not send code.
 
 Rules
-    The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, NumPy's scalars
-    and arrays, TensorSpec. A value arrives with its exact type, with three exceptions: bytearray and memoryview become bytes,
-    a namedtuple gets a generic class with the same name and fields (unless its class is registered in namedtuples.py), and np.memmap
-    becomes an array. Other subclasses are refused, because they would arrive as their base class.
+    The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list,
+    tuple, namedtuple, dict, NumPy's scalars and arrays, TensorSpec. A value arrives with its exact
+    type, with three exceptions: bytearray and memoryview become bytes, a namedtuple gets a generic
+    class with the same name and fields (unless its class is registered in namedtuples.py), and
+    np.memmap becomes an array. Other subclasses are refused, because they would arrive as their
+    base class.
 
-    Decoding any bytes either returns a value or raises WireError, and the sender chooses no class. A decoded value takes at most about 80
-    times the memory of its body (as a list of empty dicts does), and the size of a body is bounded. Decoding takes time in proportion to
-    the number of bytes, whatever the bytes are (dicts.py).
+    Decoding any bytes either returns a value or raises WireError, and the sender chooses no class.
+    A decoded value takes at most about 80 times the memory of its body (as a list of empty dicts
+    does), and the size of a body is bounded. Decoding takes time in proportion to the number of
+    bytes, whatever the bytes are (dicts.py).
 
 Form
-    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves. A dict that has only str as keys
-    is encoded as a map. Every other value is encoded as a MessagePack array that begins with a tag of `_READERS`. A second, careful attempt
-    (`_Writer`), which encodes only large or difficult values, also uses tags for each str and dict. Large parts (arrays, and after the
-    careful attempt also str and bytes) are in the frames, in the order of a walk through the value from left to right. In place of a part
-    the body has None if the part is a frame, or the number of its bytes if it is in the joined frame, which is the last one. The joined
-    frame has the parts of medium size of a large value, which would otherwise be copied ten times with the body, and all parts for which
-    there are not enough frames.
+    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as
+    themselves. A dict that has only str as keys is encoded as a map. Every other value is encoded
+    as a MessagePack array that begins with a tag of `_READERS`. A second, careful attempt
+    (`_Writer`), which encodes only large or difficult values, also uses tags for each str and dict.
+    Large parts (arrays, and after the careful attempt also str and bytes) are in the frames, in the
+    order of a walk through the value from left to right. In place of a part the body has None if
+    the part is a frame, or the number of its bytes if it is in the joined frame, which is the last
+    one. The joined frame has the parts of medium size of a large value, which would otherwise be
+    copied ten times with the body, and all parts for which there are not enough frames.
 
-Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
+Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the
+bound on a frame (transport).
 """
 
 from __future__ import annotations
@@ -55,40 +61,44 @@ from zmqdist.wire.arrays import (
 from zmqdist.wire.dicts import dict_of, unpack
 from zmqdist.wire.namedtuples import generic_namedtuple, is_valid_kind
 
-ALLOWED = (
-    "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
-)
+ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
 
-_TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC, _FROZEN = range(12)
+_TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC, _FROZEN = (
+    range(12)
+)
 
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
 _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
 _STR = frozenset({str})
 
 _CAREFUL_BYTES = 2**20
-"""Bytes. If a body is larger than this, the value is encoded again with long str and bytes in frames, because frames are not copied on the
-way.
+"""Bytes. If a body is larger than this, the value is encoded again with long str and bytes in
+frames, because frames are not copied on the way.
 """
 
 _JOINED_BYTES_MIN = 32
-"""Bytes. A smaller part of a large value is in the body, because a place in the joined frame saves nothing."""
+"""Bytes. A smaller part of a large value is in the body, because a place in the joined frame saves
+nothing."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
-# -- encoding -------------------------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
 
 
 class _Refused(Exception):
-    """The error for a value that cannot travel. Its text continues a sentence that begins with the place of the value."""
+    """The error for a value that cannot travel. Its text continues a sentence that begins with the
+    place of the value."""
 
 
 class _TooDeep(_Refused):
-    """The error for a value that is nested too deeply. The codec does not search for the place of this value."""
+    """The error for a value that is nested too deeply. The codec does not search for the place of
+    this value."""
 
 
 class _TooManyBytes(Exception):
-    """The error that ends the first attempt early, when the arrays in the body have more than _CAREFUL_BYTES."""
+    """The error that ends the first attempt early, when the arrays in the body have more than
+    _CAREFUL_BYTES."""
 
 
 class _Writer:
@@ -98,7 +108,8 @@ class _Writer:
       frames: the large parts that were found so far, each of which is a frame.
       joined: the parts that were found so far for the joined frame.
       inline_bytes: bytes of the arrays in the body.
-      careful: whether this is the second attempt, which checks each int, str and bytes. Only large or difficult values need it.
+      careful: whether this is the second attempt, which checks each int, str and bytes. Only large
+        or difficult values need it.
       plain: types that MessagePack encodes without help.
     """
 
@@ -116,7 +127,9 @@ class _Writer:
         return nbytes <= (_JOINED_BYTES_MIN if self.careful else INLINE_BYTES_MAX)
 
     def large(self, data: Any, nbytes: int) -> int | None:
-        """Take a part that does not belong into the body. Return what the body has in place of it."""
+        """Take a part that does not belong into the body. Return what the body has in place of
+        it.
+        """
         if nbytes > INLINE_BYTES_MAX and len(self.frames) < FRAMES_MAX - 2:
             self.frames.append(data)
             return None
@@ -127,12 +140,13 @@ class _Writer:
 def encode(value: Any) -> tuple[bytes, list[Any]]:
     """Return the body and the frames that encode a value.
 
-    The frames of contiguous arrays show the arrays' own memory, so send or copy the frames before the arrays can change. The body is a
-    copy.
+    The frames of contiguous arrays show the arrays' own memory, so send or copy the frames before
+    the arrays can change. The body is a copy.
 
     Raises:
-      InvalidArgumentError: part of the value has a type that cannot travel (the text names its place), or is nested too deeply; or the
-        value is too large without its arrays, or has too many large parts.
+      InvalidArgumentError: part of the value has a type that cannot travel (the text names its
+        place), or is nested too deeply; or the value is too large without its arrays, or has too
+        many large parts.
     """
     cls = type(value)
     try:  # the fast path, for most replies and the arguments of most calls
@@ -143,7 +157,8 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
         else:
             body = None
     except (OverflowError, ValueError):
-        # the encoder of msgspec refuses ints of more than 64 bits, halves of surrogate pairs, and bytes of 4 GiB
+        # the encoder of msgspec refuses ints of more than 64 bits, halves of surrogate pairs, and
+        # bytes of 4 GiB
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
         return _encode(value)
@@ -164,7 +179,8 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
         _explain(value, refused)
     if len(body) > SAFE_BODY_BYTES_MAX:
         _invalid(
-            f"a value of {len(body)} bytes without its large arrays; at most {SAFE_BODY_BYTES_MAX} travel in one call: "
+            f"a value of {len(body)} bytes without its large arrays; at most "
+            f"{SAFE_BODY_BYTES_MAX} travel in one call: "
             "send long lists of numbers as arrays, or in several calls"
         )
     if out.joined:
@@ -187,7 +203,10 @@ def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _write_named
     hint = f"; {how_to_make_plain(value)}" if isinstance(value, np.ndarray) else ""
-    raise _Refused(f"is a {type(value).__module__}.{type(value).__qualname__}: only {ALLOWED} travel by RPC{hint}")
+    raise _Refused(
+        f"is a {type(value).__module__}.{type(value).__qualname__}: only {ALLOWED} travel by "
+        f"RPC{hint}"
+    )
 
 
 def _deeper(depth: int) -> int:
@@ -220,7 +239,8 @@ def _write_dict(value: dict[Any, Any], out: _Writer, depth: int) -> Any:
     for key, item in value.items():
         if not _is_key(key):
             raise _Refused(
-                f"has a key of type {type(key).__qualname__}: keys are scalars, str, bytes and tuples of these"
+                f"has a key of type {type(key).__qualname__}: keys are scalars, str, bytes and "
+                f"tuples of these"
             )
         items.append(_node(key, out, depth))
         items.append(_node(item, out, depth))
@@ -289,7 +309,8 @@ def _write_int(value: int, out: _Writer, depth: int) -> Any:
 
 
 def _write_str(value: str, out: _Writer, depth: int) -> Any:
-    data = value.encode("utf-8", "surrogatepass")  # a str may hold halves of surrogate pairs, as some file names do
+    # a str may hold halves of surrogate pairs, as some file names do
+    data = value.encode("utf-8", "surrogatepass")
     return (_TEXT, data if out.is_inline(len(data)) else out.large(data, len(data)))
 
 
@@ -321,7 +342,8 @@ _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
 
 
 def _explain(value: Any, refused: _Refused) -> NoReturn:
-    """Raise the error for a refused value, with the place of the refused part. To find the place, encode the parts one by one."""
+    """Raise the error for a refused value, with the place of the refused part. To find the place,
+    encode the parts one by one."""
     path, text = "value", str(refused)
     searching = not isinstance(refused, _TooDeep)
     while searching:
@@ -330,7 +352,8 @@ def _explain(value: Any, refused: _Refused) -> NoReturn:
             try:
                 _node(part, _Writer(careful=True), 0)
             except _Refused as deeper:
-                # only the text is kept, because the exception would hold stack frames in a reference cycle
+                # only the text is kept, because the exception would hold stack frames in a
+                # reference cycle
                 path, value, text, searching = path + where, part, str(deeper), True
                 break
     _invalid(f"{path} {text}")
@@ -350,11 +373,12 @@ def _invalid(message: str) -> NoReturn:
     raise InvalidArgumentError(message)
 
 
-# -- decoding -------------------------------------------------------------------------------------------------------
+# -- decoding --------------------------------------------------------------------------------------
 
 
 class _Reader:
-    """The state while one value is decoded: the unused frames, and the kinds of namedtuple that were met so far."""
+    """The state while one value is decoded: the unused frames, and the kinds of namedtuple that
+    were met so far."""
 
     __slots__ = ("_frames", "_joined", "_kinds", "_last", "frames_left")
 
@@ -392,8 +416,8 @@ class _Reader:
             raise ValueError(f"{self._joined.nbytes} bytes of the joined frame are not used")
 
     def kind(self, name: Any, fields: Any) -> Any:
-        """Return the namedtuple class with a name and fields. The number of such classes in a value is bounded, because making a class
-        takes a third of a millisecond.
+        """Return the namedtuple class with a name and fields. The number of such classes in a value
+        is bounded, because making a class takes a third of a millisecond.
         """
         if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
             raise ValueError("a namedtuple whose name or fields are no texts")
@@ -402,7 +426,8 @@ class _Reader:
         if kind is None:
             if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_valid_kind(*key):
                 raise ValueError(
-                    f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or improper names of a namedtuple or its fields"
+                    f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or improper names of "
+                    f"a namedtuple or its fields"
                 )
             kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
@@ -411,9 +436,10 @@ class _Reader:
 def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     """Return the value that a body and its frames encode.
 
-    Arrays belong to the caller and are writable. A writable frame becomes the memory of its array without a copy, so pass only frames that
-    no other code uses. A read-only frame is copied, unless it is a NumPy array. A read-only NumPy array is frozen memory, and the decoded
-    array over it is read-only.
+    Arrays belong to the caller and are writable. A writable frame becomes the memory of its array
+    without a copy, so pass only frames that no other code uses. A read-only frame is copied, unless
+    it is a NumPy array. A read-only NumPy array is frozen memory, and the decoded array over it is
+    read-only.
 
     Args:
       frames: objects with the buffer protocol, as many as `encode` returned.
@@ -423,7 +449,9 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
       WireError: the bytes do not encode a value.
     """
     if len(body) > HEADER_BYTES_MAX:
-        raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
+        raise WireError(
+            peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed"
+        )
     try:
         node = unpack(body)
         if not frames:  # the fast path, for most replies and the arguments of most calls
@@ -446,12 +474,15 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     return value
 
 
-def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return (dtype, shape, whether in Fortran order) if a body encodes a single array whose bytes are in a frame; None for any other
-    value.
+def single_array_layout(
+    body: bytes | memoryview, peer: str
+) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Return (dtype, shape, whether in Fortran order) if a body encodes a single array whose bytes
+    are in a frame; None for any other value.
 
     Raises:
-      WireError: the body is not MessagePack, or encodes an array of an unknown dtype. The rest of the body is not checked.
+      WireError: the body is not MessagePack, or encodes an array of an unknown dtype. The rest of
+        the body is not checked.
     """
     try:
         node = unpack(body)
@@ -567,7 +598,9 @@ def _read_big_int(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
     data = _exactly(node, 2)[1]
-    return (_bytes_in(data) if type(data) is bytes else _framed(data, reader)).decode("utf-8", "surrogatepass")
+    return (_bytes_in(data) if type(data) is bytes else _framed(data, reader)).decode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:

@@ -1,8 +1,10 @@
-"""The source lines of functions that travel by value, so that a traceback of another process shows them.
+"""The source lines of functions that travel by value, so that a traceback of another process shows
+them.
 
 Rules
-    The lines travel with the code, because the receiver may lack the file: it is on another host, or is a cell of a notebook or what was
-    typed at a prompt. The receiver puts them into `linecache`, where tracebacks and `inspect` look.
+    The lines travel with the code, because the receiver may lack the file: it is on another host,
+    or is a cell of a notebook or what was typed at a prompt. The receiver puts them into
+    `linecache`, where tracebacks and `inspect` look.
     The lines of a piece of code are read once. A receiver does nothing for lines that it has.
 """
 
@@ -16,7 +18,8 @@ from types import CodeType
 from zmqdist.limits import FUNCTIONS_KEPT_MAX
 
 _sent: dict[int, tuple[CodeType, str]] = {}
-"""By id, because comparing code objects is slow. The entry keeps the code alive, so that no other code gets the id."""
+"""By id, because comparing code objects is slow. The entry keeps the code alive, so that no other
+code gets the id."""
 
 _received: dict[tuple[str, int], str] = {}
 
@@ -34,7 +37,9 @@ def source_of(code: CodeType) -> str:
 
 def last_line(code: CodeType) -> int:
     """Return the number of the last line of a function's code."""
-    return max((line for part in nested_code(code) for line in _lines(part)), default=code.co_firstlineno)
+    return max(
+        (line for part in nested_code(code) for line in _lines(part)), default=code.co_firstlineno
+    )
 
 
 def nested_code(code: CodeType) -> Iterator[CodeType]:
@@ -46,7 +51,8 @@ def nested_code(code: CodeType) -> Iterator[CodeType]:
 
 
 def remember(filename: str, first: int, source: str) -> None:
-    """Have tracebacks of this process show these lines of a file, whose first line has the number `first`."""
+    """Have tracebacks of this process show these lines of a file, whose first line has the number
+    `first`."""
     if _received.get((filename, first)) == source:
         return
     if len(_received) >= 4 * FUNCTIONS_KEPT_MAX:
@@ -58,7 +64,8 @@ def remember(filename: str, first: int, source: str) -> None:
     if lines[first - 1 : first - 1 + len(new)] != new:
         lines = lines + ["\n"] * (first - 1 + len(new) - len(lines))
         lines[first - 1 : first - 1 + len(new)] = new
-        linecache.cache[filename] = sum(map(len, lines)), None, lines, filename  # without a time, so it is not checked
+        # without a time, so it is not checked
+        linecache.cache[filename] = sum(map(len, lines)), None, lines, filename
 
 
 def _lines(code: CodeType) -> Iterator[int]:
@@ -68,7 +75,9 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def _file_of(code: CodeType) -> list[str]:
-    """Return all lines of the file, the cell or the input line that a code object was compiled from; [] if they are not known."""
+    """Return all lines of the file, the cell or the input line that a code object was compiled
+    from; [] if they are not known."""
     if lines := linecache.getlines(code.co_filename):
         return lines
-    return list(getattr(linecache, "_getlines_from_code", lambda _: ())(code))  # what was typed, from Python 3.13 on
+    # what was typed, from Python 3.13 on
+    return list(getattr(linecache, "_getlines_from_code", lambda _: ())(code))

@@ -1,15 +1,19 @@
-"""Functions, and values of any type, as bytes, for peers that may run code in this process. This is the only module that pickles.
+"""Functions, and values of any type, as bytes, for peers that may run code in this process. This is
+the only module that pickles.
 
 Rules
-    Unpickling executes code that the sender has written, so call `unpack*` only for bytes of an authenticated peer that may send code.
+    Unpickling executes code that the sender has written, so call `unpack*` only for bytes of an
+    authenticated peer that may send code.
 
-    Plain pickle is tried first, because it is ten times faster. cloudpickle pickles what plain pickle refuses (lambdas, closures), and
-    every value that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are pickled
-    by name, unless `send_by_value` was called for their module.
+    Plain pickle is tried first, because it is ten times faster. cloudpickle pickles what plain
+    pickle refuses (lambdas, closures), and every value that refers to `__main__`, which is another
+    module at the receiver. Functions and classes of importable modules are pickled by name, unless
+    `send_by_value` was called for their module.
 
-    A pickle is a snapshot. Large arrays are not in the pickle but beside it, as views of their memory, which the caller copies or sends
-    before the program may change the arrays. Unpickled arrays are private and writable, even if the sender's array was read-only. Only
-    frozen arrays are read-only at the receiver, too.
+    A pickle is a snapshot. Large arrays are not in the pickle but beside it, as views of their
+    memory, which the caller copies or sends before the program may change the arrays. Unpickled
+    arrays are private and writable, even if the sender's array was read-only. Only frozen arrays
+    are read-only at the receiver, too.
 
 Not here: which functions must be pickled again (functions.py), and the transport of the bytes.
 """
@@ -40,7 +44,13 @@ from zmqdist.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
-from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
+from zmqdist.limits import (
+    DEPTH_MAX,
+    ERROR_BYTES_MAX,
+    FRAMES_MAX,
+    FUNCTIONS_KEPT_MAX,
+    INLINE_BYTES_MAX,
+)
 from zmqdist.specs import Function
 from zmqdist.wire.arrays import (
     BadArray,
@@ -57,11 +67,13 @@ from zmqdist.wire.classes import here, reduced_class
 from zmqdist.wire.source_lines import nested_code, remember, source_of
 
 Packed: TypeAlias = "bytes | list[Any]"
-"""One blob of at most INLINE_BYTES_MAX, or a list of buffers that begins with the pickle. `unpack` takes a blob, `unpack_parts` a list."""
+"""One blob of at most INLINE_BYTES_MAX, or a list of buffers that begins with the pickle. `unpack`
+takes a blob, `unpack_parts` a list."""
 
 
 class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
-    """The error for a value that cannot be pickled. The message names the part that is at fault, and its place."""
+    """The error for a value that cannot be pickled. The message names the part that is at fault,
+    and its place."""
 
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
@@ -71,20 +83,22 @@ GENERATES = "is a generator function, whose items would stay with the worker: ha
 
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-"""The pickle of a call without arguments. It and `_NONE` are made once, because many calls have no arguments and most results are None."""
+"""The pickle of a call without arguments. It and `_NONE` are made once, because many calls have no
+arguments and most results are None."""
 
 
-# -- values ---------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 def pack(value: Any) -> Packed:
     """Return a small value as one blob, a large value as a list of buffers.
 
-    The buffers show the memory of large arrays, so copy or send the buffers before the arrays change.
+    The buffers show the memory of large arrays, so copy or send the buffers before the arrays
+    change.
 
     Raises:
-      InvalidArgumentError: part of the value cannot be pickled; the message names the part and its place. The cause is
-        the original error if code of the program has raised it.
+      InvalidArgumentError: part of the value cannot be pickled; the message names the part and its
+        place. The cause is the original error if code of the program has raised it.
       ResourceExhaustedError: there is no memory for the pickle.
     """
     if value is None:
@@ -111,10 +125,12 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
 
 def unpack_parts(parts: Sequence[Any]) -> Any:
-    """Return the value of a list of buffers, which must be in the order in which `pack` returned them. Raises the errors of `unpack`.
+    """Return the value of a list of buffers, which must be in the order in which `pack` returned
+    them. Raises the errors of `unpack`.
 
-    A writable buffer becomes the memory of its array without a copy, and so does a read-only NumPy array, which is the memory of a frozen
-    array. So pass only buffers to which no other code writes. Any other read-only buffer is copied.
+    A writable buffer becomes the memory of its array without a copy, and so does a read-only NumPy
+    array, which is the memory of a frozen array. So pass only buffers to which no other code
+    writes. Any other read-only buffer is copied.
     """
     buffers = [
         bytearray(part) if memoryview(part).readonly and not isinstance(part, np.ndarray) else part
@@ -124,8 +140,8 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-    """Return the pair (args, kwargs) of a function call, packed for `unpack` or `unpack_parts`. Raises the errors of `pack`. Errors name
-    the arguments as `args[0]` and `kwargs['x']`.
+    """Return the pair (args, kwargs) of a function call, packed for `unpack` or `unpack_parts`.
+    Raises the errors of `pack`. Errors name the arguments as `args[0]` and `kwargs['x']`.
     """
     if not args and not kwargs:
         return _NO_ARGUMENTS
@@ -152,10 +168,12 @@ def _joined(blob: bytes, parts: list[Any]) -> Packed:
 
 
 class _Dump:
-    """One run of a pickler: its rule for arrays, and the buffers that it collects beside the pickle.
+    """One run of a pickler: its rule for arrays, and the buffers that it collects beside the
+    pickle.
 
-    This object must not be part of a reference cycle, and must not pass views of views to the pickler. Otherwise the garbage collector of
-    some versions of Python crashes on a memoryview from which a PickleBuffer in the same cycle was made.
+    This object must not be part of a reference cycle, and must not pass views of views to the
+    pickler. Otherwise the garbage collector of some versions of Python crashes on a memoryview from
+    which a PickleBuffer in the same cycle was made.
     """
 
     def __init__(self, parts: list[Any] | None) -> None:
@@ -166,7 +184,8 @@ class _Dump:
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
         try:
             described = dtype_to_json(array.dtype)
-        except BadArray:  # arrays of objects, and dtypes of other packages, are pickled by NumPy's own rule
+        except BadArray:
+            # arrays of objects, and dtypes of other packages, are pickled by NumPy's own rule
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
         if is_frozen(array):
@@ -204,8 +223,13 @@ def _buffer(data: Any) -> pickle.PickleBuffer:
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, dump: _Dump, callback: Callable[[pickle.PickleBuffer], bool] | None) -> None:
-        by_dump: dict[type, Callable[[Any], Any]] = {np.ndarray: dump.reduce_array, CodeType: dump.reduce_code}
-        self.dispatch_table = ChainMap(_rules({**_RULES_BY_VALUE, **by_dump}), cloudpickle.Pickler.dispatch_table)
+        by_dump: dict[type, Callable[[Any], Any]] = {
+            np.ndarray: dump.reduce_array,
+            CodeType: dump.reduce_code,
+        }
+        self.dispatch_table = ChainMap(
+            _rules({**_RULES_BY_VALUE, **by_dump}), cloudpickle.Pickler.dispatch_table
+        )
         super().__init__(dump.file, protocol=5, buffer_callback=callback)
 
     def reducer_override(self, value: Any) -> Any:
@@ -224,36 +248,48 @@ CACHED_FUNCTION: Final = type(functools.cache(len))
 def _reduce_cached(fn: Any) -> Any:
     if goes_by_name(fn):
         return fn.__reduce__()
-    own = {name: value for name, value in vars(fn).items() if name not in ("__wrapped__", "cache_parameters")}
+    own = {
+        name: value
+        for name, value in vars(fn).items()
+        if name not in ("__wrapped__", "cache_parameters")
+    }
     return _cached, (fn.__wrapped__, *fn.cache_parameters().values()), own
 
 
 def _cached(fn: Any, maxsize: int | None, typed: bool) -> Any:
-    """Rebuild a function with a cache, which is empty. Pickles refer to this function by its name, so the name is part of the protocol."""
+    """Rebuild a function with a cache, which is empty. Pickles refer to this function by its name,
+    so the name is part of the protocol."""
     return functools.lru_cache(maxsize, typed)(fn)
 
 
 def _reduce_cached_property(value: Any) -> tuple[Any, ...]:
     # Before Python 3.12 the object has a lock.
-    return type(value), (value.func,), {name: item for name, item in vars(value).items() if name != "lock"}
+    return (
+        type(value),
+        (value.func,),
+        {name: item for name, item in vars(value).items() if name != "lock"},
+    )
 
 
 _RULES_BY_VALUE: Final[dict[type, Callable[[Any], Any]]] = {
     CACHED_FUNCTION: _reduce_cached,
     functools.cached_property: _reduce_cached_property,
-    WeakKeyDictionary: lambda value: (WeakKeyDictionary, (dict(value),)),  # `functools.singledispatch` captures one
+    # `functools.singledispatch` captures one
+    WeakKeyDictionary: lambda value: (WeakKeyDictionary, (dict(value),)),
 }
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """Return `table`, the rules of a pickler by type. If the program uses multiprocessing's managers, add a rule for their proxies."""
+    """Return `table`, the rules of a pickler by type. If the program uses multiprocessing's
+    managers, add a rule for their proxies."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 
 
 class _WithProxies(dict[type, Callable[[Any], Any]]):
-    """Rules of a pickler by type, with a rule for the proxies of multiprocessing's managers: a proxy is sent with the key of its manager. A
-    child of the program would inherit this key, but a worker is not a child of the program.
+    """Rules of a pickler by type, with a rule for the proxies of multiprocessing's managers: a
+    proxy is sent with the key of its manager. A child of the program would inherit this key, but a
+    worker is not a child of the program.
     """
 
     def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
@@ -272,21 +308,27 @@ def _reduce_proxy(proxy: Any) -> tuple[Any, ...]:
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
-    """Return the pickle of a value. If `parts` is given, large arrays are appended to this list and are not in the pickle."""
+    """Return the pickle of a value. If `parts` is given, large arrays are appended to this list and
+    are not in the pickle."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
     pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
     try:
         pickler.dump(value)
         blob = dump.file.getvalue()
-        if b"__main__" not in blob and b"__mp_main__" not in blob and not _names_by_value_module(blob):
+        if (
+            b"__main__" not in blob
+            and b"__mp_main__" not in blob
+            and not _names_by_value_module(blob)
+        ):
             return blob
     except Exception:  # cloudpickle may pickle the value; if not, it raises its own error below
         pass
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # a child of multiprocessing has the script under this name
+    if main is not None and main.__name__ == "__mp_main__":
+        # a child of multiprocessing has the script under this name
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
@@ -297,21 +339,28 @@ def _names_by_value_module(blob: bytes) -> bool:
     return any(module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value())
 
 
-def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild an array. Pickles refer to this function by its name, so the name is part of the protocol."""
+def _array(
+    described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any
+) -> np.ndarray[Any, Any]:
+    """Rebuild an array. Pickles refer to this function by its name, so the name is part of the
+    protocol."""
     return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
 def _code(fields: tuple[Any, ...], filename: str, source: str) -> CodeType:
-    """Rebuild the code of a function. Pickles refer to this function by its name, so the name is part of the protocol."""
+    """Rebuild the code of a function. Pickles refer to this function by its name, so the name is
+    part of the protocol."""
     code = CodeType(*fields).replace(co_filename=filename)
     if source:
         remember(filename, code.co_firstlineno, source)
     return code
 
 
-def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild a frozen array. Pickles refer to this function by its name, so the name is part of the protocol."""
+def _frozen(
+    described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any
+) -> np.ndarray[Any, Any]:
+    """Rebuild a frozen array. Pickles refer to this function by its name, so the name is part of
+    the protocol."""
     return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
 
 
@@ -320,35 +369,41 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
         return pickle.loads(blob, buffers=buffers)
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
-            f"module {error.name!r} is not importable in {here()}: functions and classes of importable modules are pickled by "
-            "name; put it on the workers' PYTHONPATH, or send the module by value (zmqdist.coordinator.send_by_value)",
+            f"module {error.name!r} is not importable in {here()}: functions and classes of "
+            f"importable modules are pickled by "
+            "name; put it on the workers' PYTHONPATH, or send the module by value "
+            "(zmqdist.coordinator.send_by_value)",
         ) from error
     except AttributeError as error:
         if not str(error).startswith("Can't get attribute"):
             raise
         if "module '__main__'" in str(error):
             raise FailedPreconditionError(
-                f"{error} in {here()}: an object of the program's script that is pickled by its name, and not by value, because its class "
+                f"{error} in {here()}: an object of the program's script that is pickled by its "
+                f"name, and not by value, because its class "
                 "has a rule of its own for pickling; define it in a module that workers can import"
             ) from error
         raise FailedPreconditionError(
-            f"{error} in {here()}: functions and classes of importable modules are pickled by name; put the sender's version "
+            f"{error} in {here()}: functions and classes of importable modules are pickled by "
+            f"name; put the sender's version "
             "of the module on the workers' PYTHONPATH",
         ) from error
 
 
-# -- what cannot be pickled -----------------------------------------------------------------------------------------
+# -- what cannot be pickled ------------------------------------------------------------------------
 
 
 def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
-    """Raise the error for missing memory. This does not search for a part of the value, because no part is at fault."""
+    """Raise the error for missing memory. This does not search for a part of the value, because no
+    part is at fault."""
     said = f": {error}" if str(error) else ""
     text = f"no memory to pickle {what}{said}. Send less at a time; NumPy arrays are not copied into the pickle, lists and text are"
     raise ResourceExhaustedError(text) from error
 
 
 def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
-    """Search for the smallest part that cannot be pickled on its own, and raise an error that names its place."""
+    """Search for the smallest part that cannot be pickled on its own, and raise an error that names
+    its place."""
     path, smallest = roots[0]
     parts: Iterator[tuple[str, Any]] = iter(roots)
     seen: list[Any] = []
@@ -363,13 +418,23 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
         else:
             break
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _PICKLERS:
+    while (
+        frames is not None
+        and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _PICKLERS
+    ):
         frames = frames.tb_next
-    # An error of the pickler itself says no more than the text. Code of the program has frames that are of use.
-    cause = error.with_traceback(frames) if frames is not None or isinstance(error, ValueError) else None
+    # An error of the pickler itself says no more than the text. Code of the program has frames that
+    # are of use.
+    cause = (
+        error.with_traceback(frames)
+        if frames is not None or isinstance(error, ValueError)
+        else None
+    )
     error.__suppress_context__ = True  # the context is the same error in a larger part
     reason = "pass its result" if _is_future(smallest) else f"{type(error).__name__}: {error}"
-    raise NotPicklableError(f"{path}, a {type_name(smallest)}, cannot be pickled: {reason}") from cause
+    raise NotPicklableError(
+        f"{path}, a {type_name(smallest)}, cannot be pickled: {reason}"
+    ) from cause
 
 
 _PICKLERS: Final = frozenset({"zmqdist", "cloudpickle", "pickle", "copyreg"})
@@ -388,7 +453,8 @@ def _pickling_error(value: Any) -> Exception | None:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each part of an object with its place, as Python code that follows the name of the object."""
+    """Yield each part of an object with its place, as Python code that follows the name of the
+    object."""
     match value:
         case _ if _is_future(value):
             return
@@ -401,7 +467,9 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         case Function():
             yield from parts_of(value.__wrapped__)
         case FunctionType():
-            yield from ((f", which captures {name!r}", item) for name, item in _captured_by_name(value))
+            yield from (
+                (f", which captures {name!r}", item) for name, item in _captured_by_name(value)
+            )
         case MethodType():
             yield (".__self__", value.__self__)
             yield ("", value.__func__)
@@ -410,7 +478,8 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
         case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
-            # An object with its own rule for pickling is not searched, because its error already names the fault.
+            # An object with its own rule for pickling is not searched, because its error already
+            # names the fault.
             yield from ((f".{name}", item) for name, item in attributes_of(value))
 
 
@@ -420,28 +489,37 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         names = (slots,) if isinstance(slots, str) else slots
-        yield from ((name, getattr(value, name)) for name in names if hasattr(value, name) and name != "__dict__")
+        yield from (
+            (name, getattr(value, name))
+            for name in names
+            if hasattr(value, name) and name != "__dict__"
+        )
 
 
 def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         yield name, cell_content(cell)
-    yield from ((name, fn.__globals__[name]) for name in global_names(fn.__code__) if name in fn.__globals__)
+    yield from (
+        (name, fn.__globals__[name]) for name in global_names(fn.__code__) if name in fn.__globals__
+    )
     yield from (("a default", item) for item in fn.__defaults__ or ())
     yield from (fn.__kwdefaults__ or {}).items()
     yield from fn.__dict__.items()
 
 
 def type_name(value: Any) -> str:
-    """Return `module.name` of a value's class, or only the name if the class is built into Python."""
+    """Return `module.name` of a value's class, or only the name if the class is built into
+    Python.
+    """
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-# -- functions ------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------
 
 
 def describe(fn: Any) -> str:
-    """Return `module.name` of a function, method, partial, class or callable object, for error texts."""
+    """Return `module.name` of a function, method, partial, class or callable object, for error
+    texts."""
     if isinstance(fn, functools.partial):
         return describe(fn.func)
     if getattr(fn, "__qualname__", None) is None:
@@ -450,11 +528,12 @@ def describe(fn: Any) -> str:
 
 
 def pack_function(fn: Callable[..., Any]) -> bytes:
-    """Return a function, packed for `unpack`. An importable function is packed as its name, any other function as its code with a snapshot
-    of each object that it captures.
+    """Return a function, packed for `unpack`. An importable function is packed as its name, any
+    other function as its code with a snapshot of each object that it captures.
 
     Raises:
-      InvalidArgumentError: the function captures a value that cannot be pickled; the message names the value.
+      InvalidArgumentError: the function captures a value that cannot be pickled; the message names
+        the value.
     """
     try:
         return _dumps(fn, None)
@@ -463,9 +542,11 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
 
 
 def pack_function_parts(fn: Callable[..., Any]) -> Packed:
-    """Return a function as `pack_function` does, but with the large arrays that the function captures beside the pickle, as `pack` does.
+    """Return a function as `pack_function` does, but with the large arrays that the function
+    captures beside the pickle, as `pack` does.
 
-    Raises the errors of `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
+    Raises the errors of `pack_function`; also raises ResourceExhaustedError if there is no memory
+    for the pickle.
     """
     return _pack(fn, ((describe(fn), fn),))
 
@@ -489,10 +570,11 @@ _names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the globals that a function's code and its inner functions use. cloudpickle pickles
-    the values of these globals.
+    """Return the names of the globals that a function's code and its inner functions use.
+    cloudpickle pickles the values of these globals.
     """
-    # Looked up by id, because comparing code objects is slow. The entry keeps the code alive, so that no other code gets the id.
+    # Looked up by id, because comparing code objects is slow. The entry keeps the code alive, so
+    # that no other code gets the id.
     known = _names_of_code.get(id(code))
     if known is not None:
         return known[1]
@@ -510,12 +592,15 @@ _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 
 
 def send_by_value(module: ModuleType | str) -> None:
-    """Send the functions and classes of a module, and of its submodules, by value from now on, instead of by their names.
+    """Send the functions and classes of a module, and of its submodules, by value from now on,
+    instead of by their names.
 
-    Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this for a module that you edit beside a
-    notebook, or that workers do not have, because workers then need not import the module. Each function is sent with the globals that it
-    uses and their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred microseconds
-    for each function, and on a worker the module has no state that lasts from one function to the next.
+    Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this
+    for a module that you edit beside a notebook, or that workers do not have, because workers then
+    need not import the module. Each function is sent with the globals that it uses and their values
+    at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some
+    hundred microseconds for each function, and on a worker the module has no state that lasts from
+    one function to the next.
 
     Args:
       module: an imported module, or its name.
@@ -538,7 +623,8 @@ _MAINS = frozenset({"__main__", "__mp_main__"})
 
 
 def goes_by_name(value: Any) -> bool:
-    """Return whether a function or class is pickled as its name, because an importable module has the object under this name."""
+    """Return whether a function or class is pickled as its name, because an importable module has
+    the object under this name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or path is None:
         return False
@@ -551,22 +637,27 @@ def goes_by_name(value: Any) -> bool:
 
 
 def is_importable_module(module: ModuleType) -> bool:
-    """Return whether a module is pickled as its name, because it is not `__main__`, not made by the program, and not sent by value."""
+    """Return whether a module is pickled as its name, because it is not `__main__`, not made by the
+    program, and not sent by value."""
     name = getattr(module, "__name__", None)
     if name in _MAINS or name is None or sys.modules.get(name) is not module:
         return False
     by_value = cloudpickle.list_registry_pickle_by_value()
-    return not by_value or not any(name == other or name.startswith(other + ".") for other in by_value)
+    return not by_value or not any(
+        name == other or name.startswith(other + ".") for other in by_value
+    )
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error in another process, as text. It is the `__cause__` of the copy of the error in this process.
+    """The traceback of an error in another process, as text. It is the `__cause__` of the copy of
+    the error in this process.
 
     Attributes:
-      unpickling: whether the error came before the function began, when the function or its arguments were unpickled in the other process.
+      unpickling: whether the error came before the function began, when the function or its
+        arguments were unpickled in the other process.
     """
 
     unpickling = False
@@ -576,12 +667,14 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most. This never raises.
+    """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most.
+    This never raises.
 
-    The exception keeps its class if that can be pickled *and* rebuilt, which this function tries; parts that are large or cannot be pickled
-    become texts. If the class cannot be rebuilt, an UnknownError arrives whose text has the class name and the text of the exception. A
-    StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. `unpickling` means that the exception was raised before
-    the function began; the RemoteTraceback then says so.
+    The exception keeps its class if that can be pickled *and* rebuilt, which this function tries;
+    parts that are large or cannot be pickled become texts. If the class cannot be rebuilt, an
+    UnknownError arrives whose text has the class name and the text of the exception. A
+    StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. `unpickling`
+    means that the exception was raised before the function began; the RemoteTraceback then says so.
     """
     lines = traceback.format_exception(error)
     text = _cut(
@@ -589,7 +682,9 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     )  # a long message leaves room for the frames
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {text_of(error)}")
-    return pickle.dumps((_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5)
+    return pickle.dumps(
+        (_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5
+    )
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
@@ -599,7 +694,8 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     if pickled:
         try:
             error = _loads(pickled, ())
-        except Exception:  # the class is not importable in this process, so only its name and the text are used
+        except Exception:
+            # the class is not importable in this process, so only its name and the text are used
             error = None
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
@@ -611,8 +707,9 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
 def as_ordinary_error(error: BaseException) -> BaseException:
     """Return an error that a function has raised, in a form that ends no other process.
 
-    SystemExit and KeyboardInterrupt end the process that raises them, but must not end the process that gets the result. So each error
-    outside of the class Exception becomes an UnknownError, whose `original_exception` is a copy of the error if Python itself defines it.
+    SystemExit and KeyboardInterrupt end the process that raises them, but must not end the process
+    that gets the result. So each error outside of the class Exception becomes an UnknownError,
+    whose `original_exception` is a copy of the error if Python itself defines it.
     """
     if isinstance(error, Exception):
         return error
@@ -625,10 +722,12 @@ def as_ordinary_error(error: BaseException) -> BaseException:
 _PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 ERRORS_MAX: Final = 64
-"""How many members of a large ExceptionGroup are sent. A part of a large exception may have this fraction of its bytes."""
+"""How many members of a large ExceptionGroup are sent. A part of a large exception may have this
+fraction of its bytes."""
 
 _RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
-"""Exceptions to expect from methods of a user's exception. KeyboardInterrupt is left out, because it may be the user's Ctrl-C."""
+"""Exceptions to expect from methods of a user's exception. KeyboardInterrupt is left out, because
+it may be the user's Ctrl-C."""
 
 
 class _Reduced:
@@ -641,12 +740,16 @@ class _Reduced:
         return self.reduced
 
 
-def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Rebuild an exception without calling its constructor, because `args` often differ from the constructor's arguments."""
+def _rebuild_bare(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    """Rebuild an exception without calling its constructor, because `args` often differ from the
+    constructor's arguments."""
     base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = base.__new__(cls, *args)
     with contextlib.suppress(Exception):
-        base.__init__(error, *args)  # sets what is not in `__dict__`, such as the parts of a UnicodeDecodeError
+        # sets what is not in `__dict__`, such as the parts of a UnicodeDecodeError
+        base.__init__(error, *args)
     error.args = args
     for name, value in state.items():
         setattr(error, name, value)
@@ -654,8 +757,9 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the forms in which to pickle an exception. Each loses more than the one before it: the rule of the class, parts that are large
-    or cannot be pickled, and in the end everything but the class and the text.
+    """Yield the forms in which to pickle an exception. Each loses more than the one before it: the
+    rule of the class, parts that are large or cannot be pickled, and in the end everything but the
+    class and the text.
     """
 
     def portable(part: Any) -> Any:
@@ -667,11 +771,21 @@ def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[
     state = dict(attributes_of(error))
     yield error
     yield bare(error.args, state)
-    args = tuple(map(portable, error.args)) if len(error.args) <= ERRORS_MAX else (text_of(error, bound),)
+    args = (
+        tuple(map(portable, error.args))
+        if len(error.args) <= ERRORS_MAX
+        else (text_of(error, bound),)
+    )
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
         first, end = max(0, error.start - 16), min(error.end, error.start + 64)
         place = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
-        args = (error.encoding, error.object[first : end + 16], error.start - first, end - first, place)
+        args = (
+            error.encoding,
+            error.object[first : end + 16],
+            error.start - first,
+            end - first,
+            place,
+        )
     yield bare(args, {name: portable(item) for name, item in state.items()})
     yield bare((text_of(error, bound),))
     if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821
@@ -680,16 +794,24 @@ def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[
 
 
 def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
-    """Return a part of an exception in a form that can be pickled and rebuilt, as a text if nothing else can be.
+    """Return a part of an exception in a form that can be pickled and rebuilt, as a text if nothing
+    else can be.
 
     Args:
       part: the part.
       bound: how many bytes the exception may have.
-      path: the ids of the exceptions that contain the part, because an exception may contain itself.
+      path: the ids of the exceptions that contain the part, because an exception may contain
+        itself.
     """
     if isinstance(part, BaseException):
-        blob = b"" if id(part) in path or len(path) > DEPTH_MAX else _pickled_error(part, bound, path)
-        return _Reduced(_loads, blob, ()) if blob else UnknownError(f"{type_name(part)}: {text_of(part, bound)}")
+        blob = (
+            b"" if id(part) in path or len(path) > DEPTH_MAX else _pickled_error(part, bound, path)
+        )
+        return (
+            _Reduced(_loads, blob, ())
+            if blob
+            else UnknownError(f"{type_name(part)}: {text_of(part, bound)}")
+        )
     if isinstance(part, (list, tuple)) and part and isinstance(part[0], BaseException):
         kept = part[:ERRORS_MAX]
         left_out = len(part) - len(kept)
@@ -709,17 +831,23 @@ def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
     return f"(a {type_name(part)} {problem} was left out)"
 
 
-def _pickled_error(error: BaseException, bound: int = ERROR_BYTES_MAX, path: tuple[int, ...] = ()) -> bytes:
-    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class in `bound` bytes.
+def _pickled_error(
+    error: BaseException, bound: int = ERROR_BYTES_MAX, path: tuple[int, ...] = ()
+) -> bytes:
+    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the
+    same class in `bound` bytes.
 
-    The first form, in which the class makes the copy, must give the same text and attributes. Otherwise the class has got wrong arguments.
+    The first form, in which the class makes the copy, must give the same text and attributes.
+    Otherwise the class has got wrong arguments.
     """
     for number, form in enumerate(_forms(error, bound, path)):
         try:
             blob = _dumps(form, None)
             copy = pickle.loads(blob) if len(blob) <= bound else None
             complete = dict(attributes_of(error)).keys() <= dict(attributes_of(copy)).keys()
-            if type(copy) is type(error) and (number > 0 or (complete and text_of(copy) == text_of(error))):
+            if type(copy) is type(error) and (
+                number > 0 or (complete and text_of(copy) == text_of(error))
+            ):
                 return blob
         except _RAISED_BY_METHODS:
             continue
@@ -727,7 +855,8 @@ def _pickled_error(error: BaseException, bound: int = ERROR_BYTES_MAX, path: tup
 
 
 def text_of(error: BaseException, bound: int = ERROR_BYTES_MAX) -> str:
-    """Return the text of an exception, even if its `str` raises. If the text is long, return only its end."""
+    """Return the text of an exception, even if its `str` raises. If the text is long, return only
+    its end."""
     try:
         return _cut(str(error), bound)
     except _RAISED_BY_METHODS as broken:
@@ -735,8 +864,8 @@ def text_of(error: BaseException, bound: int = ERROR_BYTES_MAX) -> str:
 
 
 def _cut(text: str, bound: int = ERROR_BYTES_MAX) -> str:
-    """Return a text with halves of surrogate pairs escaped. If the text is long, return only its end, where a traceback has the place and
-    the error.
+    """Return a text with halves of surrogate pairs escaped. If the text is long, return only its
+    end, where a traceback has the place and the error.
     """
     if len(text) > bound // 4:
         text = f"({len(text)} characters, the last of them:) ..." + text[len(text) - bound // 8 :]

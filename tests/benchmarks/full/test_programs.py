@@ -1,4 +1,5 @@
-"""The benchmark programs run: each question in a form so small that the figures mean nothing, and systems that cannot answer."""
+"""The benchmark programs run: each question in a form so small that the figures mean nothing, and
+systems that cannot answer."""
 
 from __future__ import annotations
 
@@ -18,14 +19,22 @@ from benchmarks.systems import SYSTEMS, Session, Unusable
 from tests.benchmarks.tiny import FIELDS, TALKING, TINY, asked, systems_of
 
 
-def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_package(tiny: None, tmp_path: Path) -> None:
+def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_package(
+    tiny: None, tmp_path: Path
+) -> None:
     found = asked(tmp_path, *TALKING, "--against", "raw,memcpy,pool,threads,sockets")
     assert {name: systems_of(found[name]) for name in TALKING} == {
         "latency": ["zmqdist", "bare pyzmq", "zmqdist, handler in a thread"],
         "calls": ["zmqdist", "bare pyzmq", "zmqdist, handler in a thread"],
         "tasks": ["zmqdist", "ProcessPoolExecutor"],
         "roundtrip": ["zmqdist", "bare pyzmq", "ProcessPoolExecutor"],
-        "bandwidth": ["zmqdist", "bare pyzmq", "memcpy", "ProcessPoolExecutor", "zmqdist, sockets only"],
+        "bandwidth": [
+            "zmqdist",
+            "bare pyzmq",
+            "memcpy",
+            "ProcessPoolExecutor",
+            "zmqdist, sockets only",
+        ],
         "fanout": ["zmqdist", "ProcessPoolExecutor", "zmqdist, sockets only"],
         "captured": ["zmqdist", "ProcessPoolExecutor", "zmqdist, sockets only"],
     }
@@ -33,7 +42,10 @@ def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_packa
         assert set(document) == FIELDS
         assert document["skipped"] == []
         assert all(figure["median"] > 0 for figure in document["figures"])
-        assert all((figure["ratio"] is None) == (figure["system"] == "zmqdist") for figure in document["figures"])
+        assert all(
+            (figure["ratio"] is None) == (figure["system"] == "zmqdist")
+            for figure in document["figures"]
+        )
     assert found["latency"]["command"] == (
         "python -m benchmarks latency --quick --against raw,memcpy,pool,threads,sockets"
     )
@@ -43,16 +55,38 @@ def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_packa
 def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -> None:
     found = asked(tmp_path, "startup", "imports", "memory", "--against", "pool")
     assert [systems_of(found[name]) for name in found] == [["zmqdist", "ProcessPoolExecutor"]] * 3
-    assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == ["bytes", "MB", "MB", "MB", "tasks/s", "s"]
+    assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == [
+        "bytes",
+        "MB",
+        "MB",
+        "MB",
+        "tasks/s",
+        "s",
+    ]
 
 
 def test_questions_about_data_are_answered_by_servers_of_their_own_and_by_those_of_one_process(
     tiny: None, tmp_path: Path
 ) -> None:
-    found = asked(tmp_path, "data_elements", "data_arrays", "data_first", "data_start", "--against", "inside,raw")
-    assert [systems_of(document) for document in found.values()] == [["zmqdist", "zmqdist, one process"]] * 4
-    assert [figure["case"] for figure in found["data_elements"]["figures"][:2]] == ["one at a time", "in batches of 8"]
-    assert all(figure["median"] > 0 for document in found.values() for figure in document["figures"])
+    found = asked(
+        tmp_path,
+        "data_elements",
+        "data_arrays",
+        "data_first",
+        "data_start",
+        "--against",
+        "inside,raw",
+    )
+    assert [systems_of(document) for document in found.values()] == [
+        ["zmqdist", "zmqdist, one process"]
+    ] * 4
+    assert [figure["case"] for figure in found["data_elements"]["figures"][:2]] == [
+        "one at a time",
+        "in batches of 8",
+    ]
+    assert all(
+        figure["median"] > 0 for document in found.values() for figure in document["figures"]
+    )
 
 
 def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path) -> None:
@@ -72,7 +106,9 @@ def test_variables_at_parameter_servers_are_changed_by_tasks(tiny: None, tmp_pat
         "rows/s",
         "GB/s",
     ]
-    assert all(figure["median"] > 0 for document in found.values() for figure in document["figures"])
+    assert all(
+        figure["median"] > 0 for document in found.values() for figure in document["figures"]
+    )
 
 
 def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
@@ -112,7 +148,9 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     assert all(figure["median"] > 0 for figure in figures)
 
 
-def test_what_a_greedy_client_costs_another_one_and_the_server_is_measured(tiny: None, tmp_path: Path) -> None:
+def test_what_a_greedy_client_costs_another_one_and_the_server_is_measured(
+    tiny: None, tmp_path: Path
+) -> None:
     figures = asked(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
     assert [figure["unit"] for figure in figures] == ["ms", "ms", "MB"]
     assert all(figure["median"] > 0 for figure in figures)
@@ -125,7 +163,11 @@ def test_variables_are_measured_beside_calls_and_memcpy(
     monkeypatch.setattr(variables, "ROWS", 8)
     monkeypatch.setattr(variables, "SMALL", 3)
     figures = asked(tmp_path, "variables", "--against", "none")["variables"]["figures"]
-    assert [figure["system"] for figure in figures if figure["unit"] == "GB/s"] == ["zmqdist", "calls", "memcpy"]
+    assert [figure["system"] for figure in figures if figure["unit"] == "GB/s"] == [
+        "zmqdist",
+        "calls",
+        "memcpy",
+    ]
     assert all(figure["median"] > 0 for figure in figures)
     assert all((figure["ratio"] is None) == (figure["system"] == "zmqdist") for figure in figures)
 
@@ -136,10 +178,16 @@ def test_what_is_measured_is_drawn(tmp_path: Path) -> None:
 
     bars = [Figure("x", "a case", title, "us", 3.0, 4.0, 2.0) for title in ("zmqdist", "other")]
     lines = [Figure("x", "size", "zmqdist", "us", 10.0**at, at=10**at) for at in range(3)]
-    for name, figures, curve in (("bars", bars, ""), ("lines", lines, "size"), ("both", bars + lines, "")):
+    for name, figures, curve in (
+        ("bars", bars, ""),
+        ("lines", lines, "size"),
+        ("both", bars + lines, ""),
+    ):
         answers = Answers(Question("x", "A question", "us", curve=curve), figures)
         draw(results.document(answers, {}, ""), tmp_path / f"{name}.png")
-    assert all((tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG" for name in ("bars", "lines", "both"))
+    assert all(
+        (tmp_path / f"{name}.png").read_bytes()[1:4] == b"PNG" for name in ("bars", "lines", "both")
+    )
 
 
 @pytest.fixture
@@ -151,7 +199,9 @@ def lonely(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["grpc", "ray", "ray-data", "dask", "ipyparallel", "parsl", "tf", "tf-data", "torch"])
+@pytest.mark.parametrize(
+    "name", ["grpc", "ray", "ray-data", "dask", "ipyparallel", "parsl", "tf", "tf-data", "torch"]
+)
 def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
     with pytest.raises(Unusable, match=r"^not installed \(no module named '\w+'\)$"):
         Session(SYSTEMS[name], {SYSTEMS[name].owner: lonely})
@@ -159,12 +209,18 @@ def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
 
 def test_who_is_not_installed_is_left_out_of_a_question_with_one_line(lonely: str) -> None:
     said: list[str] = []
-    question = Question("bandwidth", "", "B/s", cases=lambda _: [Case(str(n), {"size": n}) for n in (10, 20)])
+    question = Question(
+        "bandwidth", "", "B/s", cases=lambda _: [Case(str(n), {"size": n}) for n in (10, 20)]
+    )
     question = replace(question, count=1)
     answers, _ = measure([question], [SYSTEMS["grpc"]], TINY, {"grpc": lonely}, said.append)
-    assert answers["bandwidth"].skipped == ["skipped: grpcio: not installed (no module named 'grpc')"]
+    assert answers["bandwidth"].skipped == [
+        "skipped: grpcio: not installed (no module named 'grpc')"
+    ]
     assert said[0] == answers["bandwidth"].skipped[0]
-    assert [(figure.system, figure.at, figure.ratio) for figure in answers["bandwidth"].figures] == [
+    assert [
+        (figure.system, figure.at, figure.ratio) for figure in answers["bandwidth"].figures
+    ] == [
         ("zmqdist", None, None),
         ("zmqdist", None, None),
     ]
@@ -172,7 +228,9 @@ def test_who_is_not_installed_is_left_out_of_a_question_with_one_line(lonely: st
 
 def test_a_question_that_fails_is_the_end_of_that_answer_only() -> None:
     with Session(SYSTEMS["memcpy"], {}) as session:
-        with pytest.raises(Unusable, match="AttributeError: 'Memcpy' object has no attribute 'latency'"):
+        with pytest.raises(
+            Unusable, match="AttributeError: 'Memcpy' object has no attribute 'latency'"
+        ):
             session.ask("latency", count=1)
         assert session.ask("bandwidth", count=1, size=10)[0] > 0
         assert session.version()
@@ -180,7 +238,10 @@ def test_a_question_that_fails_is_the_end_of_that_answer_only() -> None:
 
 def test_who_hangs_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "END_LIMIT_S", 0.0)
-    with Session(SYSTEMS["memcpy"], {}) as session, pytest.raises(Unusable, match=r"no answer after 0\.01 s"):
+    with (
+        Session(SYSTEMS["memcpy"], {}) as session,
+        pytest.raises(Unusable, match=r"no answer after 0\.01 s"),
+    ):
         session.ask("bandwidth", 0.01, count=1_000_000, size=2**24)
     assert systems.marked(session.mark) == []
 

@@ -1,4 +1,5 @@
-"""Ctrl-C at a terminal while `zmqdist bench` measures: it reaches all processes of the terminal, and none has anything to say."""
+"""Ctrl-C at a terminal while `zmqdist bench` measures: it reaches all processes of the terminal,
+and none has anything to say."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def pending(pid: int) -> bool:
     """Whether a SIGINT to this process has not been taken by it; False when it has ended."""
     try:
         with open(f"/proc/{pid}/status") as status:
-            masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
+            masks = [
+                int(line.split()[1], 16)
+                for line in status
+                if line.startswith(("SigPnd:", "ShdPnd:"))
+            ]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return any(mask & 1 << signal.SIGINT - 1 for mask in masks)

@@ -35,7 +35,9 @@ def test_a_dispatcher_that_was_killed_and_started_again_gets_its_worker_back(
     assert (again.ends(), worker.ends()) == (0, 0)
 
 
-def test_a_drained_worker_leaves_and_the_other_stays(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
+def test_a_drained_worker_leaves_and_the_other_stays(
+    terminal: Open, dispatcher: tuple[Terminal, str]
+) -> None:
     _, address = dispatcher
     staying, leaving = start_worker(terminal, address), start_worker(terminal, address, "--threads")
     done = run("drain", address, "worker:1", "--grace", "3")
@@ -68,7 +70,11 @@ def test_a_cluster_file_gives_a_role_what_the_command_line_does_not_say(
     assert from_file.saw("worker:0 of").endswith("3 slots")
     with ClusterCoordinator(address) as coordinator:
         assert coordinator.schedule(lambda: os.environ["GREETING"]).fetch() == "hello"
-    assert terminal("worker", "--config", str(file), "--slots", "1").saw("worker:1 of").endswith("1 slot")
+    assert (
+        terminal("worker", "--config", str(file), "--slots", "1")
+        .saw("worker:1 of")
+        .endswith("1 slot")
+    )
     second = terminal("dispatcher", "--config", str(file), "--port", "0")
     assert second.saw("dispatcher at") != f"dispatcher at zmq://{address}"
 

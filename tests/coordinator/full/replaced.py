@@ -1,4 +1,5 @@
-"""zmqdist's Executor with the constructor of the standard library's ProcessPoolExecutor, for that one's own tests."""
+"""zmqdist's Executor with the constructor of the standard library's ProcessPoolExecutor, for that
+one's own tests."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def close() -> None:
 
 
 class _Into(logging.handlers.QueueHandler):
-    """A record is in the queue, and not with the thread that feeds it, when the next step is taken."""
+    """A record is in the queue, and not with the thread that feeds it, when the next step is
+    taken.
+    """
 
     def enqueue(self, record: logging.LogRecord) -> None:
         self.queue.put(record)
@@ -38,13 +41,20 @@ class _Into(logging.handlers.QueueHandler):
 
 class ProcessPoolExecutor(zd.Executor):
     def __init__(
-        self, max_workers: int | None = None, mp_context: Any = None, initializer: Any = None, initargs: Any = ()
+        self,
+        max_workers: int | None = None,
+        mp_context: Any = None,
+        initializer: Any = None,
+        initargs: Any = (),
     ) -> None:
         if initargs and type(initargs[0]).__name__ == "Queue":
-            # Children inherit it, and log into it. An Executor logs what its initializer raises in the program.
+            # Children inherit it, and log into it. An Executor logs what its initializer raises in
+            # the program.
             _handlers.append(_Into(initargs[0]))
             _log.addHandler(_handlers[-1])
             initargs = ()
-        super().__init__(cluster(), max_workers=max_workers, initializer=initializer, initargs=initargs)
+        super().__init__(
+            cluster(), max_workers=max_workers, initializer=initializer, initargs=initargs
+        )
         if max_workers is not None and initializer is None:
             self.submit(int).result()  # connected, as a pool whose processes are there

@@ -1,4 +1,5 @@
-"""What a program has submitted to an Executor is carried out when it ends, however it ends, unless it is interrupted or has no cluster."""
+"""What a program has submitted to an Executor is carried out when it ends, however it ends, unless
+it is interrupted or has no cluster."""
 
 from __future__ import annotations
 
@@ -43,12 +44,17 @@ ENDS = {
 
 def run(program: str, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", BEGIN + program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", BEGIN + program, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
-def test_submitted_work_is_carried_out_however_the_program_ends(end: str, code: int, tmp_path: Path) -> None:
+def test_submitted_work_is_carried_out_however_the_program_ends(
+    end: str, code: int, tmp_path: Path
+) -> None:
     process = run(f"{OWN}\n{end}", str(tmp_path))
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said

@@ -13,7 +13,9 @@ from tests.coordinator.test_errors_of_rounds import coordinator as coordinator
 
 pytestmark = pytest.mark.timeout(90)
 
-globals().update(again(test_errors_of_rounds, "coordinator") | again(test_errors_of_rounds, "cluster"))
+globals().update(
+    again(test_errors_of_rounds, "coordinator") | again(test_errors_of_rounds, "cluster")
+)
 
 
 @pytest.fixture(scope="module")

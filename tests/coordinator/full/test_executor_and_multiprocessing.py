@@ -1,4 +1,5 @@
-"""An Executor together with the multiprocessing of the standard library: proxies as arguments, and use in its children."""
+"""An Executor together with the multiprocessing of the standard library: proxies as arguments, and
+use in its children."""
 
 from __future__ import annotations
 
@@ -45,10 +46,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_functions_of_the_script_work_from_children_that_know_it_by_another_name(method: str, tmp_path: Path) -> None:
+def test_functions_of_the_script_work_from_children_that_know_it_by_another_name(
+    method: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, script, method], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.stdout == "__mp_main__ [0, 3, 6] 4\n0\n", done.stderr
 
 

@@ -1,4 +1,5 @@
-"""A program that somebody types into `python -i`, as in a notebook: functions of __main__, Ctrl-C, a closed cluster."""
+"""A program that somebody types into `python -i`, as in a notebook: functions of __main__, Ctrl-C,
+a closed cluster."""
 
 from __future__ import annotations
 
@@ -59,17 +60,31 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_a_function_that_was_typed_runs_and_can_be_typed_anew(session: Session) -> None:
-    session.type("factor = 2", "def scaled(x):", "    return x * factor", "", "value = coordinator.submit(scaled, 21)")
+    session.type(
+        "factor = 2",
+        "def scaled(x):",
+        "    return x * factor",
+        "",
+        "value = coordinator.submit(scaled, 21)",
+    )
     session.type("print('result', value.result(timeout=30))")
     session.says("result 42")
     session.type(
-        "def scaled(x):", "    return -x * factor", "", "print('now', coordinator.submit(scaled, 21).result(30))"
+        "def scaled(x):",
+        "    return -x * factor",
+        "",
+        "print('now', coordinator.submit(scaled, 21).result(30))",
     )
     session.says("now -42")
-    session.type("print('all', coordinator.gather(coordinator.map(lambda x: x + factor, range(3)), 30))")
+    session.type(
+        "print('all', coordinator.gather(coordinator.map(lambda x: x + factor, range(3)), 30))"
+    )
     session.says(r"all \[2, 3, 4\]")
     session.type(
-        "class Pair:", "    def __init__(self, a): self.a = a", "", "pair = coordinator.submit(Pair, 5).result(30)"
+        "class Pair:",
+        "    def __init__(self, a): self.a = a",
+        "",
+        "pair = coordinator.submit(Pair, 5).result(30)",
     )
     session.type("print('same', type(pair) is Pair, pair.a)")
     session.says("same True 5")
@@ -98,12 +113,19 @@ def test_ctrl_c_ends_the_wait_and_leaves_everything_usable(session: Session, cal
 
 
 def test_a_closed_cluster_gives_an_error_and_never_hangs(session: Session) -> None:
-    session.type("coordinator.submit(abs, -1).result(30)", "pending = coordinator.submit(time.sleep, 60)")
+    session.type(
+        "coordinator.submit(abs, -1).result(30)", "pending = coordinator.submit(time.sleep, 60)"
+    )
     session.type("coordinator.close()", "pending.result()")
     session.says("CancelledError: time.sleep was cancelled")
     for call in ("submit(abs, -1)", "map(abs, [1])", "run(abs, -1)", "cancel_all()", "workers()"):
         session.type(f"coordinator.{call}", f"print({call!r}, 'done')")
         session.says(re.escape(f"{call} done"))
-    assert len(re.findall("Error: this ClusterCoordinator has been closed", session.output.read_text())) == 5
+    assert (
+        len(
+            re.findall("Error: this ClusterCoordinator has been closed", session.output.read_text())
+        )
+        == 5
+    )
     session.type("print(coordinator)")
     session.says(r"<ClusterCoordinator of zmq://localhost:\d+: closed>")

@@ -16,13 +16,18 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.transport import shm_pool
 
 
-def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_it_is_read_from_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)
-        used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]
+        used = [
+            coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2))
+            for number in (1, 2)
+        ]
         assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
         assert coordinator.snapshot().held.parts == 0
         mine = value.get()
@@ -47,7 +52,8 @@ def test_it_outlives_its_slot_but_not_its_worker() -> None:
                 value.fetch()
         used = coordinator.schedule(total, (value,))
         with pytest.raises(
-            errors.UnavailableError, match=r"the value of tests.coordinator.kept_work.zeros .* is lost: schedule"
+            errors.UnavailableError,
+            match=r"the value of tests.coordinator.kept_work.zeros .* is lost: schedule",
         ):
             used.fetch(20)
         with pytest.raises(errors.UnavailableError):

@@ -24,7 +24,11 @@ def test_a_lost_value_is_made_again_for_get_and_for_functions_with_what_it_was_m
     assert second.exception(20) is None
     replace(single)
     assert fragile.schedule(made, (tmp_path, "third", second)).fetch(30)[0] == 3
-    assert (calls(tmp_path, "first"), calls(tmp_path, "second"), calls(tmp_path, "third")) == (2, 2, 1)
+    assert (calls(tmp_path, "first"), calls(tmp_path, "second"), calls(tmp_path, "third")) == (
+        2,
+        2,
+        1,
+    )
     assert first.get(20)[0] == 1
     replace(single, 1)
     assert second.get(30)[0] == 2
@@ -40,7 +44,9 @@ def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
     second = fragile.schedule(made, (tmp_path, "second", first), lineage=True)
     assert second.exception(20) is None
     replace(single)
-    with pytest.raises(errors.UnavailableError, match=r"value of .*\.made was kept by the worker at .* and is lost"):
+    with pytest.raises(
+        errors.UnavailableError, match=r"value of .*\.made was kept by the worker at .* and is lost"
+    ):
         second.get(30)
     third = fragile.schedule(made, (tmp_path, "third", second))
     with pytest.raises(errors.ClosureInputError) as told:
@@ -55,7 +61,9 @@ def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
         fragile.join(20)
 
 
-def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(single: zd.local_cluster, tmp_path: Path) -> None:
+def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(
+    single: zd.local_cluster, tmp_path: Path
+) -> None:
     coordinator = ClusterCoordinator(single)
     value = coordinator.schedule(made, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None

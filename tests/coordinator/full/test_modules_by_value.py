@@ -81,7 +81,9 @@ def test_an_edited_module_is_the_new_one_after_a_reload(
 
 
 def test_what_is_no_imported_module_is_refused() -> None:
-    with pytest.raises(ValueError, match="no module 'not_imported' has been imported: import it first"):
+    with pytest.raises(
+        ValueError, match="no module 'not_imported' has been imported: import it first"
+    ):
         send_by_value("not_imported")
     with pytest.raises(TypeError, match=r"takes a module or its name, not function"):
         send_by_value(lambda: None)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Functions that schedule functions and wait for them fill all slots: one line of standard error says so, and a cancel ends them."""
+"""Functions that schedule functions and wait for them fill all slots: one line of standard error
+says so, and a cancel ends them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_functions_that_fill_all_slots_and_wait_say_so_once(tmp_path: Path, slot
         assert process.stderr is not None
         line = process.stderr.readline()
         printed, errors = process.communicate("\n", timeout=50)
-    assert "functions that functions have scheduled wait for a slot, all 2 slots at localhost:" in line
+    assert (
+        "functions that functions have scheduled wait for a slot, all 2 slots at localhost:" in line
+    )
     assert "cancel() ends them" in line
     assert "wait for a slot" not in errors
     assert printed.split() == (["False", "1"] if slots == "processes" else ["False"])

@@ -14,22 +14,29 @@ from tests.scheduling.work import until
 from zmqdist import data
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
 
 
-def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indices_lose_nothing() -> None:
+def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indices_lose_nothing() -> (
+    None
+):
     with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster) as coordinator:
         cluster.kill_worker(1)
         until(lambda: len(coordinator.workers()) == 2)
         dataset = coordinator.create_per_worker_dataset(data.Dataset.range(10), shard=True)
         iterator = iter(dataset)
-        shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2)]
+        shares = [
+            coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2)
+        ]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
         cluster.add_worker()
         assert coordinator.schedule(work.elements, (iterator,), worker=3).fetch(20) == []
         until(lambda: len(coordinator.workers()) == 3)
         iterator = iter(dataset)
-        shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2, 3)]
+        shares = [
+            coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2, 3)
+        ]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
 
 
@@ -40,7 +47,9 @@ def test_iterators_begin_anew_where_a_worker_was_started_again(tmp_path: Path) -
 
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
-        assert [coordinator.schedule(work.first, (iterator,), worker=0).fetch(20) for _ in range(3)] == [0, 1, 2]
+        assert [
+            coordinator.schedule(work.first, (iterator,), worker=0).fetch(20) for _ in range(3)
+        ] == [0, 1, 2]
         cluster.kill_worker(0)
         later = coordinator.schedule(work.first, (iterator,), worker=0)
         assert coordinator.schedule(work.first, (iterator,)).fetch(20) == 0

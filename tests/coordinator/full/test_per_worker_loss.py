@@ -16,7 +16,8 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
 
 
 @pytest.fixture
@@ -52,7 +53,9 @@ def test_a_newcomer_has_the_resources_that_there_are(replaced: zd.local_cluster)
         assert coordinator.schedule(work.of_worker, (counters,), worker=2).fetch(20) == (2, 2)
 
 
-def test_who_waits_for_a_value_is_told_when_its_worker_is_lost(replaced: zd.local_cluster, tmp_path: Path) -> None:
+def test_who_waits_for_a_value_is_told_when_its_worker_is_lost(
+    replaced: zd.local_cluster, tmp_path: Path
+) -> None:
     with ClusterCoordinator(replaced) as coordinator:
         values = coordinator.create_per_worker_resource(waits, (tmp_path, "x"))
         until(lambda: len(begun(tmp_path)) == 2)
@@ -98,7 +101,10 @@ def test_who_asks_for_a_value_is_told_when_its_worker_is_lost_meanwhile(
 
 
 def test_a_resource_made_while_all_workers_are_down_is_aborted_and_made_when_one_is_back() -> None:
-    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cluster_lost_limit_s=3600) as coordinator:
+    with (
+        zd.local_cluster(workers=1) as cluster,
+        ClusterCoordinator(cluster, cluster_lost_limit_s=3600) as coordinator,
+    ):
         earlier = coordinator.create_per_worker_resource(work.counter)
         assert earlier.fetch(20) == [0]
         cluster.kill_worker(0)

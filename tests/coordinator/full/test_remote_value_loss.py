@@ -15,4 +15,5 @@ def test_a_ready_value_survives_the_death_of_all_workers_and_of_the_dispatcher()
         cluster.kill_worker(0)
         cluster.dispatcher.stop()
         assert [float(value.get(20).sum()) for value in values] == [21.0, 21_000_000.0]
-    assert [len(value.get()) for value in values] == [3, 3_000_000]  # also when the coordinator has been closed
+    # also when the coordinator has been closed
+    assert [len(value.get()) for value in values] == [3, 3_000_000]

@@ -1,4 +1,5 @@
-"""`run`, `gather`, `wait` and `as_completed` when workers, slots or the cluster die in their middle."""
+"""`run`, `gather`, `wait` and `as_completed` when workers, slots or the cluster die in their
+middle."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
 
 def test_a_worker_that_dies_during_run_is_told_by_name_at_once(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
-        thread, found = in_background(lambda: coordinator.options(name="probe").run(waits, tmp_path))
+        thread, found = in_background(
+            lambda: coordinator.options(name="probe").run(waits, tmp_path)
+        )
         until(lambda: len(begun(tmp_path)) == 2)
         cluster.kill_worker(1)
         until(lambda: coordinator.workers() == ["worker:0"])
@@ -81,7 +84,10 @@ def test_a_thousand_values_survive_the_death_of_a_worker(tmp_path: Path) -> None
 
 
 def test_all_waits_end_when_the_cluster_is_lost(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cluster_lost_limit_s=1.0) as coordinator:
+    with (
+        zd.local_cluster(workers=1) as cluster,
+        ClusterCoordinator(cluster, cluster_lost_limit_s=1.0) as coordinator,
+    ):
         value = coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
         calls = [

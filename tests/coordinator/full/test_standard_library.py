@@ -1,7 +1,7 @@
 """The standard library's own tests of its ProcessPoolExecutor, with an Executor in its place.
 
-They are run where the Python has them (many do not), and are not copied here. Left out is what looks into a pool's private attributes, and
-what is about arguments that an Executor does not have.
+They are run where the Python has them (many do not), and are not copied here. Left out is what
+looks into a pool's private attributes, and what is about arguments that an Executor does not have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ PRIVATE = {
     "test_force_shutdown_workers",
     "test_force_shutdown_workers_stops_pool",
 }
-"""What these look at: the processes, threads and pipes of a pool, and the class of the remote traceback."""
+"""What these look at: the processes, threads and pipes of a pool, and the class of the remote
+traceback."""
 
 NOT_OURS = {
     "test_max_tasks_early_shutdown",
@@ -59,7 +60,9 @@ def modules() -> list[types.ModuleType]:
         if importlib.util.find_spec(NAME) is None:
             return []
         package = importlib.import_module(NAME)
-        names = [info.name for info in pkgutil.iter_modules(getattr(package, "__path__", []), f"{NAME}.")]
+        names = [
+            info.name for info in pkgutil.iter_modules(getattr(package, "__path__", []), f"{NAME}.")
+        ]
         return [package, *map(importlib.import_module, names)]
     except (ImportError, unittest.SkipTest):
         return []
@@ -79,7 +82,11 @@ def cases() -> list[Any]:
         for case in flat(unittest.TestLoader().loadTestsFromModule(module)):
             name = type(case).__name__
             method = case.id().rpartition(".")[2]
-            if name.startswith("ProcessPoolFork") and "server" not in name and method not in PRIVATE | NOT_OURS:
+            if (
+                name.startswith("ProcessPoolFork")
+                and "server" not in name
+                and method not in PRIVATE | NOT_OURS
+            ):
                 found[f"{name}.{method}"] = (module, case)
     return [pytest.param(module, case, id=name) for name, (module, case) in found.items()]
 
@@ -103,7 +110,9 @@ def test_the_standard_librarys_test_passes(
             "from concurrent.futures import ProcessPoolExecutor",
             f"from {replaced.__name__} import ProcessPoolExecutor",
         )
-        return script_helper.assert_python_ok(*options, code, PYTHONPATH=str(ROOT), __isolated=False)
+        return script_helper.assert_python_ok(
+            *options, code, PYTHONPATH=str(ROOT), __isolated=False
+        )
 
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", replaced.ProcessPoolExecutor)
     monkeypatch.setattr(type(case), "executor_type", replaced.ProcessPoolExecutor)

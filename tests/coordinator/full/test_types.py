@@ -47,7 +47,10 @@ TOLD = [
     (19, 'error: Unexpected keyword argument "retry" for "options" of "ClusterCoordinator"'),
     (
         20,
-        'error: Argument "name" to "options" of "ClusterCoordinator" has incompatible type "int"; expected "str | None"',
+        (
+            'error: Argument "name" to "options" of "ClusterCoordinator" has incompatible type "int"; '
+            'expected "str | None"'
+        ),
     ),
 ]
 
@@ -73,7 +76,10 @@ def test_the_types_of_results_are_those_of_the_functions(tmp_path: Path) -> None
         text=True,
         timeout=290,
     )
-    lines = [re.fullmatch(r"program\.py:(\d+): (.*?)(?:  \[[a-z-]+\])?", line) for line in done.stdout.splitlines()]
+    lines = [
+        re.fullmatch(r"program\.py:(\d+): (.*?)(?:  \[[a-z-]+\])?", line)
+        for line in done.stdout.splitlines()
+    ]
     told = [
         (int(line[1]), re.sub(r"\b(?:builtins|zmqdist(?:\.\w+)*)\.(?=\w)", "", line[2]))
         for line in lines

@@ -1,4 +1,5 @@
-"""Fixed shares of workers whose entries in the list have ports: each test has four workers that are processes."""
+"""Fixed shares of workers whose entries in the list have ports: each test has four workers that are
+processes."""
 
 from __future__ import annotations
 

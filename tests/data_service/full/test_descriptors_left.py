@@ -1,4 +1,5 @@
-"""What is opened and closed again leaves no descriptor and no memory file, also while the garbage collector is off."""
+"""What is opened and closed again leaves no descriptor and no memory file, also while the garbage
+collector is off."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ USES = (client, server, coordinator, executor, iterator, iterator_of_large)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.DispatchServer]:
-    """A cluster that has been used in each way, so that its slots and their memory are there already."""
+    """A cluster that has been used in each way, so that its slots and their memory are there
+    already."""
     with (
         zd.DispatchServer() as dispatcher,
         zd.WorkerServer(service.WorkerConfig(dispatcher.address, processes=True)),
@@ -70,7 +72,8 @@ def cluster() -> Iterator[zd.DispatchServer]:
 
 
 def descriptors() -> Counter[str]:
-    """Return how many descriptors of each kind this process has. The eventfds of clients do not count:
+    """Return how many descriptors of each kind this process has. The eventfds of clients do not
+    count:
     each is closed when its client is collected, because another thread may be about to write to it.
     """
     kinds: Counter[str] = Counter()
@@ -85,7 +88,9 @@ def descriptors() -> Counter[str]:
 
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("use", USES)
-def test_nothing_is_left(cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]) -> None:
+def test_nothing_is_left(
+    cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]
+) -> None:
     use(cluster)
     use(cluster)
     gc.collect()

@@ -1,4 +1,5 @@
-"""Ten times as many drawn pipelines as seeds: 2,000 in the tier `all`. The drawing is in tests/data_service/equivalence.py.
+"""Ten times as many drawn pipelines as seeds: 2,000 in the tier `all`. The drawing is in
+tests/data_service/equivalence.py.
 
 pytest tests/data_service/full/test_equivalence_of_many.py --seed 1234      draws its ten cases again
 """
@@ -53,7 +54,8 @@ def bug_of_later_passes(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "mode"), [(bug_of_states, "local"), (bug_of_states, "ordered"), (bug_of_later_passes, "exactly_once")]
+    ("bug", "mode"),
+    [(bug_of_states, "local"), (bug_of_states, "ordered"), (bug_of_later_passes, "exactly_once")],
 )
 def test_a_planted_bug_is_found(services: Services, monkeypatch: Any, bug: Any, mode: str) -> None:
     bug(monkeypatch)

@@ -1,4 +1,5 @@
-"""Reading and saving while dispatchers and workers, each a process, are killed: what the faster tests do not show."""
+"""Reading and saving while dispatchers and workers, each a process, are killed: what the faster
+tests do not show."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_a_killed_worker_costs_at_most_what_it_had_and_a_dynamic_epoch_ends() ->
 
 def test_a_worker_that_was_killed_begins_its_whole_dataset_again() -> None:
     with process_cluster(1, worker_timeout_ms=60_000) as (dispatcher, workers):
-        iterator = iter(Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address)))
+        iterator = iter(
+            Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address))
+        )
         assert take(iterator, 10) == list(range(10))
         workers[0].restart()
         rest = [int(each) for each in iterator]
@@ -43,7 +46,9 @@ def test_a_worker_that_was_killed_begins_its_whole_dataset_again() -> None:
 
 def test_a_worker_that_stays_away_is_given_up_and_the_iteration_ends() -> None:
     with process_cluster(2) as (dispatcher, workers):
-        iterator = iter(Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address)))
+        iterator = iter(
+            Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address))
+        )
         found = take(iterator, 10)
         workers[1].kill()
         found += [int(each) for each in iterator]
@@ -54,7 +59,9 @@ def test_a_worker_that_stays_away_is_given_up_and_the_iteration_ends() -> None:
 
 def test_dispatcher_and_a_worker_are_killed() -> None:
     with process_cluster(2) as (dispatcher, workers):
-        dataset = Dataset.range(COUNT).apply(distribute(DYNAMIC, dispatcher.address, delivery="exactly_once"))
+        dataset = Dataset.range(COUNT).apply(
+            distribute(DYNAMIC, dispatcher.address, delivery="exactly_once")
+        )
         iterator = iter(dataset)
         read = [int(next(iterator)) for _ in range(2000)]
         dispatcher.kill()
@@ -96,7 +103,9 @@ def test_groups_stay_pure_when_workers_and_the_dispatcher_are_killed() -> None:
 def test_a_killed_worker_that_does_not_come_back_is_replaced(tmp_path: Path) -> None:
     with process_cluster(2) as (dispatcher, workers):
         gate = Gate(tmp_path)
-        handle = distributed_save(gated(Dataset.range(2000), gate), str(tmp_path / "s"), dispatcher.address)
+        handle = distributed_save(
+            gated(Dataset.range(2000), gate), str(tmp_path / "s"), dispatcher.address
+        )
         until(lambda: handle.progress()["streams"] == 2)
         workers[0].kill()
         gate.open()

@@ -1,4 +1,5 @@
-"""Workers beside the reader, where most workers are processes of their own: rows of local_workers_test.py of tf.data service."""
+"""Workers beside the reader, where most workers are processes of their own: rows of
+local_workers_test.py of tf.data service."""
 
 from __future__ import annotations
 
@@ -23,10 +24,15 @@ def test_one_local_worker() -> None:
 
 def test_multiple_consumers() -> None:
     with MultiProcessCluster(1, 3) as cluster:
-        datasets = [cluster.distribute(Dataset.range(100), OFF, job_name="shared") for _ in range(8)]
+        datasets = [
+            cluster.distribute(Dataset.range(100), OFF, job_name="shared") for _ in range(8)
+        ]
         iterators = [iter(dataset) for dataset in datasets]
         read: list[int] = []
-        threads = [threading.Thread(target=lambda each=each: read.extend(map(int, each))) for each in iterators]
+        threads = [
+            threading.Thread(target=lambda each=each: read.extend(map(int, each)))
+            for each in iterators
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -37,7 +43,9 @@ def test_multiple_consumers() -> None:
 def test_anonymous_job_with_different_target_workers() -> None:
     with MultiProcessCluster(3, 3, deployment_mode=None) as cluster:
         for target, factor in (("ANY", 6), ("AUTO", 6), ("LOCAL", 3)):
-            assert sorted(values(cluster.distribute(Dataset.range(10), target_workers=target))) == sorted(factor * TEN)
+            assert sorted(
+                values(cluster.distribute(Dataset.range(10), target_workers=target))
+            ) == sorted(factor * TEN)
 
 
 def test_distribute_nonblocking_with_stuck_workers() -> None:

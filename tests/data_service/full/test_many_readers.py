@@ -17,7 +17,8 @@ READERS = 20
 WORKERS = 2
 ELEMENTS = 10_000
 AHEAD = 400
-"""Elements that a reader requests ahead. Without a bound it may hold all of them when a process is killed."""
+"""Elements that a reader requests ahead. Without a bound it may hold all of them when a process is
+killed."""
 TAKEN = 10
 
 
@@ -29,7 +30,9 @@ def test_many_readers_have_few_processes_and_survive_the_death_of_one() -> None:
 
         def read(_: int) -> int:
             """Return how many elements came after the death of a process."""
-            dataset = service.dealt(Dataset.range(ELEMENTS).map(process_of), max_outstanding_requests=AHEAD)
+            dataset = service.dealt(
+                Dataset.range(ELEMENTS).map(process_of), max_outstanding_requests=AHEAD
+            )
             with iter(dataset) as iterator:
                 running.update(int(next(iterator)) for _ in range(TAKEN))
                 everybody.wait()
@@ -48,4 +51,5 @@ def test_many_readers_have_few_processes_and_survive_the_death_of_one() -> None:
             counts = [future.result() for future in reading]
     assert len(first) <= WORKERS * TASK_PROCESSES_PER_CORE * cores()
     assert len(first) < READERS
-    assert max(counts) == ELEMENTS - TAKEN  # a reader without a task in the killed process lost nothing
+    # a reader without a task in the killed process lost nothing
+    assert max(counts) == ELEMENTS - TAKEN

@@ -1,4 +1,5 @@
-"""A reader behind a slow link gets the last elements, which are on their way long after the dispatcher has dropped their task."""
+"""A reader behind a slow link gets the last elements, which are on their way long after the
+dispatcher has dropped their task."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def elements(size: int) -> Dataset:
 
 
 def check(read: list[Any], size: int) -> None:
-    assert sorted(int(x[0]) for x in read) == sorted(number % 256 for number in range(BYTES // size))
+    assert sorted(int(x[0]) for x in read) == sorted(
+        number % 256 for number in range(BYTES // size)
+    )
 
 
 @pytest.mark.parametrize("size", [BYTES, SMALL], ids=["one reply", "many small elements"])
@@ -57,7 +60,8 @@ def check(read: list[Any], size: int) -> None:
 def test_the_last_elements_of_a_task_arrive(
     fast: set[str], monkeypatch: pytest.MonkeyPatch, size: int, beside: bool
 ) -> None:
-    monkeypatch.setattr(task_process, "cores", lambda: 1 / TASK_PROCESSES_PER_CORE)  # tasks share a process
+    # tasks share a process
+    monkeypatch.setattr(task_process, "cores", lambda: 1 / TASK_PROCESSES_PER_CORE)
     with serving() as service, contextlib.ExitStack() as others:
         fast.add(service.dispatcher.address)
         if beside:
@@ -67,12 +71,24 @@ def test_the_last_elements_of_a_task_arrive(
 
 
 @pytest.mark.parametrize("options", [(), ("--threads",)], ids=["with processes", "with threads"])
-def test_a_worker_sends_its_last_elements_before_it_leaves(fast: set[str], options: tuple[str, ...]) -> None:
+def test_a_worker_sends_its_last_elements_before_it_leaves(
+    fast: set[str], options: tuple[str, ...]
+) -> None:
     with serving() as service:  # another worker takes over what this one has not begun
         fast.add(service.dispatcher.address)
-        command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", service.dispatcher.address]
+        command = [
+            sys.executable,
+            "-m",
+            "zmqdist_cli",
+            "worker",
+            "--dispatcher",
+            service.dispatcher.address,
+        ]
         worker = subprocess.Popen(
-            [*command, "--grace", "60", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, "--grace", "60", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
             assert worker.stdout is not None

@@ -1,4 +1,5 @@
-"""Saves that are cut off at many more points, and restarted in more combinations, than the faster tests do."""
+"""Saves that are cut off at many more points, and restarted in more combinations, than the faster
+tests do."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from tests.data_service.test_snapshots_writer import PIPELINES, crash_and_go_on
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", DATASETS)
-def test_a_save_completes_over_restarts_of_everything(tmp_path: Path, kind: str, workers: int) -> None:
+def test_a_save_completes_over_restarts_of_everything(
+    tmp_path: Path, kind: str, workers: int
+) -> None:
     save_over_restarts(tmp_path, kind, workers)
 
 

@@ -13,7 +13,10 @@ from zmqdist.transport.processes import is_alive
 
 
 def test_a_worker_that_was_stopped_and_goes_on_has_new_processes_and_tells_no_crash() -> None:
-    with DispatchServer(DispatcherConfig(lease_s=3.0)) as dispatcher, worker_process(dispatcher) as worker:
+    with (
+        DispatchServer(DispatcherConfig(lease_s=3.0)) as dispatcher,
+        worker_process(dispatcher) as worker,
+    ):
         service = Service(dispatcher, [])
         with iter(service.dealt(Dataset.range(READ_ALL).repeat().map(process_of))) as iterator:
             child = int(next(iterator))

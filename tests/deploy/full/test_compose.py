@@ -1,4 +1,5 @@
-"""The services of deploy/compose.yaml as processes of this machine, each with its secrets and no others: the program ends with 0."""
+"""The services of deploy/compose.yaml as processes of this machine, each with its secrets and no
+others: the program ends with 0."""
 
 from __future__ import annotations
 

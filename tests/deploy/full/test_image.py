@@ -1,4 +1,5 @@
-"""What deploy/Dockerfile copies is enough to build the wheel, by the command that it runs; Docker is not needed for that."""
+"""What deploy/Dockerfile copies is enough to build the wheel, by the command that it runs; Docker
+is not needed for that."""
 
 from __future__ import annotations
 

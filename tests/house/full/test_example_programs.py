@@ -1,4 +1,5 @@
-"""The programs of examples/ as a user starts them: each prints what its page says, on clusters of processes of its own."""
+"""The programs of examples/ as a user starts them: each prints what its page says, on clusters of
+processes of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.timeout(150)  # whole trainings
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SECTIONS = re.findall(
-    r"^## (\w+)\.py\n(.*?)(?=^## |\Z)", (EXAMPLES / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    r"^## (\w+)\.py\n(.*?)(?=^## |\Z)",
+    (EXAMPLES / "README.md").read_text(),
+    re.MULTILINE | re.DOTALL,
 )
 SHOWN = {
     name: (
@@ -43,7 +46,13 @@ def test_a_program_prints_what_its_page_says(name: str, tmp_path: Path) -> None:
     words = shlex.split(command.replace("python ", f"{sys.executable} -W error "))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        words,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if LOGS.get(name, "\n") not in line] == []

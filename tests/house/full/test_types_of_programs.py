@@ -1,4 +1,5 @@
-"""mypy --strict accepts programs that use zmqdist as it is installed here: the examples, and the blocks of README.md and docs/."""
+"""mypy --strict accepts programs that use zmqdist as it is installed here: the examples, and the
+blocks of README.md and docs/."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ import pytest
 from tests.house.test_pages import ROOT, blocks
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("clusters.md", "executor.md", "rpc.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("clusters.md", "executor.md", "rpc.md")),
+]
 
-# Programs of pages and examples have functions and names without annotations, and blocks use names of the block before.
+# Programs of pages and examples have functions and names without annotations, and blocks use names
+# of the block before.
 LENIENT = (
     "--allow-untyped-defs",
     "--allow-incomplete-defs",
@@ -25,11 +30,20 @@ LENIENT = (
 
 
 def complaints(folder: Path, programs: dict[str, str]) -> str:
-    """What mypy says of programs in a folder of their own, so that it finds zmqdist only where it is installed."""
+    """What mypy says of programs in a folder of their own, so that it finds zmqdist only where it
+    is installed."""
     for name, text in programs.items():
         (folder / name).write_text(text)
-    options = ["--strict", "--config-file=", "--ignore-missing-imports", "--allow-redefinition", *LENIENT]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")}
+    options = [
+        "--strict",
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--allow-redefinition",
+        *LENIENT,
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")
+    }
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, "--scripts-are-modules", *programs],
         cwd=folder,
@@ -59,5 +73,7 @@ def test_the_blocks_of_pages_are_accepted(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_found_so_that_zmqdist_is_not_taken_for_untyped(tmp_path: Path) -> None:
-    text = complaints(tmp_path, {"wrong.py": "import zmqdist as zd\nzd.local_cluster(workers='two')\n"})
+    text = complaints(
+        tmp_path, {"wrong.py": "import zmqdist as zd\nzd.local_cluster(workers='two')\n"}
+    )
     assert 'incompatible type "str"; expected "int"' in text, text

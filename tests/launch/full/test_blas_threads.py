@@ -30,7 +30,9 @@ def started_by_a_product() -> int:
     return len(set(os.listdir("/proc/self/task")) - before)
 
 
-needs_cores = pytest.mark.skipif(blas_threads.cores() < 2, reason="BLAS starts no thread where there is one core")
+needs_cores = pytest.mark.skipif(
+    blas_threads.cores() < 2, reason="BLAS starts no thread where there is one core"
+)
 
 
 @needs_cores
@@ -46,7 +48,9 @@ def test_the_slots_of_a_cluster_share_the_cores() -> None:
 def test_one_slot_has_all_cores() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(started_by_a_product).get(30) >= 1
-        assert coordinator.schedule(os.getenv, ("OMP_NUM_THREADS",)).get(30) == str(blas_threads.cores())
+        assert coordinator.schedule(os.getenv, ("OMP_NUM_THREADS",)).get(30) == str(
+            blas_threads.cores()
+        )
 
 
 @needs_cores
@@ -98,7 +102,9 @@ PROGRAM = """
         ('count: 2, env: {OMP_NUM_THREADS: "2"}', "started (1, '2')"),
     ],
 )
-def test_a_cluster_file_says_how_many(launch: Callable[..., Launched], keys: str, started: str) -> None:
+def test_a_cluster_file_says_how_many(
+    launch: Callable[..., Launched], keys: str, started: str
+) -> None:
     launched = launch(PROGRAM, FILE.replace("count: 2", keys))
     assert launched.saw("started") == started
     assert launched.ends() == 0

@@ -1,4 +1,5 @@
-"""Programs whose standard streams are closed, as by a shell (`>&-`) or by a daemon: nothing else gets the numbers 0 to 2."""
+"""Programs whose standard streams are closed, as by a shell (`>&-`) or by a daemon: nothing else
+gets the numbers 0 to 2."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ with open("found", "w") as file:
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
 @pytest.mark.parametrize("how", ["shell", "daemon"])
-def test_no_socket_or_memory_file_gets_the_number_of_a_closed_stream(tmp_path: Path, how: str, closed: str) -> None:
+def test_no_socket_or_memory_file_gets_the_number_of_a_closed_stream(
+    tmp_path: Path, how: str, closed: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     redirections = " ".join(f"{number}>&-" for number in closed) if how == "shell" else ""
@@ -58,7 +61,11 @@ def test_no_socket_or_memory_file_gets_the_number_of_a_closed_stream(tmp_path: P
     assert done.returncode == 0, (tmp_path / "err").read_text()
     files = {"/dev/null", *(str(tmp_path / name) for name in ("out", "err"))}
     assert set((tmp_path / "found").read_text().split()) <= files
-    printed = {(tmp_path / name).read_text() for name, number in (("out", "1"), ("err", "2")) if number in closed}
+    printed = {
+        (tmp_path / name).read_text()
+        for name, number in (("out", "1"), ("err", "2"))
+        if number in closed
+    }
     assert printed <= {""}
 
 
@@ -83,10 +90,19 @@ own.close()
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "12", "012"])
-def test_nothing_is_printed_into_a_file_that_the_program_opens_before(tmp_path: Path, closed: str) -> None:
+def test_nothing_is_printed_into_a_file_that_the_program_opens_before(
+    tmp_path: Path, closed: str
+) -> None:
     (tmp_path / "script.py").write_text(OPENS_A_FILE)
     done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}', "sh", sys.executable, "script.py"],
+        [
+            "sh",
+            "-c",
+            f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}',
+            "sh",
+            sys.executable,
+            "script.py",
+        ],
         cwd=tmp_path,
         timeout=50,
         check=False,

@@ -1,4 +1,5 @@
-"""An evaluator of a cluster file: it runs beside the program, and ends by itself, after its grace, or with the launcher."""
+"""An evaluator of a cluster file: it runs beside the program, and ends by itself, after its grace,
+or with the launcher."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ UNTIL_TOLD = """
 """
 
 
-EVALUATOR = FILE.replace("worker: {count: 2}", "worker: {count: 1}\n  evaluator: {program: python evaluate.py}")
+EVALUATOR = FILE.replace(
+    "worker: {count: 2}", "worker: {count: 1}\n  evaluator: {program: python evaluate.py}"
+)
 
 
-def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(launch: Launcher, tmp_path: Path) -> None:
-    """The evaluator does not get the address of the dispatcher, and has time to evaluate the last checkpoint."""
+def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """The evaluator does not get the address of the dispatcher, and has time to evaluate the last
+    checkpoint."""
     (tmp_path / "evaluate.py").write_text(
         "import json, os, pathlib, threading\n"
-        "print(json.loads(os.environ['TF_CONFIG'])['task'], 'ZMQDIST_CONFIG' in os.environ, flush=True)\n"
+        "print(json.loads(os.environ['TF_CONFIG'])['task'], 'ZMQDIST_CONFIG' in os.environ, "
+        "flush=True)\n"
         "while not pathlib.Path('finished').exists():\n"
         "    threading.Event().wait(0.02)\n"
         "print('evaluated the last one', flush=True)\n"
@@ -42,30 +49,41 @@ def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(launch: Launche
     """
     job = launch(program, file=EVALUATOR)
     assert job.ends() == 5, job.text
-    told = ["[evaluator-0] evaluated the last one", "[evaluator-0] {'type': 'evaluator', 'index': 0} False", "trained"]
+    told = [
+        "[evaluator-0] evaluated the last one",
+        "[evaluator-0] {'type': 'evaluator', 'index': 0} False",
+        "trained",
+    ]
     assert sorted(job.lines) == told
     job.left_nothing()
 
 
-def test_without_a_program_of_its_own_the_evaluator_runs_the_program_of_the_cluster(launch: Launcher) -> None:
+def test_without_a_program_of_its_own_the_evaluator_runs_the_program_of_the_cluster(
+    launch: Launcher,
+) -> None:
     program = """
         import sys
         import zmqdist as zd
         print(zd.resolvers.TFConfigClusterResolver().task_type, sys.argv[1:])
     """
     job = launch(
-        program, file=EVALUATOR.replace("evaluator: {program: python evaluate.py}", "evaluator:"), arguments=("x",)
+        program,
+        file=EVALUATOR.replace("evaluator: {program: python evaluate.py}", "evaluator:"),
+        arguments=("x",),
     )
     assert job.ends() == 0, job.text
     assert sorted(job.lines) == ["[evaluator-0] evaluator ['x']", "chief ['x']"]
 
 
-def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(launch: Launcher, tmp_path: Path) -> None:
+def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(
+    launch: Launcher, tmp_path: Path
+) -> None:
     """The processes that the evaluator has started end, too."""
     (tmp_path / "evaluate.py").write_text(
         "import pathlib, signal, subprocess, sys\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], stderr=subprocess.DEVNULL)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], "
+        "stderr=subprocess.DEVNULL)\n"
         "pathlib.Path('evaluates').touch()\n"
         "signal.pause()\n"
     )
@@ -80,7 +98,9 @@ def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(launch: Launc
     job.left_nothing()
 
 
-def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(launch: Launcher, tmp_path: Path) -> None:
+def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(
+    launch: Launcher, tmp_path: Path
+) -> None:
     (tmp_path / "evaluate.py").write_text("raise SystemExit(3)\n")
     job = launch(UNTIL_TOLD, file=EVALUATOR)
     job.saw("[evaluator-0] ended (exit code 3); nothing is evaluated any more")
@@ -91,7 +111,9 @@ def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(launch: L
 
 def test_a_signal_ends_an_evaluator_and_ps_with_the_rest(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("import signal\nsignal.pause()\n")
-    both = WITH_PS.replace("ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}")
+    both = WITH_PS.replace(
+        "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
+    )
     job = launch(UNTIL_TOLD, file=both)
     job.saw("it runs")
     job.process.send_signal(signal.SIGTERM)
@@ -99,9 +121,15 @@ def test_a_signal_ends_an_evaluator_and_ps_with_the_rest(launch: Launcher, tmp_p
     job.left_nothing()
 
 
-def test_ps_and_evaluator_end_with_a_launcher_that_is_killed(launch: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "evaluate.py").write_text("import pathlib, signal\npathlib.Path('evaluates').touch()\nsignal.pause()\n")
-    both = WITH_PS.replace("ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}")
+def test_ps_and_evaluator_end_with_a_launcher_that_is_killed(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "evaluate.py").write_text(
+        "import pathlib, signal\npathlib.Path('evaluates').touch()\nsignal.pause()\n"
+    )
+    both = WITH_PS.replace(
+        "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
+    )
     job = launch(UNTIL_TOLD, file=both)
     job.saw("it runs")
     job.task("ps", 1)

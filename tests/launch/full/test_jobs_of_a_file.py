@@ -1,4 +1,5 @@
-"""Each job of a cluster file in processes: the environment of its tasks, and when the launcher starts them again."""
+"""Each job of a cluster file in processes: the environment of its tasks, and when the launcher
+starts them again."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def test_a_killed_worker_is_started_again_as_often_as_the_file_says(launch: Laun
     job.saw("[worker-0] ended (killed by SIGKILL); it is started again (1 of 1)")
     eventually(lambda: job.worker(0) != before, "another is there")
     os.kill(job.worker(0), signal.SIGKILL)
-    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after a while")
+    job.saw(
+        "[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after "
+        "a while"
+    )
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
     job.left_nothing()
@@ -79,6 +83,9 @@ def test_a_chief_of_the_file_is_the_program(launch: Launcher) -> None:
         import json, os
         print(json.loads(os.environ["TF_CONFIG"])["task"], os.environ["GREETING"])
     """
-    job = launch(program, file=FILE.replace("worker:", "chief: {count: 1, env: {GREETING: hello}}\n  worker:"))
+    job = launch(
+        program,
+        file=FILE.replace("worker:", "chief: {count: 1, env: {GREETING: hello}}\n  worker:"),
+    )
     assert job.ends() == 0, job.text
     assert job.lines == ["{'type': 'chief', 'index': 0} hello"]

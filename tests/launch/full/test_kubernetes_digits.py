@@ -1,4 +1,5 @@
-"""The manifests of configs/kubernetes.yaml as processes: the training succeeds, even when the pod of a worker is killed and replaced."""
+"""The manifests of configs/kubernetes.yaml as processes: the training succeeds, even when the pod
+of a worker is killed and replaced."""
 
 from __future__ import annotations
 

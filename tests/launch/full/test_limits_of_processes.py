@@ -1,4 +1,5 @@
-"""Programs and commands under limits of the shell that are too low: one sentence that says what to do, and nothing is left behind."""
+"""Programs and commands under limits of the shell that are too low: one sentence that says what to
+do, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ except zd.errors.OpError as error:
     print(type(error).__name__, error)
 """
 
-IN_USE = "int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 2**24"
+IN_USE = (
+    "int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 2**24"
+)
 
 
 @pytest.mark.parametrize("start", START)
@@ -46,7 +49,12 @@ def test_a_limit_that_is_too_low_is_named_before_libzmq_ends_the_process(
     program = PROGRAM.format(limit=limit, soft=soft, start=START[start])
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False, env=environment
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=environment,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ResourceExhaustedError ")
@@ -62,9 +70,19 @@ CLUSTER = "name: test\njobs: {worker: {count: 1}, ps: {count: 1}}\nprogram: pyth
     [
         ("-n 20", "launch cluster.yaml", 1, "zmqdist launch: zmqdist launch needs 50 descriptors"),
         ("-n 40", "launch cluster.yaml", 1, "zmqdist launch: zmqdist launch needs 50 descriptors"),
-        ("-n 20", "dispatcher --port 0", 1, "dispatcher: the thread zmqdist-dispatcher needs 16 descriptors"),
+        (
+            "-n 20",
+            "dispatcher --port 0",
+            1,
+            "dispatcher: the thread zmqdist-dispatcher needs 16 descriptors",
+        ),
         ("-n 30", "worker --dispatcher 127.0.0.1:1", 1, "worker: 1 slots need "),
-        ("-n 20", "status 127.0.0.1:1", 1, "zmqdist status: the first client of this process needs 16 descriptors"),
+        (
+            "-n 20",
+            "status 127.0.0.1:1",
+            1,
+            "zmqdist status: the first client of this process needs 16 descriptors",
+        ),
         ("-f 0", "launch cluster.yaml", 2, "zmqdist launch: No usable temporary directory found"),
     ],
 )

@@ -1,4 +1,6 @@
-"""A ps that the launcher does not start again: the program learns it, and does not wait for the ps."""
+"""A ps that the launcher does not start again: the program learns it, and does not wait for the
+ps.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,13 @@ STARTING = """
 """
 
 
-def test_a_strategy_does_not_wait_for_a_ps_that_has_failed_for_good_before(launch: Callable[..., Launched]) -> None:
-    job = launch(STARTING, file=WITH_PS.replace("{count: 2}", "{count: 2, restarts: 0, env: {PYTHONHOME: /nowhere}}"))
+def test_a_strategy_does_not_wait_for_a_ps_that_has_failed_for_good_before(
+    launch: Callable[..., Launched],
+) -> None:
+    job = launch(
+        STARTING,
+        file=WITH_PS.replace("{count: 2}", "{count: 2, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
+    )
     told = job.saw("does not start it again")
     assert told.startswith("/job:ps/replica:0/task:")
     assert job.ends() == 0, job.text

@@ -1,4 +1,5 @@
-"""The main job on the cluster of its file: unchanged, with encryption, and with tasks that are killed during the training."""
+"""The main job on the cluster of its file: unchanged, with encryption, and with tasks that are
+killed during the training."""
 
 from __future__ import annotations
 
@@ -19,11 +20,17 @@ EPOCH = re.compile(r"epoch ( \d|\d\d)/30  loss \d\.\d{4}  accuracy 0\.\d{3}")
 
 def of_example(name: str) -> str:
     """Return the text of a file of configs/, with an absolute path of the program."""
-    return (ROOT / "configs" / name).read_text().replace("examples/digits.py", str(ROOT / "examples" / "digits.py"))
+    return (
+        (ROOT / "configs" / name)
+        .read_text()
+        .replace("examples/digits.py", str(ROOT / "examples" / "digits.py"))
+    )
 
 
 @pytest.mark.parametrize("name", ["digits.yaml", "digits-curve.yaml"])
-def test_the_main_job_trains_to_more_than_95_percent(launch: Callable[..., Launched], name: str) -> None:
+def test_the_main_job_trains_to_more_than_95_percent(
+    launch: Callable[..., Launched], name: str
+) -> None:
     job = launch(file=of_example(name))
     assert job.ends(80) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
@@ -32,7 +39,9 @@ def test_the_main_job_trains_to_more_than_95_percent(launch: Callable[..., Launc
     job.left_nothing()
 
 
-def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(launch: Callable[..., Launched]) -> None:
+def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(
+    launch: Callable[..., Launched],
+) -> None:
     job = launch(file=of_example("digits.yaml"))
     worker, ps = job.task("worker", 1), job.task("ps", 0)
     job.saw("epoch  3/30", 60)
@@ -45,8 +54,14 @@ def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(launc
         "[ps-0] ended (killed by SIGKILL); its variables are lost; it is started again (1 of 3)",
     ):
         assert job.lines.count(told) == 1, job.text
-        assert job.lines.index(told) < len(job.lines) - 10, "the training continued for long after the loss"
-    assert re.search(r"^ps:0 came back; restored 4 variables from .*/ckpt-\d+, \d+ s old; ", job.text, re.MULTILINE)
+        assert job.lines.index(told) < len(job.lines) - 10, (
+            "the training continued for long after the loss"
+        )
+    assert re.search(
+        r"^ps:0 came back; restored 4 variables from .*/ckpt-\d+, \d+ s old; ",
+        job.text,
+        re.MULTILINE,
+    )
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
     assert job.lines[-1].startswith("test accuracy: "), job.text
     assert trained_accuracy(job.text) >= 0.95

@@ -21,7 +21,8 @@ WAITS = """
     while True:
         threading.Event().wait(0.02)
 """
-"""Ends with a SIGINT. Before the line is printed, Python may still lose a SIGINT in a callback of an import."""
+"""Ends with a SIGINT. Before the line is printed, Python may still lose a SIGINT in a callback of
+an import."""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,9 @@ WAITS = """
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
     ],
 )
-def test_the_launcher_returns_the_exit_code_of_the_program(launch: Launcher, ending: str, code: int) -> None:
+def test_the_launcher_returns_the_exit_code_of_the_program(
+    launch: Launcher, ending: str, code: int
+) -> None:
     job = launch(ending)
     assert job.ends() == code, job.text
     assert job.lines == []
@@ -42,8 +45,12 @@ def test_the_launcher_returns_the_exit_code_of_the_program(launch: Launcher, end
 def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
     launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variables in the launcher's own environment, which may name another cluster, are not used."""
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}')
+    """The variables in the launcher's own environment, which may name another cluster, are not
+    used."""
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}',
+    )
     place = free_address()
     program = """
         import zmqdist as zd
@@ -65,7 +72,9 @@ def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
 def test_functions_import_modules_beside_the_script_and_see_the_environment_of_their_job(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    (tmp_path / "beside.py").write_text("import os\ndef ask(name):\n    return os.environ.get(name)\n")
+    (tmp_path / "beside.py").write_text(
+        "import os\ndef ask(name):\n    return os.environ.get(name)\n"
+    )
     program = """
         import os, beside
         from zmqdist.coordinator import ClusterCoordinator
@@ -115,7 +124,10 @@ def test_the_loss_of_the_last_worker_is_printed(launch: Launcher) -> None:
     pid = job.worker(0)
     job.saw("a function runs")
     os.kill(pid, signal.SIGKILL)
-    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after a while")
+    job.saw(
+        "[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after "
+        "a while"
+    )
     job.interrupt()
     job.ends()
     job.left_nothing()
@@ -123,7 +135,10 @@ def test_the_loss_of_the_last_worker_is_printed(launch: Launcher) -> None:
 
 def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
     """The worker's Python does not find the standard library."""
-    job = launch(WAITS, file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"))
+    job = launch(
+        WAITS,
+        file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
+    )
     job.saw("it waits")
     job.saw("[worker-0] ended (exit code 1); no worker is left")
     assert job.saw("encodings").startswith("[worker-0] ")

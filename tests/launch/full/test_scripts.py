@@ -1,4 +1,5 @@
-"""Whole scripts that make a local_cluster: from a file, from standard input, and without closing the cluster."""
+"""Whole scripts that make a local_cluster: from a file, from standard input, and without closing
+the cluster."""
 
 from __future__ import annotations
 
@@ -53,7 +54,12 @@ def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(tmp_path: Pa
     script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
     assert not list(temporary.iterdir())

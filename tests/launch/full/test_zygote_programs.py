@@ -1,4 +1,5 @@
-"""Whole programs whose workers are forked from a zygote: which modules they find, beside files that imitate modules, and one that forks."""
+"""Whole programs whose workers are forked from a zygote: which modules they find, beside files that
+imitate modules, and one that forks."""
 
 from __future__ import annotations
 
@@ -82,7 +83,12 @@ def test_no_file_of_the_program_s_folders_runs_in_place_of_a_module_that_a_child
     script.write_text(PROGRAM)
     (tmp_path / "mine.py").write_text("value = 7\n")
     done = subprocess.run(
-        [sys.executable, script, how], cwd=folder, capture_output=True, text=True, timeout=170, check=False
+        [sys.executable, script, how],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
     )
     imitated = tmp_path / "imitated"
     assert not imitated.exists(), imitated.read_text()
@@ -215,5 +221,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_a_forked_program_has_a_zygote_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -29,7 +29,8 @@ def scaler(workers: list[float], readers: list[float]) -> AutoScaler:
         ([0.2], [0.025, 0.05], 12),
         ([0.2, 0.15], [0.025], 7),
         ([0.1], [1.0], 1),
-        ([0.08] * 4 + [0.5], [0.01], 8),  # a worker whose time is far from the others counts as the median worker
+        # a worker whose time is far from the others counts as the median worker
+        ([0.08] * 4 + [0.5], [0.01], 8),
         ([0.2], [0.03] * 4 + [0.3], 34),
     ],
 )

@@ -1,4 +1,5 @@
-"""The fixed list of workers: which place a worker gets, which worker gets its place back, and which is refused."""
+"""The fixed list of workers: which place a worker gets, which worker gets its place back, and which
+is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Portions: the promises E1 to E7 of data/service/dispatcher/machine/portions.py, one by one and in random histories."""
+"""Portions: the promises E1 to E7 of data/service/dispatcher/machine/portions.py, one by one and in
+random histories."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ class World:
     """A machine with a journal that commits each record at once, unless it is `full`."""
 
     def __init__(
-        self, positions: int = 20, repetitions: int = 1, grain: int = 1, ordered: bool = False, consumers: int = 0
+        self,
+        positions: int = 20,
+        repetitions: int = 1,
+        grain: int = 1,
+        ordered: bool = False,
+        consumers: int = 0,
     ) -> None:
         self.rules = Rules(fault_tolerant=True)
         self.machine = DataDispatcherMachine(self.rules, NUMBER, 0.0)
@@ -57,7 +63,9 @@ class World:
                     case ev.FailRequest(token, code, message):
                         self.answers[token] = (code, message)
                     case ev.CommitJournal() if self.full:
-                        more += self.machine.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                        more += self.machine.handle(
+                            ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now
+                        )
                     case ev.Reload():
                         self.machine.restore(self.replayed(), [], self.now)
                     case ev.CommitJournal(records):
@@ -86,12 +94,20 @@ class World:
         return int(told[0])
 
     def task(self, incarnation: int) -> int:
-        number = next(each.number for each in self.machine.state.workers.values() if each.incarnation == incarnation)
+        number = next(
+            each.number
+            for each in self.machine.state.workers.values()
+            if each.incarnation == incarnation
+        )
         return next(each.id for each in self.machine.state.tasks.values() if each.worker == number)
 
-    def want(self, incarnation: int, client: int, count: int = 1, request: int | None = None) -> int:
+    def want(
+        self, incarnation: int, client: int, count: int = 1, request: int | None = None
+    ) -> int:
         request = self.token() if request is None else request
-        return self.ask(ev.PortionsRequest, NUMBER, self.task(incarnation), incarnation, client, request, count)
+        return self.ask(
+            ev.PortionsRequest, NUMBER, self.task(incarnation), incarnation, client, request, count
+        )
 
     def given(self, incarnation: int, client: int, count: int = 1) -> list[int]:
         told = self.answer(self.want(incarnation, client, count))
@@ -109,10 +125,17 @@ class World:
         assert self.iteration.portions is not None
         return self.iteration.portions
 
-    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> ev.SavedRequest:  # noqa: B006
+    def saved(
+        self,
+        client: int,
+        done: list[tuple[int, int]],
+        open_: list[tuple[int, int]] = [],  # noqa: B006
+    ) -> ev.SavedRequest:
         p = self.portions
         cut = p.positions, p.repetitions, p.length
-        return ev.SavedRequest(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
+        return ev.SavedRequest(
+            NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_)
+        )
 
     def replayed(self) -> DurableState:
         state = DurableState(number=NUMBER)
@@ -142,11 +165,17 @@ def test_the_length_of_a_portion_is_a_multiple_of_the_grain_and_bounded(
 
 def test_portions_cover_each_position_of_each_repetition_once() -> None:
     portions = range_math.cut(1000, 3, 7, 1)
-    places = [range_math.place_of(portions, number) for number in range(int(range_math.total(portions)))]
-    covered = [
-        (repetition, position) for repetition, start, length in places for position in range(start, start + length)
+    places = [
+        range_math.place_of(portions, number) for number in range(int(range_math.total(portions)))
     ]
-    assert covered == [(repetition, position) for repetition in range(3) for position in range(1000)]
+    covered = [
+        (repetition, position)
+        for repetition, start, length in places
+        for position in range(start, start + length)
+    ]
+    assert covered == [
+        (repetition, position) for repetition in range(3) for position in range(1000)
+    ]
 
 
 def test_runs_are_sets() -> None:
@@ -216,14 +245,18 @@ def test_e3_portions_of_a_lost_worker_are_given_out_first_without_acknowledged_e
 
 
 def test_e3_a_worker_that_gets_its_place_back_from_another_continues() -> None:
-    """The worker must not take a refusal meanwhile for the end, because no task would request portions for the client any more."""
+    """The worker must not take a refusal meanwhile for the end, because no task would request
+    portions for the client any more."""
     world = World(positions=1)
     one = world.worker(1)
     client = world.open()
     task = world.task(one)
     world.handle(ev.WorkerGone(one))
     world.handle(ev.WorkerJoined("worker:1", "host:2", 2, (), False))
-    assert world.answer(world.ask(ev.PortionsRequest, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
+    assert (
+        world.answer(world.ask(ev.PortionsRequest, NUMBER, task, one, client, 50, 1))[0]
+        == UNAVAILABLE
+    )
     world.handle(ev.WorkerGone(2))
     world.handle(ev.WorkerJoined("worker:1", "host:1", one, (), False))
     assert world.task(one) == task
@@ -231,7 +264,8 @@ def test_e3_a_worker_that_gets_its_place_back_from_another_continues() -> None:
 
 
 def test_e3_a_waiting_request_gets_freed_portions_and_is_refused_when_its_worker_is_lost() -> None:
-    """The request came over another connection than the broken one. Without a reply the task would wait for ever."""
+    """The request came over another connection than the broken one. Without a reply the task would
+    wait for ever."""
     world = World(positions=1)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -248,7 +282,8 @@ def test_e3_a_waiting_request_gets_freed_portions_and_is_refused_when_its_worker
 
 
 def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() -> None:
-    """The request came over another connection than the broken one; no process would compute the portions, or give them out again."""
+    """The request came over another connection than the broken one; no process would compute the
+    portions, or give them out again."""
     world = World(positions=2)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -260,7 +295,8 @@ def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() 
 
 
 def test_e3_in_order_portions_before_one_that_is_computed_alone_are_given_out() -> None:
-    """Two workers die one after the other. A third has the later portion already, which cannot be acknowledged before the earlier one."""
+    """Two workers die one after the other. A third has the later portion already, which cannot be
+    acknowledged before the earlier one."""
     world = World(ordered=True)
     one, two, three = world.worker(1), world.worker(2), world.worker(3)
     client = world.open()
@@ -323,7 +359,9 @@ def test_e4_a_client_that_is_silent_is_released() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_e5_a_reader_that_loads_a_state_gets_the_elements_acknowledged_after_it(taken: bool) -> None:
+def test_e5_a_reader_that_loads_a_state_gets_the_elements_acknowledged_after_it(
+    taken: bool,
+) -> None:
     world = World(positions=5)
     incarnation = world.worker(1)
     old = world.open()
@@ -343,7 +381,9 @@ def test_e5_the_earlier_reader_gets_an_error_when_another_takes_over() -> None:
     world = World()
     incarnation = world.worker(1)
     old = world.open()
-    watch = world.ask(ev.WatchRequest, NUMBER, old, world.answer(world.ask(ev.WatchRequest, NUMBER, old, 0))[0])
+    watch = world.ask(
+        ev.WatchRequest, NUMBER, old, world.answer(world.ask(ev.WatchRequest, NUMBER, old, 0))[0]
+    )
     new = world.open(world.saved(old, []))
     assert world.answer(watch) is None
     for kind, args in ((ev.WatchRequest, (0,)), (ev.AcknowledgeRequest, ((),))):
@@ -383,13 +423,18 @@ def test_e5_a_state_whose_elements_would_be_lost_is_refused() -> None:
 
 
 @pytest.mark.parametrize("left", ["open", "released", "finished"])
-def test_e5_a_reader_that_continues_from_an_earlier_pass_gets_all_again_that_it_had_of_this_one(left: str) -> None:
+def test_e5_a_reader_that_continues_from_an_earlier_pass_gets_all_again_that_it_had_of_this_one(
+    left: str,
+) -> None:
     world = World(positions=4)
     incarnation = world.worker(1)
     old, other = world.open(reader=7), world.open(reader=8)
     for client in (old, other) * 2:
         world.given(incarnation, client)
-    mine, others = ([number for number, each in world.portions.open.items() if each.client == c] for c in (old, other))
+    mine, others = (
+        [number for number, each in world.portions.open.items() if each.client == c]
+        for c in (old, other)
+    )
     world.acknowledge(other, (others[0], 5, True))
     world.acknowledge(old, (mine[0], 3, True), (mine[1], 2, False))
     if left == "finished":
@@ -411,7 +456,9 @@ def test_e5_a_reader_that_continues_from_an_earlier_pass_gets_all_again_that_it_
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_e5_a_reader_that_loads_a_state_gets_no_elements_that_another_had_before_it(done: bool) -> None:
+def test_e5_a_reader_that_loads_a_state_gets_no_elements_that_another_had_before_it(
+    done: bool,
+) -> None:
     world = World()
     incarnation = world.worker(1)
     old, other = world.open(), world.open()
@@ -440,7 +487,9 @@ def test_e5_without_a_state_a_reader_joins_a_pass_beside_the_earlier_one() -> No
 def test_e5_a_state_of_another_dispatcher_may_be_loaded_again(left: str) -> None:
     world = World(positions=6)
     incarnation = world.worker(1)
-    saved = dataclasses.replace(world.saved(world.open(reader=8), [(0, 2)], [(2, 1), (5, 2)]), state=NUMBER + 1)
+    saved = dataclasses.replace(
+        world.saved(world.open(reader=8), [(0, 2)], [(2, 1), (5, 2)]), state=NUMBER + 1
+    )
     old = world.open(saved, reader=7)
     for number, skipped in ((2, 1), (5, 2), (3, 0)):
         assert world.answer(world.want(incarnation, old)) == [(number, 0, number, 1, skipped)]
@@ -449,7 +498,12 @@ def test_e5_a_state_of_another_dispatcher_may_be_loaded_again(left: str) -> None
         world.ask(ev.ReleaseRequest, NUMBER, old)
     new = world.open(saved, reader=7)
     told = [world.answer(world.want(incarnation, new)) for _ in range(4)]
-    assert sorted(told) == [[(2, 0, 2, 1, 1)], [(3, 0, 3, 1, 0)], [(4, 0, 4, 1, 0)], [(5, 0, 5, 1, 2)]]
+    assert sorted(told) == [
+        [(2, 0, 2, 1, 1)],
+        [(3, 0, 3, 1, 0)],
+        [(4, 0, 4, 1, 0)],
+        [(5, 0, 5, 1, 2)],
+    ]
     world.acknowledge(new, *((number, 3, True) for number in (2, 3, 4, 5)))
     assert world.iteration.finished
     assert world.replayed() == world.machine.state
@@ -475,7 +529,9 @@ def test_e5_a_state_of_another_dataset_is_refused() -> None:
     saved = world.saved(client, [])
     other = World(positions=21)
     other.open()
-    with pytest.raises(AssertionError, match=rf"\({FAILED_PRECONDITION}, .*the state is of a dataset"):
+    with pytest.raises(
+        AssertionError, match=rf"\({FAILED_PRECONDITION}, .*the state is of a dataset"
+    ):
         other.open(saved)
 
 
@@ -535,7 +591,9 @@ def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
     for incarnation in (1, 2, 3):
         world.worker(incarnation)
         token = world.want(incarnation, client, 4)
-        assert [each[0] for each in world.answer(token)] == ([0, 1, 2, 3] if incarnation == 1 else [0])
+        assert [each[0] for each in world.answer(token)] == (
+            [0, 1, 2, 3] if incarnation == 1 else [0]
+        )
         if incarnation > 1:
             assert world.given(incarnation, client, 4) == []
         world.handle(ev.WorkerGone(incarnation))
@@ -555,8 +613,11 @@ def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> Non
     assert "positions 0 to 0" in world.portions.failed
 
 
-def computed_by_a_fourth_worker(how_freed: Callable[[World, int, int], object]) -> tuple[World, int]:
-    """Have three workers in turn get portion 0, which is freed from each of them, and a fourth compute it."""
+def computed_by_a_fourth_worker(
+    how_freed: Callable[[World, int, int], object],
+) -> tuple[World, int]:
+    """Have three workers in turn get portion 0, which is freed from each of them, and a fourth
+    compute it."""
     world = World(positions=1)
     client = world.open()
     for incarnation in (1, 2, 3, 4):
@@ -648,7 +709,11 @@ def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
         waits = world.want(incarnation, client)
         for _ in range(2 if death < 2 else 1):  # the second report is a repetition
             assert (
-                world.answer(world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "fell over"))
+                world.answer(
+                    world.ask(
+                        ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "fell over"
+                    )
+                )
                 is None
             )
         if death < 2:
@@ -693,7 +758,9 @@ def test_e7_the_next_incarnation_of_a_worker_revokes_no_charge() -> None:
     assert "3 processes died" in world.portions.failed
 
 
-def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connection_and_is_back() -> None:
+def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connection_and_is_back() -> (
+    None
+):
     world = World()
     client, incarnation = world.open(), world.worker(1)
     assert world.given(incarnation, client) == [0]
@@ -705,7 +772,9 @@ def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connecti
     assert world.portions.open[0].charged == ["worker:1 (fell over)"]
 
 
-def test_e7_a_charge_that_was_revoked_while_the_journal_failed_does_not_count_at_the_next_loss() -> None:
+def test_e7_a_charge_that_was_revoked_while_the_journal_failed_does_not_count_at_the_next_loss() -> (
+    None
+):
     world = World()
     client = world.open()
     for incarnation in (1, 2):
@@ -745,7 +814,7 @@ def test_a_worker_that_has_gone_gets_no_portions() -> None:
     assert world.portions.open[0].incarnation == 0
 
 
-# -- at random -----------------------------------------------------------------------------------------------------------
+# -- at random -------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -758,7 +827,9 @@ class Reader:
         runs: sets.Runs = []
         for number in self.done:
             sets.add(runs, number, number + 1)
-        return world.saved(self.client, runs, [(n, count) for n, count in self.had.items() if n not in self.done])
+        return world.saved(
+            self.client, runs, [(n, count) for n, count in self.had.items() if n not in self.done]
+        )
 
 
 def size_of(number: int) -> int:
@@ -767,7 +838,11 @@ def size_of(number: int) -> int:
 
 def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
     chance = random.Random(seed)
-    world = World(positions=chance.choice([1, 5, 40]), repetitions=chance.choice([1, 2]), ordered=chance.random() < 0.3)
+    world = World(
+        positions=chance.choice([1, 5, 40]),
+        repetitions=chance.choice([1, 2]),
+        ordered=chance.random() < 0.3,
+    )
     lives = [world.worker(1)]
     reader = Reader(world.open(), {}, set())
     state = (reader.state(world), {}, set())
@@ -780,21 +855,32 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
         incarnation = chance.choice(lives)
         action = chance.random()
         if action < 0.3 and incarnation not in outstanding and not world.iteration.finished:
-            outstanding[incarnation] = world.want(incarnation, reader.client, chance.randrange(1, 5))
+            outstanding[incarnation] = world.want(
+                incarnation, reader.client, chance.randrange(1, 5)
+            )
         elif action < 0.6 and holds[incarnation]:
             number, skip = holds[incarnation].pop(0)
-            if skip <= reader.had.get(number, 0) and number not in reader.done:  # else a reply on it was lost
-                stop = size_of(number) if chance.random() < 0.8 else chance.randrange(skip, size_of(number) + 1)
+            if skip <= reader.had.get(number, 0) and number not in reader.done:
+                # else a reply on it was lost
+                stop = (
+                    size_of(number)
+                    if chance.random() < 0.8
+                    else chance.randrange(skip, size_of(number) + 1)
+                )
                 reader.had[number] = max(reader.had.get(number, 0), stop)
                 if reader.had[number] == size_of(number) and (stop == size_of(number)):
                     reader.done.add(number)
                 if chance.random() < 0.7:
-                    world.acknowledge(reader.client, (number, reader.had[number], number in reader.done))
+                    world.acknowledge(
+                        reader.client, (number, reader.had[number], number in reader.done)
+                    )
                 if stop < size_of(number):
                     world.ask(ev.MissedRequest, NUMBER, reader.client, incarnation)
         elif action < 0.7:
             marks = [(n, count, n in reader.done) for n, count in reader.had.items()]
-            world.acknowledge(reader.client, *marks, *((n, 0, True) for n in reader.done if n not in reader.had))
+            world.acknowledge(
+                reader.client, *marks, *((n, 0, True) for n in reader.done if n not in reader.had)
+            )
         elif action < 0.75:
             world.handle(ev.WorkerGone(incarnation, left=chance.random() < 0.9))
             lives.remove(incarnation)
@@ -827,7 +913,9 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
-@pytest.mark.parametrize(("positions", "repetitions", "grain"), [(0, 3, 1), (5, 1, 2), (700, 5, 7), (701, 4, 3)])
+@pytest.mark.parametrize(
+    ("positions", "repetitions", "grain"), [(0, 3, 1), (5, 1, 2), (700, 5, 7), (701, 4, 3)]
+)
 def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_out(
     positions: int, repetitions: int, grain: int, lanes: int
 ) -> None:
@@ -839,7 +927,9 @@ def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_o
     for lane in range(lanes):
         steps = len(range(lane, last, lanes))
         portions.next[lane] = chance.randint(0, steps)
-        portions.skip[lane] = [(start, start + 2) for start in range(portions.next[lane] + 1, steps - 2, 7)]
+        portions.skip[lane] = [
+            (start, start + 2) for start in range(portions.next[lane] + 1, steps - 2, 7)
+        ]
     waiting = [
         number
         for number in range(last)

@@ -1,4 +1,5 @@
-"""Coordinated reads in the dispatcher's machine: all consumers agree on the rounds in which tasks begin and end, even after a restart."""
+"""Coordinated reads in the dispatcher's machine: all consumers agree on the rounds in which tasks
+begin and end, even after a restart."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class Service:
 
     def restart(self) -> None:
         """End the dispatcher, and restore another one from the journal."""
-        self.machine = DataDispatcherMachine(self.rules, number=random.getrandbits(30), now=self.now)
+        self.machine = DataDispatcherMachine(
+            self.rules, number=random.getrandbits(30), now=self.now
+        )
         records = [r.decode(each) for each in self.journal]
         self.machine.restore(DurableState(number=7), records, self.now)
 
@@ -92,7 +95,9 @@ class Client:
         self.question = ""
 
     def say(self, stopped: int = -1, lost: dict[int, int] | None = None) -> None:
-        self.question = self.service.ask(ev.WatchRequest, 7, self.number, self.version, stopped, lost or {})
+        self.question = self.service.ask(
+            ev.WatchRequest, 7, self.number, self.version, stopped, lost or {}
+        )
         self.hear()
 
     def hear(self) -> bool:
@@ -312,14 +317,17 @@ def test_only_consumers_may_report_rounds() -> None:
 def test_a_consumer_that_the_job_does_not_have_is_refused(consumer: int) -> None:
     service = Service()
     service.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
-    token = service.ask(ev.OpenRequest, 5, "job", 0, r.Terms("1000", r.OFF, CONSUMERS), consumer=consumer)
+    token = service.ask(
+        ev.OpenRequest, 5, "job", 0, r.Terms("1000", r.OFF, CONSUMERS), consumer=consumer
+    )
     code, message = service.answers[token]
     assert code == errors.FAILED_PRECONDITION
     assert f"Requesting data for consumer index {consumer}" in message
 
 
 def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
-    """At random, workers join, leave and return, the dispatcher restarts, and replies are lost; in the end all consumers agree."""
+    """At random, workers join, leave and return, the dispatcher restarts, and replies are lost; in
+    the end all consumers agree."""
     dice = random.Random(seed)
     service = Service()
     clients = service.open()
@@ -353,7 +361,9 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
             for each in client.tasks
             if each[3] < 0 and each[0] not in client.ended
         }
-        stopped[index] = (stopped[index] if stopped[index] >= 0 else begun[index] + 1) if client.hold else -1
+        stopped[index] = (
+            (stopped[index] if stopped[index] >= 0 else begun[index] + 1) if client.hold else -1
+        )
 
     calm = False
     starts: dict[int, int] = {}

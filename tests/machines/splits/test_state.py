@@ -44,7 +44,9 @@ class Driven:
             match effect:
                 case ev.CommitJournal(records):
                     if self.full:
-                        effects += self.machine.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                        effects += self.machine.handle(
+                            ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now
+                        )
                     else:
                         self.records += records
                         effects += self.machine.handle(ev.JournalCommitted(), self.now)
@@ -57,7 +59,9 @@ class Driven:
         return self.answers.pop(getattr(event, "token", None), None)
 
     def reload(self, machine: DataDispatcherMachine) -> None:
-        machine.restore(decode_state(self.first), [r.decode(record) for record in self.records], self.now)
+        machine.restore(
+            decode_state(self.first), [r.decode(record) for record in self.records], self.now
+        )
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -73,17 +77,31 @@ def driven() -> Driven:
     return made
 
 
-def opened(driven: Driven, name: str | None, request: int, mode: int = OFF, repetition: int = 0) -> Any:
+def opened(
+    driven: Driven, name: str | None, request: int, mode: int = OFF, repetition: int = 0
+) -> Any:
     terms = r.Terms("1000", mode)
     return driven(
-        ev.OpenRequest("t", request, name, repetition, terms, (100,) if mode == DYNAMIC else (), f"anonymous_{request}")
+        ev.OpenRequest(
+            "t",
+            request,
+            name,
+            repetition,
+            terms,
+            (100,) if mode == DYNAMIC else (),
+            f"anonymous_{request}",
+        )
     )
 
 
 def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None:
     assert opened(driven, "job", 5)[:3] == (3000, 2000, STATE)
     state = driven.machine.state
-    assert (list(state.datasets), list(state.jobs), list(state.tasks)) == (["1000"], [5000], [4000, 4001])
+    assert (list(state.datasets), list(state.jobs), list(state.tasks)) == (
+        ["1000"],
+        [5000],
+        [4000, 4001],
+    )
 
 
 def test_a_repeated_request_gets_the_same_reply(driven: Driven) -> None:
@@ -92,7 +110,9 @@ def test_a_repeated_request_gets_the_same_reply(driven: Driven) -> None:
     assert len(driven.machine.state.clients) == 1
 
 
-def test_readers_of_one_job_name_share_an_iteration_and_each_repetition_makes_another(driven: Driven) -> None:
+def test_readers_of_one_job_name_share_an_iteration_and_each_repetition_makes_another(
+    driven: Driven,
+) -> None:
     assert [opened(driven, "job", request)[1] for request in (5, 6)] == [2000, 2000]
     assert opened(driven, "job", 7, repetition=1)[1] == 2001
     assert opened(driven, None, 8)[1] == 2002
@@ -109,7 +129,9 @@ def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
     assert not driven.machine.state.tasks
 
 
-def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is_collected() -> None:
+def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is_collected() -> (
+    None
+):
     driven = Driven(gc_check_s=1.0, gc_timeout_s=10.0)
     driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     first, second = (opened(driven, "job", request)[0] for request in (5, 6))
@@ -137,24 +159,42 @@ def test_silent_readers_are_released_after_their_time_out(timeout_s: float, left
 
 
 REFUSED = [
-    (ev.OpenRequest("t", 9, "job", 0, r.Terms("2222", OFF)), NOT_FOUND, "Dataset id 2222 not found"),
+    (
+        ev.OpenRequest("t", 9, "job", 0, r.Terms("2222", OFF)),
+        NOT_FOUND,
+        "Dataset id 2222 not found",
+    ),
     (
         ev.OpenRequest("t", 9, "job", 0, r.Terms("1000", DYNAMIC), (5,)),
         INVALID_ARGUMENT,
         "existing job with different parameters",
     ),
-    (ev.RegisterRequest("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
-    (ev.RegisterRequest("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
+    (
+        ev.RegisterRequest("t", 9, "1000", "print", '{"a": 1}'),
+        INVALID_ARGUMENT,
+        "should have the same structure",
+    ),
+    (
+        ev.RegisterRequest("t", 9, "1000", "other", "{}", "error"),
+        ALREADY_EXISTS,
+        "another pipeline",
+    ),
     (ev.WatchRequest("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
     (ev.WatchRequest("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
     (ev.WorkRequest("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
-    (ev.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "is not of a DYNAMIC job"),
+    (
+        ev.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1),
+        FAILED_PRECONDITION,
+        "is not of a DYNAMIC job",
+    ),
     (ev.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "does not exist"),
 ]
 
 
 @pytest.mark.parametrize(("question", "code", "text"), REFUSED)
-def test_a_refused_request_changes_nothing(driven: Driven, question: Any, code: int, text: str) -> None:
+def test_a_refused_request_changes_nothing(
+    driven: Driven, question: Any, code: int, text: str
+) -> None:
     opened(driven, "job", 5)
     before = r.encode(driven.machine.state)
     told = driven(question)
@@ -176,7 +216,9 @@ def test_the_records_restore_the_same_state(driven: Driven) -> None:
     assert decode_state(r.encode(other.state)) == other.state
 
 
-def test_a_journal_that_fails_keeps_its_records_and_requests_for_news_are_repeated(driven: Driven) -> None:
+def test_a_journal_that_fails_keeps_its_records_and_requests_for_news_are_repeated(
+    driven: Driven,
+) -> None:
     client = opened(driven, "job", 5, DYNAMIC)[0]
     driven(ev.WatchRequest("news", STATE, client, 0))
     version = driven.answers.pop("news")[0] if "news" in driven.answers else 0
@@ -211,7 +253,9 @@ def restarted(driven: Driven) -> Driven:
     return other
 
 
-def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(driven: Driven) -> None:
+def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(
+    driven: Driven,
+) -> None:
     opened(driven, "job", 5, DYNAMIC)
     for task, incarnation in ((4000, 11), (4001, 12)):
         driven(ev.SplitsRequest("t", STATE, task, incarnation, 0, 20 + task, 0, 10))
@@ -242,12 +286,16 @@ def test_d4_after_a_restart_dynamic_does_not_wait_worker_timeout_for_an_absent_w
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_after_a_restart_a_worker_keeps_its_place_even_if_another_has_its_name(driven: Driven, named: bool) -> None:
+def test_after_a_restart_a_worker_keeps_its_place_even_if_another_has_its_name(
+    driven: Driven, named: bool
+) -> None:
     other = restarted(driven)
     other(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
     other(ev.WorkerJoined("worker:1", "a:1", 11, (), named))
     other(ev.WorkerJoined("worker:2", "b:1", 12, (), named))
-    assert {worker.incarnation: number for number, worker in other.machine.state.workers.items()} == {
+    assert {
+        worker.incarnation: number for number, worker in other.machine.state.workers.items()
+    } == {
         11: 1,
         12: 2,
         13: 3,
@@ -260,10 +308,19 @@ def test_after_a_restart_only_a_name_that_the_worker_asked_for_gives_it_the_plac
 ) -> None:
     other = restarted(driven)
     other(ev.WorkerJoined("worker:0", "c:1", 13, (), named))
-    assert next(number for number, worker in other.machine.state.workers.items() if worker.incarnation == 13) == place
+    assert (
+        next(
+            number
+            for number, worker in other.machine.state.workers.items()
+            if worker.incarnation == 13
+        )
+        == place
+    )
 
 
-def test_a_name_that_the_dispatcher_gave_gives_the_place_of_one_that_was_seen_to_go(driven: Driven) -> None:
+def test_a_name_that_the_dispatcher_gave_gives_the_place_of_one_that_was_seen_to_go(
+    driven: Driven,
+) -> None:
     driven(ev.WorkerGone(11))
     driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
     assert {worker.incarnation for worker in driven.machine.state.workers.values()} == {12, 13}
@@ -282,18 +339,24 @@ def test_d6_a_successor_keeps_its_place_when_the_journal_fails_before_the_loss_o
 
 
 def test_a_disconnected_worker_gets_no_positions_before_it_is_back(driven: Driven) -> None:
-    """It requests them over another connection than the broken one. No reader reads from it, and the iteration may end without it."""
+    """It requests them over another connection than the broken one. No reader reads from it, and
+    the iteration may end without it."""
     opened(driven, "job", 5, DYNAMIC)
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
     driven(ev.WorkerGone(11))
-    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "these were given before"
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), (
+        "these were given before"
+    )
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
     driven(ev.WorkerJoined("worker:0", "a:1", 11))
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
 
 
-def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any_more(driven: Driven) -> None:
-    """Otherwise readers would go to this worker, which is about to drop the tasks, and never to the worker that has the place now."""
+def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any_more(
+    driven: Driven,
+) -> None:
+    """Otherwise readers would go to this worker, which is about to drop the tasks, and never to the
+    worker that has the place now."""
     client = opened(driven, "job", 5)[0]
     driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
     driven(ev.WorkerGone(11))
@@ -311,13 +374,17 @@ def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_con
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(11))
     driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
-    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it must request again"
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, (
+        "it must request again"
+    )
     driven(ev.WorkerGone(13))
     driven(ev.WorkerJoined("worker:0", "a:1", 11, (), False))
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
 
 
-def test_a_worker_that_gets_another_place_drops_the_tasks_of_the_earlier_one(driven: Driven) -> None:
+def test_a_worker_that_gets_another_place_drops_the_tasks_of_the_earlier_one(
+    driven: Driven,
+) -> None:
     """Until then it requests their positions again and again."""
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(11))
@@ -330,7 +397,8 @@ def test_a_worker_that_gets_another_place_drops_the_tasks_of_the_earlier_one(dri
 def test_d4_a_worker_that_returns_while_the_journal_fails_has_its_tasks_when_the_journal_works_again(
     driven: Driven,
 ) -> None:
-    """It kept its place, so only its tasks of iterations that were opened meanwhile were lost with the records."""
+    """It kept its place, so only its tasks of iterations that were opened meanwhile were lost with
+    the records."""
     driven(ev.WorkerGone(11))
     driven(ev.WorkerGone(12))
     opened(driven, "job", 5, DYNAMIC)
@@ -344,7 +412,9 @@ def test_d4_a_worker_that_returns_while_the_journal_fails_has_its_tasks_when_the
     assert len(driven.machine.state.iterations[2000].tasks) == 1
 
 
-def test_a_worker_that_was_seen_to_leave_stays_gone_after_the_journal_failed(driven: Driven) -> None:
+def test_a_worker_that_was_seen_to_leave_stays_gone_after_the_journal_failed(
+    driven: Driven,
+) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(12))
     driven.full = True
@@ -359,7 +429,8 @@ def test_a_state_begins_empty() -> None:
 
 
 def test_a_reader_hears_of_tasks_that_do_not_serve_yet() -> None:
-    """Otherwise a reader that knows only some tasks would take their end for the end of the iteration."""
+    """Otherwise a reader that knows only some tasks would take their end for the end of the
+    iteration."""
     driven = Driven()
     for incarnation in (11, 12):
         driven(ev.WorkerJoined(f"worker:{incarnation}", f"host:{incarnation}", incarnation))
@@ -367,17 +438,24 @@ def test_a_reader_hears_of_tasks_that_do_not_serve_yet() -> None:
     client = opened(driven, "job", 5)[0]
     driven(ev.WorkRequest("first", STATE, 11, {4000: "host:11"}, ()))
     version, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, 0))
-    assert [(task[0], task[2], task[3]) for task in tasks] == [(4000, "host:11", 11), (4001, "", 12)]
+    assert [(task[0], task[2], task[3]) for task in tasks] == [
+        (4000, "host:11", 11),
+        (4001, "", 12),
+    ]
     driven(ev.WorkRequest("second", STATE, 12, {4001: "host:12"}, ()))
     _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, version))
     assert [task[2] for task in tasks] == ["host:11", "host:12"]
     driven(ev.WorkerGone(12))
     _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, version))
-    assert [task[0] for task in tasks] == [4000], "the dispatcher, not the reader, waits for a worker that has gone"
+    assert [task[0] for task in tasks] == [4000], (
+        "the dispatcher, not the reader, waits for a worker that has gone"
+    )
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_the_iteration_of_a_killed_reader_without_others_ends_when_the_reader_is_given_up(mode: int) -> None:
+def test_the_iteration_of_a_killed_reader_without_others_ends_when_the_reader_is_given_up(
+    mode: int,
+) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
     driven(ev.WorkerJoined("worker:0", "a:1", 11))
     driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
@@ -387,7 +465,9 @@ def test_the_iteration_of_a_killed_reader_without_others_ends_when_the_reader_is
     assert (driven.machine.num_tasks, driven.machine.state.iterations) == (0, {})
 
 
-def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_given_up_in_the_end() -> None:
+def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_given_up_in_the_end() -> (
+    None
+):
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
     driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     opened(driven, "job", 5)
@@ -396,10 +476,20 @@ def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_giv
 
 
 @pytest.mark.parametrize("ends", ["read to the end", "closed", "given up"])
-def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(driven: Driven, ends: str) -> None:
+def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(
+    driven: Driven, ends: str
+) -> None:
     live = driven.machine._tables  # reach: a leak shows nowhere else
     tables = (
-        *("watches", "portion_requests", "iterations_to_serve", "last_heard", "unread_since", "versions", "serving"),
+        *(
+            "watches",
+            "portion_requests",
+            "iterations_to_serve",
+            "last_heard",
+            "unread_since",
+            "versions",
+            "serving",
+        ),
         *("client_by_request", "iteration_by_key", "job_by_name"),
     )
 
@@ -407,7 +497,11 @@ def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(driven
         driven.tick(driven.now + 700.0)
         kept = [len(getattr(live, name)) for name in tables]
         figures = driven.machine.figures
-        left = figures._reports, figures._rates, figures._scalers  # reach: a leak shows nowhere else
+        left = (
+            figures._reports,
+            figures._rates,
+            figures._scalers,
+        )  # reach: a leak shows nowhere else
         kept += [len(left[0]), len(left[1]), len(left[2].iterations)]
         return (len(r.encode(driven.machine.state)) // 16, *kept, driven.machine.num_tasks)
 
@@ -415,7 +509,11 @@ def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(driven
     for request in range(1000, 2000):
         client, _, _, _ = opened(driven, None, request, DYNAMIC)
         tasks = dict.fromkeys(live.tasks_of[1], "a:1")
-        driven(ev.WorkRequest("w", STATE, 11, tasks, (), {task: TaskReport(1, 1, 1, 1, 0.1) for task in tasks}))
+        driven(
+            ev.WorkRequest(
+                "w", STATE, 11, tasks, (), {task: TaskReport(1, 1, 1, 1, 0.1) for task in tasks}
+            )
+        )
         driven(ev.WatchRequest("news", STATE, client, 0, target_s=0.1))
         if ends == "read to the end":
             for worker, incarnation in ((1, 11), (2, 12)):

@@ -11,7 +11,9 @@ from tests.parameter_server.faults import Program
 
 
 @pytest.fixture(params=[1, 2], ids=["1+1", "2+2"])
-def program(request: pytest.FixtureRequest, clusters: Callable[..., zd.local_cluster]) -> Iterator[Program]:
+def program(
+    request: pytest.FixtureRequest, clusters: Callable[..., zd.local_cluster]
+) -> Iterator[Program]:
     """A program with one worker and one ps, and one with two of each."""
     program = Program(clusters(request.param))
     yield program

@@ -1,4 +1,5 @@
-"""Programs that find servers which are processes: what test_cluster_connection.py shows with threads, once more."""
+"""Programs that find servers which are processes: what test_cluster_connection.py shows with
+threads, once more."""
 
 from __future__ import annotations
 

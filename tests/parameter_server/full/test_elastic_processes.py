@@ -1,4 +1,6 @@
-"""Elastic clusters whose tasks are processes: what test_elastic.py shows with threads, once more."""
+"""Elastic clusters whose tasks are processes: what test_elastic.py shows with threads, once
+more.
+"""
 
 from __future__ import annotations
 

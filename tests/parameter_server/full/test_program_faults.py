@@ -30,10 +30,15 @@ def test_cluster_coordinator_destroyed(program: Program) -> None:
     assert set(threading.enumerate()) - before
     del strategy, variable
     gc.collect()
-    eventually(lambda: not [each for each in set(threading.enumerate()) - before if each.is_alive()], "its threads end")
+    eventually(
+        lambda: not [each for each in set(threading.enumerate()) - before if each.is_alive()],
+        "its threads end",
+    )
 
 
-def test_a_worker_that_is_added_between_and_in_the_middle_of_functions_has_its_resources_first() -> None:
+def test_a_worker_that_is_added_between_and_in_the_middle_of_functions_has_its_resources_first() -> (
+    None
+):
     """10.6 on a local cluster."""
     with zd.local_cluster(workers=1, ps=1) as cluster:
         program = Program(cluster)

@@ -1,4 +1,5 @@
-"""Parameter servers that die in the middle of a training program: contract 10.5; with one worker and one ps, and with two of each."""
+"""Parameter servers that die in the middle of a training program: contract 10.5; with one worker
+and one ps, and with two of each."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_ps_failure_while_recovery_from_worker_failure(program: Program) -> None
 
 
 @pytest.mark.parametrize("uses_variables", [True, False])
-def test_schedule_raises_unavailable_error_at_ps_failure(program: Program, uses_variables: bool) -> None:
+def test_schedule_raises_unavailable_error_at_ps_failure(
+    program: Program, uses_variables: bool
+) -> None:
     for _ in range(program.size):
         program.coordinator.schedule(program.waiting(uses_variables))
     program.begun(program.size)
@@ -76,7 +79,8 @@ def test_a_loss_that_one_round_has_told_fails_no_other(two: Program) -> None:
 
 
 def test_all_at_once(program: Program) -> None:
-    """Everything is killed: the program is told, and goes on in the same process with new objects when it is there again (P-4)."""
+    """Everything is killed: the program is told, and goes on in the same process with new objects
+    when it is there again (P-4)."""
     for _ in range(program.size + 1):
         program.coordinator.schedule(program.waiting())
     program.begun(program.size)

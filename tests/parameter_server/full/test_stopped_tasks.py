@@ -70,7 +70,9 @@ def test_a_late_outcome_of_an_earlier_life_of_a_worker_is_dropped(two: Program) 
     two.cluster.kill_worker(0)
 
 
-def test_a_stopped_ps_is_missed_and_the_rest_goes_on(two: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_ps_is_missed_and_the_rest_goes_on(
+    two: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two.coordinator.schedule(two.waiting(False))
     two.begun(1)
     stopped = two.pid("ps:1")

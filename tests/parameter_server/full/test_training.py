@@ -18,7 +18,9 @@ Dataset = zd.data.Dataset
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_model_learns(made: Any, processes: zd.local_cluster, cut: bool) -> None:
-    strategy = made((lambda shape, dtype: [2] + [1] * (len(shape) - 1)) if cut else None, cluster=processes)
+    strategy = made(
+        (lambda shape, dtype: [2] + [1] * (len(shape) - 1)) if cut else None, cluster=processes
+    )
     coordinator = ClusterCoordinator(strategy)
     truth = np.array([[1.0], [-2.0], [0.5], [3.0]])
     with strategy.scope():
@@ -31,7 +33,9 @@ def test_a_model_learns(made: Any, processes: zd.local_cluster, cut: bool) -> No
         return data.shuffle(64).repeat().batch(context.get_per_replica_batch_size(16))
 
     iterator = iter(
-        coordinator.create_per_worker_dataset(lambda: strategy.distribute_datasets_from_function(dataset_fn))
+        coordinator.create_per_worker_dataset(
+            lambda: strategy.distribute_datasets_from_function(dataset_fn)
+        )
     )
 
     def step(iterator: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Workers that die in the middle of a training program: contract 10.5; with one worker and one ps, and with two of each."""
+"""Workers that die in the middle of a training program: contract 10.5; with one worker and one ps,
+and with two of each."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_worker_preemption_between_functions(program: Program) -> None:
 
 @pytest.mark.timeout(180)
 def test_thousands_of_schedules_while_a_worker_dies_and_comes_back(two: Program) -> None:
-    """Of the tests with TensorFlow's multi-process runner. The worker is away for as long as the other one makes a thousand steps."""
+    """Of the tests with TensorFlow's multi-process runner. The worker is away for as long as the
+    other one makes a thousand steps."""
     step = two.step()
     for _ in range(5000):
         two.coordinator.schedule(step)
@@ -69,8 +71,13 @@ def test_one_worker_preemption_with_cancellation(program: Program) -> None:
     failed = program.coordinator.schedule(failing)
     program.begun(4)
     if program.size == 1:
-        # As long as the dispatcher has not heard of it, it goes first again, and what fails waits for it.
-        eventually(lambda: running(program) == 1, "the dispatcher knows that the long one has begun", WITHIN_S)
+        # As long as the dispatcher has not heard of it, it goes first again, and what fails waits
+        # for it.
+        eventually(
+            lambda: running(program) == 1,
+            "the dispatcher knows that the long one has begun",
+            WITHIN_S,
+        )
     program.cluster.restart_worker(0)
     with pytest.raises(errors.InvalidArgumentError, match="on purpose"):
         program.coordinator.join(WITHIN_S)
@@ -86,7 +93,9 @@ def test_handle_dataset_creation_failure(program: Program, from_function: bool) 
     def dataset() -> Any:
         return zd.data.Dataset.range(1, 100)
 
-    datasets = program.coordinator.create_per_worker_dataset(dataset if from_function else dataset())
+    datasets = program.coordinator.create_per_worker_dataset(
+        dataset if from_function else dataset()
+    )
     iterations = program.iterations
 
     def step(iterator: Any) -> int:
@@ -98,7 +107,11 @@ def test_handle_dataset_creation_failure(program: Program, from_function: bool) 
     results = [program.coordinator.schedule(step, (first,)) for _ in range(3)]
     program.coordinator.join(WITHIN_S)
     program.cluster.kill_worker(0)
-    eventually(lambda: "worker:0" not in program.coordinator.workers(), "the coordinator misses it", WITHIN_S)
+    eventually(
+        lambda: "worker:0" not in program.coordinator.workers(),
+        "the coordinator misses it",
+        WITHIN_S,
+    )
     second, third = iter(datasets), iter(datasets)
     for iterator in (first, second, third):
         results += [program.coordinator.schedule(step, (iterator,)) for _ in range(3)]
@@ -144,7 +157,9 @@ def test_numpy_fetched_after_worker_failure(program: Program) -> None:
 
 
 def test_tensor_got_after_worker_failure(program: Program) -> None:
-    """What was fetched stays; what stayed with its worker is lost with it, and the error says so."""
+    """What was fetched stays; what stayed with its worker is lost with it, and the error says
+    so.
+    """
     kept = program.coordinator.schedule(lambda: np.array([1, -1]), keep=True)
     there = program.coordinator.schedule(lambda: np.zeros(1 << 20), keep=True)
     assert kept.fetch(WITHIN_S).tolist() == [1, -1]
@@ -157,7 +172,9 @@ def test_tensor_got_after_worker_failure(program: Program) -> None:
 
 
 def test_fetch_from_ps_after_worker_failure(program: Program) -> None:
-    """Variables are polled while a worker goes and comes, and nobody who only reads them sees that."""
+    """Variables are polled while a worker goes and comes, and nobody who only reads them sees
+    that.
+    """
     over = threading.Event()
     failed: list[BaseException] = []
 
@@ -191,7 +208,9 @@ def test_a_worker_is_found_dead_by_name_while_all_others_are_well(two: Program) 
     two.coordinator.join(WITHIN_S)
     two.cluster.kill_worker(0)
     two.lost(0)
-    with pytest.raises(errors.UnavailableError, match=r"was kept by the worker at .* and is lost") as caught:
+    with pytest.raises(
+        errors.UnavailableError, match=r"was kept by the worker at .* and is lost"
+    ) as caught:
         there.fetch(WITHIN_S)
     assert not isinstance(caught.value, errors.PSUnavailableError)
     assert "ps:" not in caught.value.message
@@ -199,7 +218,10 @@ def test_a_worker_is_found_dead_by_name_while_all_others_are_well(two: Program) 
 
 def test_a_function_that_ends_every_worker_is_given_up() -> None:
     """F-8."""
-    with zd.local_cluster(workers=3, ps=1, attempts_max=2) as cluster, zd.ParameterServerStrategy(cluster) as strategy:
+    with (
+        zd.local_cluster(workers=3, ps=1, attempts_max=2) as cluster,
+        zd.ParameterServerStrategy(cluster) as strategy,
+    ):
         coordinator = ClusterCoordinator(strategy)
         with strategy.scope():
             starts = zd.Variable(0)
@@ -217,7 +239,9 @@ def test_a_function_that_ends_every_worker_is_given_up() -> None:
         assert coordinator.schedule(starts.numpy).fetch(WITHIN_S) == 2
 
 
-def test_a_worker_that_dies_in_a_synchronous_step_counts_in_it_once(two: Program, tmp_path: Path) -> None:
+def test_a_worker_that_dies_in_a_synchronous_step_counts_in_it_once(
+    two: Program, tmp_path: Path
+) -> None:
     with zd.ParameterServerStrategy(two.cluster, aggregate="sync", workers_per_step=2) as strategy:
         with strategy.scope():
             mean = zd.Variable(np.zeros(1), name="mean")

@@ -1,4 +1,5 @@
-"""Large arrays for as long and as large as it takes: many random exchanges, and an array of gigabytes."""
+"""Large arrays for as long and as large as it takes: many random exchanges, and an array of
+gigabytes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, route: str
     if free_bytes() < 8 * 2**30:
         pytest.skip("needs 8 GiB of free memory")
     step = 2**20
-    array = np.zeros(3 * 2**30 + 5, np.uint8)  # pages that nobody writes to cost nothing on this side
+    # pages that nobody writes to cost nothing on this side
+    array = np.zeros(3 * 2**30 + 5, np.uint8)
     array[::step] = np.arange(len(array[::step])) % 251
     array[-1] = 7
 
@@ -38,4 +40,7 @@ def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, route: str
         return [array.nbytes, array[::step].tolist(), int(array[-1]), int(np.count_nonzero(array))]
 
     wanted = checksum(array)
-    assert connect(serve(checksum=checksum).address, timeout_in_ms=250_000).checksum_blocking(array) == wanted
+    assert (
+        connect(serve(checksum=checksum).address, timeout_in_ms=250_000).checksum_blocking(array)
+        == wanted
+    )

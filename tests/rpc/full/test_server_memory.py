@@ -1,4 +1,5 @@
-"""A server whose handlers sleep, under a client that sends without end; and one whose handlers wait for themselves."""
+"""A server whose handlers sleep, under a client that sends without end; and one whose handlers wait
+for themselves."""
 
 from __future__ import annotations
 
@@ -64,7 +65,11 @@ def greedy(route: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     def start(address: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", GREEDY, address], cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", GREEDY, address],
+            cwd=ROOT,
+            env=dict(os.environ),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         return process
@@ -103,14 +108,22 @@ def test_handlers_that_call_their_own_server_until_no_thread_is_left_are_told_of
     server = Server.create("zmq", "127.0.0.1:0", threads_max=3)
 
     def deeper(depth: int) -> int:
-        # Longer than two looks at the threads: the first may come while a call before it is not quite over, and then counts anew.
+        # Longer than two looks at the threads: the first may come while a call before it is not
+        # quite over, and then counts anew.
         return 1 + int(client.deeper_blocking(depth - 1, timeout_in_ms=40_000)) if depth else 0
 
     server.register("deeper", deeper)
-    with server, Client.create("zmq", server.address, "", 60_000) as client, caplog.at_level(logging.WARNING):
+    with (
+        server,
+        Client.create("zmq", server.address, "", 60_000) as client,
+        caplog.at_level(logging.WARNING),
+    ):
         assert client.deeper_blocking(2) == 2
         stuck = client.deeper(3)
-        until(lambda: [each for each in caplog.records if "handler threads" in each.message], within_s=60)
+        until(
+            lambda: [each for each in caplog.records if "handler threads" in each.message],
+            within_s=60,
+        )
         assert not stuck.is_ok()
         told = [each.getMessage() for each in caplog.records if "handler threads" in each.message]
     assert len(told) == 1

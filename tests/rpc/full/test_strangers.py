@@ -1,6 +1,8 @@
-"""Whoever reaches the port may send what they like: nobody else notices, memory stays flat, descriptors return, all of it is counted.
+"""Whoever reaches the port may send what they like: nobody else notices, memory stays flat,
+descriptors return, all of it is counted.
 
-The server is a process of its own, with a client that calls all the time, small and large, and must see no error.
+The server is a process of its own, with a client that calls all the time, small and large, and must
+see no error.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ import zmq
 
 from tests.rpc.polled import until
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Ping, Replies, Reply, SharedMemoryAccepted
+from zmqdist.messages import (
+    Call,
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Ping,
+    Replies,
+    Reply,
+    SharedMemoryAccepted,
+)
 from zmqdist.rpc import ZmqClient
 from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.security import client_security
@@ -100,7 +112,9 @@ class Busy:
         until(lambda: self.calls > before + 50 or self.errors, 20)
 
     def resident(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     def open(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
@@ -150,12 +164,20 @@ class Stranger:
         self.socket.setsockopt(zmq.RCVTIMEO, 5000)
         client_security(address, "client").apply(self.socket, address)
         self.socket.connect(endpoint(address))
-        self.socket.send(encode_hello(our_hello("client", 7, "stranger")) if hello is None else hello)
+        self.socket.send(
+            encode_hello(our_hello("client", 7, "stranger")) if hello is None else hello
+        )
 
     def replies(self) -> list[Reply]:
         """Those in the next message that comes."""
         message = decode(self.socket.recv_multipart()[0], "server")
-        return message.items if isinstance(message, Replies) else [message] if isinstance(message, Reply) else []
+        return (
+            message.items
+            if isinstance(message, Replies)
+            else [message]
+            if isinstance(message, Reply)
+            else []
+        )
 
 
 def recorded(incarnation: int) -> list[list[bytes]]:
@@ -213,7 +235,9 @@ def test_ten_thousand_connections_that_send_random_bytes_hurt_nobody(
             except OSError:  # it was closed on already
                 pass
     until(lambda: busy.seen()["peers"] == 2, 20)
-    assert 0 < busy.seen()["refused"] <= RAW, "those that closed before the server did were not refused"
+    assert 0 < busy.seen()["refused"] <= RAW, (
+        "those that closed before the server did were not refused"
+    )
     busy.end()
 
 
@@ -229,13 +253,16 @@ def test_fuzzed_truncated_doubled_and_replayed_messages_are_counted_and_hurt_nob
             messages = recorded(decode_hello(stranger.socket.recv(), "server").incarnation)
             for _ in range(FUZZED // 20):
                 stranger.socket.send_multipart(changed(chance, chance.choice(messages), hello))
-            stranger.socket.send(encode(Call(LAST, "seen", 1, 0, b"")))  # of another life: it is answered at once
+            # of another life: it is answered at once
+            stranger.socket.send(encode(Call(LAST, "seen", 1, 0, b"")))
             while not any(reply.id == LAST for reply in stranger.replies()):
                 pass
             assert busy.seen()["strays"] > 0, "chunks of no call, and credit for nothing"
             stranger.socket.close()
         for _ in range(50):  # whose first message is not a hello
-            stranger = Stranger(context, busy.address, changed(chance, [hello], hello)[0][:6] + b"?")
+            stranger = Stranger(
+                context, busy.address, changed(chance, [hello], hello)[0][:6] + b"?"
+            )
             stranger.socket.send(encode(Ping()))
             stranger.socket.close()
     until(lambda: busy.seen()["peers"] == 2, 20)
@@ -255,11 +282,15 @@ def silent(address: str, count: int) -> Iterator[None]:
         yield
 
 
-def test_two_thousand_connections_that_say_nothing_are_ended_and_hurt_nobody(serve_busily: Callable[..., Busy]) -> None:
+def test_two_thousand_connections_that_say_nothing_are_ended_and_hurt_nobody(
+    serve_busily: Callable[..., Busy],
+) -> None:
     busy = serve_busily(handshake_s=1.0)
     with silent(busy.address, SILENT):
         busy.goes_on()
-        assert until(lambda: busy.seen()["refused"] == SILENT, 20), "nobody waits for them any longer than HANDSHAKE_S"
+        assert until(lambda: busy.seen()["refused"] == SILENT, 20), (
+            "nobody waits for them any longer than HANDSHAKE_S"
+        )
         busy.end()
 
 
@@ -274,6 +305,7 @@ def test_a_server_without_descriptors_goes_on_serving_and_lets_others_in_when_th
         late = connect(busy.address, timeout_in_ms=30_000)
         assert late.echo_blocking("in") == "in"
         late.close()
-        # And attempts of the late one, which the server took out of the queue when that had given them up.
+        # And attempts of the late one, which the server took out of the queue when that had given
+        # them up.
         until(lambda: busy.seen()["refused"] >= 2 * limit and busy.seen()["peers"] == 2, 20)
         busy.end()

@@ -1,4 +1,5 @@
-"""Large results without shared memory, with a full pool, with little memory, and after the end of their worker."""
+"""Large results without shared memory, with a full pool, with little memory, and after the end of
+their worker."""
 
 from __future__ import annotations
 
@@ -52,15 +53,23 @@ def test_without_shared_memory_all_payloads_arrive(without_shared_memory: None) 
         assert np.array_equal(back, array)
         back[:] = 0
         frozen = zd.freeze(array)
-        assert coordinator.fetch([coordinator.schedule(np.sum, (frozen,)) for _ in range(4)]) == [array.sum()] * 4
+        assert (
+            coordinator.fetch([coordinator.schedule(np.sum, (frozen,)) for _ in range(4)])
+            == [array.sum()] * 4
+        )
 
 
 @pytest.mark.timeout(60)
 def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "64")
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-        kept = [coordinator.schedule(np.full, (8 * MIB, number, np.uint8)).fetch() for number in range(12)]
-        assert [(array[0], array[-1], array.size) for array in kept] == [(n, n, 8 * MIB) for n in range(12)]
+        kept = [
+            coordinator.schedule(np.full, (8 * MIB, number, np.uint8)).fetch()
+            for number in range(12)
+        ]
+        assert [(array[0], array[-1], array.size) for array in kept] == [
+            (n, n, 8 * MIB) for n in range(12)
+        ]
         kept.clear()
 
 
@@ -77,10 +86,19 @@ def test_a_result_for_which_there_is_no_memory_fails_only_its_own_work(
 
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         monkeypatch.setattr(
-            fetch, "np", type("numpy", (), {"empty": staticmethod(empty), "copyto": np.copyto, "uint8": np.uint8})
+            fetch,
+            "np",
+            type(
+                "numpy", (), {"empty": staticmethod(empty), "copyto": np.copyto, "uint8": np.uint8}
+            ),
         )
         values = [coordinator.schedule(np.full, (MIB, number)) for number in range(4)]
         outcomes = [value.exception(30) for value in values]
-        assert sorted(str(error).count("no memory for a result") for error in outcomes) == [0, 0, 1, 1]
+        assert sorted(str(error).count("no memory for a result") for error in outcomes) == [
+            0,
+            0,
+            1,
+            1,
+        ]
         with pytest.raises(errors.UnavailableError):
             coordinator.join()

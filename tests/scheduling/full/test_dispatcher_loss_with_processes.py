@@ -17,7 +17,9 @@ from zmqdist.scheduling.shared.config import DispatcherConfig
 def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(
     port: int, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """The dispatcher is in this process: the test stops it and starts another one on the same port."""
+    """The dispatcher is in this process: the test stops it and starts another one on the same
+    port.
+    """
     config = DispatcherConfig(port=port, lease_s=2.0)
     first = zd.DispatchServer(config)
     start_worker(first.address, index=0)
@@ -28,7 +30,8 @@ def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(
         first.stop()
         with zd.DispatchServer(config) as second:
             until(lambda: second.num_workers == 1)
-            until(lambda: len(begun(tmp_path)) >= 2)  # functions that ran for the first dispatcher were killed
+            # functions that ran for the first dispatcher were killed
+            until(lambda: len(begun(tmp_path)) >= 2)
             assert not value.done()
             go(tmp_path)
             assert value.get(20) == "x"
@@ -59,7 +62,9 @@ def test_an_error_that_came_while_the_dispatcher_was_away_is_raised_when_it_is_b
             assert written(tmp_path) == before
 
 
-def test_workers_end_when_their_dispatcher_does_not_come_back(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_workers_end_when_their_dispatcher_does_not_come_back(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     """The functions that they ran have ended long before: half a lease after the last contact."""
     lines: list[str] = []
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))

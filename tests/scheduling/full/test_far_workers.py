@@ -1,4 +1,5 @@
-"""A worker that is 200 ms away, there and back: a proxy between it and its dispatcher holds each byte back."""
+"""A worker that is 200 ms away, there and back: a proxy between it and its dispatcher holds each
+byte back."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from zmqdist.scheduling.shared.config import WorkerConfig
 TRIP_S = 0.2
 
 
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Forward each byte `delay_s` after it has arrived; bytes do not wait for earlier ones to be delivered."""
+async def _forward(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
+) -> None:
+    """Forward each byte `delay_s` after it has arrived; bytes do not wait for earlier ones to be
+    delivered."""
     loop = asyncio.get_running_loop()
     try:
         while data := await reader.read(2**16):
@@ -54,7 +58,9 @@ def far(address: str, trip_s: float) -> Iterator[str]:
                 task.cancel()
             for writer in writers:
                 writer.close()
-            await asyncio.gather(*tasks, *(writer.wait_closed() for writer in writers), return_exceptions=True)
+            await asyncio.gather(
+                *tasks, *(writer.wait_closed() for writer in writers), return_exceptions=True
+            )
 
         asyncio.run_coroutine_threadsafe(end(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)

@@ -1,4 +1,5 @@
-"""The output of functions in several slots arrives by whole lines, with and without PYTHONUNBUFFERED."""
+"""The output of functions in several slots arrives by whole lines, with and without
+PYTHONUNBUFFERED."""
 
 from __future__ import annotations
 
@@ -31,7 +32,16 @@ def talk(letter: str, folder: Path) -> None:
 def test_lines_of_two_slots_stay_in_one_piece(unbuffered: str, tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, open(tmp_path / "said", "w") as said:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", dispatcher.address, "--slots", "2"],
+            [
+                sys.executable,
+                "-m",
+                "zmqdist_cli",
+                "worker",
+                "--dispatcher",
+                dispatcher.address,
+                "--slots",
+                "2",
+            ],
             stdout=said,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
@@ -43,6 +53,10 @@ def test_lines_of_two_slots_stay_in_one_piece(unbuffered: str, tmp_path: Path) -
         finally:
             worker.send_signal(signal.SIGINT)
             worker.wait(30)
-    lines = [line for line in (tmp_path / "said").read_text().splitlines() if not line.startswith("worker:0 of ")]
+    lines = [
+        line
+        for line in (tmp_path / "said").read_text().splitlines()
+        if not line.startswith("worker:0 of ")
+    ]
     assert sorted(set(lines)) == ["a" * 20, "b" * 20]
     assert len(lines) == 2 * LINES

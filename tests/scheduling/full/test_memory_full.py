@@ -1,6 +1,8 @@
-"""When memory is full or limited, an error says so, or data takes a slower way; no call hangs, and the program is not killed.
+"""When memory is full or limited, an error says so, or data takes a slower way; no call hangs, and
+the program is not killed.
 
-Programs set their own limits, so they are processes of their own. Some tests need root: a mount, a control group.
+Programs set their own limits, so they are processes of their own. Some tests need root: a mount, a
+control group.
 """
 
 from __future__ import annotations
@@ -95,7 +97,11 @@ LARGE = """
 def run(body: str, *before: str) -> None:
     program = PROGRAM.replace("{body}", body.strip())
     done = subprocess.run(
-        [*before, sys.executable, "-c", program], capture_output=True, text=True, timeout=80, check=False
+        [*before, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
@@ -115,11 +121,13 @@ def test_the_size_of_dev_shm_does_not_matter() -> None:
     run(LARGE, *before)
 
 
-# -- workers and slots ----------------------------------------------------------------------------------------------------
+# -- workers and slots -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def coordinator(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ClusterCoordinator]:
+def coordinator(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[ClusterCoordinator]:
     """One worker; without shared memory if the test requests this."""
     if getattr(request, "param", None) == "off":
         monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
@@ -144,8 +152,12 @@ def fill_memory() -> int:
 
 
 @pytest.mark.parametrize("coordinator", ["off"], indirect=True)
-def test_a_worker_without_memory_for_a_result_reports_it_and_continues(coordinator: ClusterCoordinator) -> None:
-    worker = int(coordinator.snapshot().workers and coordinator.metrics()["workers"]["worker:0"]["pid"])
+def test_a_worker_without_memory_for_a_result_reports_it_and_continues(
+    coordinator: ClusterCoordinator,
+) -> None:
+    worker = int(
+        coordinator.snapshot().workers and coordinator.metrics()["workers"]["worker:0"]["pid"]
+    )
     resource.prlimit(worker, resource.RLIMIT_AS, (virtual_bytes(worker) + 60 * MIB,) * 2)
     failed = coordinator.schedule(make, (300 * MIB,))
     error = failed.exception(60)
@@ -154,7 +166,9 @@ def test_a_worker_without_memory_for_a_result_reports_it_and_continues(coordinat
     assert coordinator.schedule(make, (MIB,)).get(60).sum() == MIB
 
 
-def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(coordinator: ClusterCoordinator) -> None:
+def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(
+    coordinator: ClusterCoordinator,
+) -> None:
     error = coordinator.schedule(fill_memory).exception(60)
     assert isinstance(error, MemoryError)
     assert "1.00 PiB" in str(error)
@@ -163,10 +177,14 @@ def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(coordinat
     assert coordinator.schedule(int).get(60) == 0
 
 
-def test_the_error_of_a_killed_slot_says_what_probably_killed_it(coordinator: ClusterCoordinator) -> None:
+def test_the_error_of_a_killed_slot_says_what_probably_killed_it(
+    coordinator: ClusterCoordinator,
+) -> None:
     error = coordinator.schedule(signal.raise_signal, (signal.SIGKILL,)).exception(60)
     assert isinstance(error, errors.WorkerLost)
-    assert "A SIGKILL that no process sent comes from the kernel, because memory ran out" in str(error)
+    assert "A SIGKILL that no process sent comes from the kernel, because memory ran out" in str(
+        error
+    )
 
 
 @pytest.fixture

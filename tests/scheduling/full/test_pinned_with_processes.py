@@ -19,7 +19,10 @@ Start = Callable[..., Child]
 
 
 def test_pinned_work_waits_for_the_next_incarnation_of_a_worker_that_died(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+    dispatcher: zd.DispatchServer,
+    coordinator: ClusterCoordinator,
+    start_worker: Start,
+    tmp_path: Path,
 ) -> None:
     first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
     until(lambda: coordinator.workers() == ["worker:0", "worker:1"])
@@ -37,7 +40,10 @@ def test_pinned_work_waits_for_the_next_incarnation_of_a_worker_that_died(
 
 
 def test_attempts_max_applies_to_pinned_work(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+    dispatcher: zd.DispatchServer,
+    coordinator: ClusterCoordinator,
+    start_worker: Start,
+    tmp_path: Path,
 ) -> None:
     start_worker(dispatcher.address, index=0)
     value = coordinator.schedule(dies_first, (tmp_path, "x", 9, exits), worker=0)

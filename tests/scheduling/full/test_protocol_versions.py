@@ -51,7 +51,9 @@ def test_another_protocol_version_is_refused_and_both_are_named(
         )
         assert done.returncode == code
         ours = re.escape(".".join(map(str, PROTOCOL)))
-        assert re.search(rf"protocol {ours}, this side 9\.0.*install the same zmqdist on both ends", done.stderr)
+        assert re.search(
+            rf"protocol {ours}, this side 9\.0.*install the same zmqdist on both ends", done.stderr
+        )
         assert dispatcher.num_workers == 0
         until(lambda: "protocol 9.0" in caplog.text)
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):

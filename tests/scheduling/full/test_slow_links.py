@@ -1,5 +1,5 @@
-"""A peer whose bytes arrive counts as alive, whatever these bytes are: each case fills a link of 1 Mbit/s for longer than the time-out of
-heartbeats, and keeps its first connection.
+"""A peer whose bytes arrive counts as alive, whatever these bytes are: each case fills a link of 1
+Mbit/s for longer than the time-out of heartbeats, and keeps its first connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import zmqdist as zd
 from tests.slow_link import MBIT, SlowLink
 from zmqdist import nest
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.data.experimental.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from zmqdist.data.experimental.service import (
+    DispatcherConfig,
+    DispatchServer,
+    WorkerConfig,
+    WorkerServer,
+)
 from zmqdist.limits import HEARTBEAT_TIMEOUT_S
 
 BYTES = round(1.6 * HEARTBEAT_TIMEOUT_S * MBIT)
@@ -60,7 +65,10 @@ def check(link: SlowLink) -> None:
 def test_functions_with_a_kilobyte_each(dispatcher: str, slow: str, way: str) -> None:
     with SlowLink(dispatcher) as link:
         at = {"worker": dispatcher, "program": dispatcher, slow: link.address}
-        with WorkerServer(WorkerConfig(at["worker"])), ClusterCoordinator(at["program"]) as coordinator:
+        with (
+            WorkerServer(WorkerConfig(at["worker"])),
+            ClusterCoordinator(at["program"]) as coordinator,
+        ):
             if way == "arguments":
                 values = [coordinator.schedule(size, (bytes(1000),)) for _ in range(BYTES // 1000)]
                 assert set(coordinator.fetch(values)) == {1000}
@@ -78,7 +86,9 @@ def test_a_server_that_stops_sends_its_replies_first() -> None:
         server.register("text", lambda: (begun.release(), bytes(1000))[1])
         server.start()
         link = ends.enter_context(SlowLink(server.address))
-        client = ends.enter_context(zd.rpc.Client.create("zmq", link.address, timeout_in_ms=TIMEOUT_MS))
+        client = ends.enter_context(
+            zd.rpc.Client.create("zmq", link.address, timeout_in_ms=TIMEOUT_MS)
+        )
         calls = [client.call("text") for _ in range(BYTES // 1000)]
         assert all(begun.acquire(timeout=TIMEOUT_MS / 1000) for _ in calls)
         server.stop(TIMEOUT_MS / 1000)
@@ -107,7 +117,9 @@ def test_calls(value: Any, way: str) -> None:
         server.register("give", lambda: value)
         server.start()
         link = ends.enter_context(SlowLink(server.address))
-        client = ends.enter_context(zd.rpc.Client.create("zmq", link.address, timeout_in_ms=TIMEOUT_MS))
+        client = ends.enter_context(
+            zd.rpc.Client.create("zmq", link.address, timeout_in_ms=TIMEOUT_MS)
+        )
         if way == "argument":
             assert client.call("amount", [value]).get_value() == [amount(value)]
         elif way == "reply":

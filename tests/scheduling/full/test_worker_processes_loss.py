@@ -27,9 +27,14 @@ def running_row(dispatcher: zd.DispatchServer) -> Any:
     return until(lambda: [row for row in dispatcher.snapshot().workers if row.running])[0]
 
 
-def test_a_worker_killed_between_functions_is_not_missed(start_worker: Start, tmp_path: Path) -> None:
+def test_a_worker_killed_between_functions_is_not_missed(
+    start_worker: Start, tmp_path: Path
+) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
-        first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
+        first, _ = (
+            start_worker(dispatcher.address, index=0),
+            start_worker(dispatcher.address, index=1),
+        )
         until(lambda: dispatcher.num_workers == 2)
         for name in "ab":
             coordinator.schedule(counts, (tmp_path, name))
@@ -57,14 +62,18 @@ def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path
         coordinator.join(20)
         started = [starts(tmp_path, str(i)) for i in range(20)]
         assert min(started) == 1
-        assert sum(started) <= 20 + 2  # each slot ran one function when the workers died; the others had not begun
+        # each slot ran one function when the workers died; the others had not begun
+        assert sum(started) <= 20 + 2
 
 
 def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
     start_worker: Start, tmp_path: Path
 ) -> None:
     config = DispatcherConfig(lease_s=60.0)
-    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
+    with (
+        zd.DispatchServer(config) as dispatcher,
+        ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator,
+    ):
         workers = [start_worker(dispatcher.address, index=index) for index in range(2)]
         until(lambda: dispatcher.num_workers == 2)
         long = coordinator.schedule(writes, (tmp_path,))
@@ -73,7 +82,8 @@ def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
         coordinator.schedule(int, ("x",)).exception(20)
         os.kill(workers[int(row.name[-1])].pid, signal.SIGKILL)
         with pytest.raises(ValueError, match="invalid literal"):
-            coordinator.join(20)  # far less than the lease, because the dispatcher knows that the process has ended
+            # far less than the lease, because the dispatcher knows that the process has ended
+            coordinator.join(20)
         before = written(tmp_path)
         with pytest.raises(errors.CancelledError):
             long.get(0)
@@ -85,12 +95,17 @@ def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
 def test_a_frozen_worker_is_lost_and_its_functions_have_ended_when_its_lease_expires(
     start_worker: Start, tmp_path: Path
 ) -> None:
-    """After SIGSTOP the process exists and its connection is open, but it is silent. After SIGCONT its late messages have no effect."""
+    """After SIGSTOP the process exists and its connection is open, but it is silent. After SIGCONT
+    its late messages have no effect."""
     config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.2)
-    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
+    with (
+        zd.DispatchServer(config) as dispatcher,
+        ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator,
+    ):
         worker = start_worker(dispatcher.address, index=0)
         value = coordinator.schedule(writes, (tmp_path,))
-        until(lambda: written(tmp_path) > 300)  # long enough for the connection to have announced its heartbeats
+        # long enough for the connection to have announced its heartbeats
+        until(lambda: written(tmp_path) > 300)
         os.kill(worker.pid, signal.SIGSTOP)
         coordinator.schedule(int, ("x",))
         until(lambda: dispatcher.num_workers == 0)
@@ -133,7 +148,8 @@ def test_a_worker_that_freezes_right_after_it_has_registered_is_lost_and_joins_a
 
 
 def test_work_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
-    """There is one slot: all functions are in the same queue as the one that kills the process again and again."""
+    """There is one slot: all functions are in the same queue as the one that kills the process
+    again and again."""
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = []
         for i in range(12):
@@ -150,7 +166,8 @@ def hold_the_gil(seconds: int) -> int:
 
 
 def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start) -> None:
-    """It holds the GIL for longer than all leases; the slot of one worker is a process, that of the other a thread."""
+    """It holds the GIL for longer than all leases; the slot of one worker is a process, that of the
+    other a thread."""
     config = DispatcherConfig(lease_s=3.0, reconnect_grace_s=0.1)
     with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         for processes in (True, False):

@@ -1,6 +1,8 @@
-"""Does the simulation find bugs? One bug is planted at a time; within SEEDS_MAX seeds the simulation must report a broken promise.
+"""Does the simulation find bugs? One bug is planted at a time; within SEEDS_MAX seeds the
+simulation must report a broken promise.
 
-A row has the name of the bug, the patch that plants it, and the start of the simulation's report (or the class of the error).
+A row has the name of the bug, the patch that plants it, and the start of the simulation's report
+(or the class of the error).
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def after(owner: type, name: str, hook: Callable[..., Any]) -> Plant:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         method = getattr(owner, name)
-        patch.setattr(owner, name, lambda self, *args, **kwargs: hook(self, method(self, *args, **kwargs)))
+        patch.setattr(
+            owner, name, lambda self, *args, **kwargs: hook(self, method(self, *args, **kwargs))
+        )
 
     return plant
 
@@ -84,7 +88,8 @@ def no_losses_told(self: Closures, effects: list[Any]) -> list[Any]:
     for effect in effects:
         if isinstance(effect, Send) and isinstance(effect.message, Submit):
             effect.message.items = [
-                (work, attempt, 0, fn, payload) for work, attempt, _, fn, payload in effect.message.items
+                (work, attempt, 0, fn, payload)
+                for work, attempt, _, fn, payload in effect.message.items
             ]
     return effects
 
@@ -129,7 +134,11 @@ def never_stop(self: WorkerMachine, effects: Any) -> Any:
 
 
 def asked_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker, "_reclaim", lambda slot: [setattr(slot, "reclaiming", True), Reclaim(slot.index)][1:])
+    patch.setattr(
+        worker,
+        "_reclaim",
+        lambda slot: [setattr(slot, "reclaiming", True), Reclaim(slot.index)][1:],
+    )
 
 
 def abandon_without_kill(self: WorkerMachine) -> list[Any]:
@@ -164,11 +173,15 @@ def pinned_to_nobody(
     ENQUEUE(self, session, "", priority, items)
 
 
-def of_no_priority(self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]) -> None:
+def of_no_priority(
+    self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]
+) -> None:
     ENQUEUE(self, session, worker, 0, items)
 
 
-def newest_first(self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]) -> None:
+def newest_first(
+    self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]
+) -> None:
     ENQUEUE(self, session, worker, priority, items)
     session.queue_for(worker).band(priority).items.rotate(len(items))
 
@@ -196,7 +209,9 @@ def all_count(self: WorkerAffinity, apart: bool) -> bool:
 
 def all_spare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        placement, "_stealable", lambda load: [n for n, lease in load.leases.items() if not lease.started][1:]
+        placement,
+        "_stealable",
+        lambda load: [n for n, lease in load.leases.items() if not lease.started][1:],
     )
 
 
@@ -205,7 +220,11 @@ ENQUEUE, PUT_BACK = Placement.enqueue, Placement.put_back
 
 def greedy(patch: pytest.MonkeyPatch) -> None:
     give = Placement._hand_out  # reach: the planted bug changes what it does
-    patch.setattr(Placement, "_hand_out", lambda self, load, count, *args: give(self, load, 3 * count + 5, *args))
+    patch.setattr(
+        Placement,
+        "_hand_out",
+        lambda self, load, count, *args: give(self, load, 3 * count + 5, *args),
+    )
 
 
 def endless_grace(self: Membership, peer: Any, now: float) -> None:
@@ -218,10 +237,22 @@ def nothing_begun(self: Dispatch, effects: list[Send]) -> list[Send]:
 
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a result is accepted twice", instead(Closures, "_resolve", resolve_and_keep), "closures P1"),
-    ("the leases of a lost worker are forgotten", before(Dispatch, "lost", forget_leases), "dispatch P"),
-    ("a worker whose connection went is never lost", before(Membership, "_peer_gone", endless_grace), "dispatch P"),
+    (
+        "the leases of a lost worker are forgotten",
+        before(Dispatch, "lost", forget_leases),
+        "dispatch P",
+    ),
+    (
+        "a worker whose connection went is never lost",
+        before(Membership, "_peer_gone", endless_grace),
+        "dispatch P",
+    ),
     ("work that had not started is charged", before(Dispatch, "lost", all_started), "dispatch P3"),
-    ("lost starts are not charged", instead(Dispatch, "_charge_lost_starts", no_charge), "dispatch P7"),
+    (
+        "lost starts are not charged",
+        instead(Dispatch, "_charge_lost_starts", no_charge),
+        "dispatch P7",
+    ),
     ("the window is ignored", greedy, "dispatch P6"),
     (
         "the end of a generation does not wait for leases",
@@ -238,38 +269,82 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         after(Closures, "_handle_registered", nothing_unsent),
         ("dispatch P7", "dispatch P17"),
     ),
-    ("lost starts are not counted over dispatchers", after(Closures, "_submit", no_losses_told), "closures P5"),
-    ("functions are not sent to a new dispatcher", after(Closures, "_handle_registered", no_defines), "dispatch P7"),
-    ("careful work is begun like any other", before(WorkerMachine, "_handle_message", never_careful), "worker P6"),
+    (
+        "lost starts are not counted over dispatchers",
+        after(Closures, "_submit", no_losses_told),
+        "closures P5",
+    ),
+    (
+        "functions are not sent to a new dispatcher",
+        after(Closures, "_handle_registered", no_defines),
+        "dispatch P7",
+    ),
+    (
+        "careful work is begun like any other",
+        before(WorkerMachine, "_handle_message", never_careful),
+        "worker P6",
+    ),
     (
         "work for this worker is begun newest first",
         instead(WaitingWork, "_in_order", lambda self, items: sorted(items, reverse=True)),
         "worker P9",
     ),
-    ("work for this worker waits like any other", before(WorkerMachine, "_handle_message", never_first), "worker P9"),
-    ("a slot is asked again what it has not begun before it has answered", asked_again, "worker P10"),
-    ("work that was returned is lost", before(Dispatch, "leases_returned", drop_returned), "dispatch P"),
+    (
+        "work for this worker waits like any other",
+        before(WorkerMachine, "_handle_message", never_first),
+        "worker P9",
+    ),
+    (
+        "a slot is asked again what it has not begun before it has answered",
+        asked_again,
+        "worker P10",
+    ),
+    (
+        "work that was returned is lost",
+        before(Dispatch, "leases_returned", drop_returned),
+        "dispatch P",
+    ),
     (
         "a bulk result is forgotten with its worker",
         instead(Dispatch, "_lose_results", lambda self, leases: []),
         "dispatch P7",
     ),
     ("a worker without contact goes on", after(WorkerMachine, "_apply", never_stop), "dispatch P"),
-    ("another dispatcher's work goes on", instead(WorkerMachine, "_abandon", abandon_without_kill), "worker P"),
-    ("functions are never forgotten", instead(Closures, "_forget_unused", lambda self, functions: []), "closures P7"),
+    (
+        "another dispatcher's work goes on",
+        instead(WorkerMachine, "_abandon", abandon_without_kill),
+        "worker P",
+    ),
+    (
+        "functions are never forgotten",
+        instead(Closures, "_forget_unused", lambda self, functions: []),
+        "closures P7",
+    ),
     (
         "a kept result is made again when its worker is lost",
         before(Dispatch, "_lose_results", not_kept),
         "dispatch P11",
     ),
-    ("a kept result is released with its round", before(Dispatch, "end_round", none_kept), "dispatch P11"),
+    (
+        "a kept result is released with its round",
+        before(Dispatch, "end_round", none_kept),
+        "dispatch P11",
+    ),
     (
         "what was kept and dropped stays with its worker",
         instead(Closures, "_release_kept", lambda self, works: []),
         "dispatch P9",
     ),
-    ("work for one worker goes to any", instead(Placement, "enqueue", pinned_to_nobody), "dispatch P12"),
-    ("work for one worker that comes back goes to any", instead(Placement, "put_back", back_to_all), "dispatch P1"),
+    (
+        "work for one worker goes to any",
+        instead(Placement, "enqueue", pinned_to_nobody),
+        "dispatch P12",
+    ),
+    (
+        "work for one worker that comes back goes to any",
+        instead(Placement, "put_back", back_to_all),
+        "dispatch P1",
+    ),
     ("work for one worker is called back", all_spare, "dispatch P12"),
     (
         "the options of work are not sent",
@@ -278,17 +353,37 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ),
     ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
-    ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), ("dispatch P7", "dispatch P14")),
-    ("an error of work apart ends the round", after(WorkerAffinity, "ended", all_count), "closures P10"),
-    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), ("dispatch P7", "dispatch P15")),
-    ("nobody is missed", instead(WorkerAffinity, "deadline", property(lambda self: None)), "dispatch P7"),
+    (
+        "work apart ends with the generation",
+        before(Dispatch, "submit", nothing_apart),
+        ("dispatch P7", "dispatch P14"),
+    ),
+    (
+        "an error of work apart ends the round",
+        after(WorkerAffinity, "ended", all_count),
+        "closures P10",
+    ),
+    (
+        "a loss is not told to those who watch",
+        after(Dispatch, "lost", losses_untold),
+        ("dispatch P7", "dispatch P15"),
+    ),
+    (
+        "nobody is missed",
+        instead(WorkerAffinity, "deadline", property(lambda self: None)),
+        "dispatch P7",
+    ),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
     (
         "the width is ignored",
         instead(WorkerAffinity, "within", lambda self, width, out, unsent: unsent),
         "closures P13",
     ),
-    ("who asks too late is not told so", after(Dispatch, "_cancel_unbegun", nothing_begun), "dispatch P17"),
+    (
+        "who asks too late is not told so",
+        after(Dispatch, "_cancel_unbegun", nothing_begun),
+        "dispatch P17",
+    ),
 ]
 
 
@@ -308,6 +403,8 @@ def test_the_simulation_finds_that(
     what: str, plant: Plant, said: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
+    found = next(
+        (found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None
+    )
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
     assert found.startswith(said), "the simulation reports another promise"

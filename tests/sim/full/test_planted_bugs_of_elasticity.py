@@ -1,4 +1,5 @@
-"""Does the simulation of elasticity find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+"""Does the simulation of elasticity find bugs? One is planted at a time; within SEEDS_MAX seeds a
+promise must be seen broken."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def killed_again(self: Elasticity, now: float) -> list[ElasticityEffect]:
     return [KillWorker(index) for index, each in self._leaving.items() if each.kill_at <= now]
 
 
-def killed_at_once(self: Elasticity, index: int, grace_s: float, now: float) -> list[ElasticityEffect]:
+def killed_at_once(
+    self: Elasticity, index: int, grace_s: float, now: float
+) -> list[ElasticityEffect]:
     return LEAVE(self, index, -10.0, now)  # type: ignore[no-any-return]
 
 
@@ -116,7 +119,9 @@ def no_reply(self: Elasticity, event: SizeRequested, now: float) -> list[Elastic
     return REQUEST(self, event, now)[:-1]  # type: ignore[no-any-return]
 
 
-def refused_and_changed(self: Elasticity, event: SizeRequested, now: float) -> list[ElasticityEffect]:
+def refused_and_changed(
+    self: Elasticity, event: SizeRequested, now: float
+) -> list[ElasticityEffect]:
     if not PROBLEM(self, event.count):
         self.wanted = event.count
     return REQUEST(self, event, now)  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Does the simulation find bugs of plans and of the first error of a round? One bug is planted at a time.
+"""Does the simulation find bugs of plans and of the first error of a round? One bug is planted at a
+time.
 
 A row has the name of the bug, the patch that plants it, and the start of the simulation's report.
 """
@@ -30,7 +31,14 @@ SEEDS_MAX = 300
 
 REAL = {
     name: Dependencies.__dict__[name]
-    for name in ("_hand_in_when_ready", "_ended", "_notify_waiting", "_end", "_input_lost", "_recompute")
+    for name in (
+        "_hand_in_when_ready",
+        "_ended",
+        "_notify_waiting",
+        "_end",
+        "_input_lost",
+        "_recompute",
+    )
 }
 
 
@@ -72,7 +80,9 @@ def makes_again_for_ever(self: Any, plan: Any, effects: list[Any]) -> None:
     REAL["_recompute"](self, plan, effects)
 
 
-def fails_by_a_retried_error(self: CoordinatorMachine, number: int, kind: int, payload: Any, now: float) -> None:
+def fails_by_a_retried_error(
+    self: CoordinatorMachine, number: int, kind: int, payload: Any, now: float
+) -> None:
     if kind == ERROR and self._rounds and self.failed is None:
         self.failed = self.user_of(number)
     END_OF(self, number, kind, payload, now)
@@ -123,16 +133,36 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         instead(Dependencies, "_notify_waiting", hands_in_while_ending),
         "dependencies G5",
     ),
-    ("an error is tried again for ever", instead(Dependencies, "_ended", tries_for_ever), "dependencies G4"),
-    ("an error is never tried again", instead(Dependencies, "_ended", never_tries_again), "dependencies G4"),
+    (
+        "an error is tried again for ever",
+        instead(Dependencies, "_ended", tries_for_ever),
+        "dependencies G4",
+    ),
+    (
+        "an error is never tried again",
+        instead(Dependencies, "_ended", never_tries_again),
+        "dependencies G4",
+    ),
     (
         "a failed input counts like a good one",
         instead(Dependencies, "_notify_waiting", tells_all_is_well),
         ("dependencies G", ""),
     ),
-    ("the wrong input is named", after(Dependencies, "handle", names_the_asker), ("dependencies G3", "")),
-    ("no time-out is kept", instead(Dependencies, "deadline", property(lambda self: None)), "dependencies G6"),
-    ("a lost value is not made again", instead(Dependencies, "_value_lost", lambda self, *args: None), "dispatch P7"),
+    (
+        "the wrong input is named",
+        after(Dependencies, "handle", names_the_asker),
+        ("dependencies G3", ""),
+    ),
+    (
+        "no time-out is kept",
+        instead(Dependencies, "deadline", property(lambda self: None)),
+        "dependencies G6",
+    ),
+    (
+        "a lost value is not made again",
+        instead(Dependencies, "_value_lost", lambda self, *args: None),
+        "dispatch P7",
+    ),
     (
         "a lost value is made again too often",
         instead(Dependencies, "_recompute", makes_again_for_ever),
@@ -143,7 +173,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         instead(Dependencies, "_drop", drops_what_is_in_use),
         ("dependencies G8", ""),
     ),
-    ("what a plan holds is freed twice", after(CoordinatorMachine, "handle", of_the_attempt), "dependencies G9"),
+    (
+        "what a plan holds is freed twice",
+        after(CoordinatorMachine, "handle", of_the_attempt),
+        "dependencies G9",
+    ),
     (
         "what a plan holds is not freed",
         after(Dependencies, "handle", without(Free)),
@@ -159,7 +193,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         instead(CoordinatorMachine, "_end_of", fails_by_a_retried_error),
         "coordinator C2",
     ),
-    ("a round fails by the last error", after(CoordinatorMachine, "handle", the_last_one), "coordinator C2"),
+    (
+        "a round fails by the last error",
+        after(CoordinatorMachine, "handle", the_last_one),
+        "coordinator C2",
+    ),
     ("a time-out fails no round", only_errors_fail, "coordinator C2"),
     (
         "an input is here after who needs it was handed in",
@@ -174,6 +212,8 @@ def test_the_simulation_finds_of_plans_that(
     what: str, plant: Plant, said: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
+    found = next(
+        (found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None
+    )
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
     assert found.startswith(said), found[:200]

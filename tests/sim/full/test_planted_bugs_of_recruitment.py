@@ -1,4 +1,5 @@
-"""Does the simulation of recruitment find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+"""Does the simulation of recruitment find bugs? One is planted at a time; within SEEDS_MAX seeds a
+promise must be seen broken."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def leaves_the_invitation(self: Recruitment, index: int) -> list[Any]:
 
 def wanted_twice(self: Recruitment, index: int, address: str, now: float) -> list[Any]:
     effects = WANT(self, index, address, now)
-    again = [InviteWorker(-1 - each.invitation, index, address) for each in effects if isinstance(each, InviteWorker)]
+    again = [
+        InviteWorker(-1 - each.invitation, index, address)
+        for each in effects
+        if isinstance(each, InviteWorker)
+    ]
     return effects + again
 
 
@@ -38,7 +43,9 @@ def once_only(self: Recruitment, invitation: int, code: int, message: str, now: 
     return effects
 
 
-def any_reply_counts(self: Recruitment, invitation: int, code: int, message: str, now: float) -> list[Any]:
+def any_reply_counts(
+    self: Recruitment, invitation: int, code: int, message: str, now: float
+) -> list[Any]:
     if invitation not in self._invitations:  # reach: plants bugs
         for task in self._wanted.values():  # reach: plants bugs
             task.accepted = True
@@ -66,16 +73,58 @@ def no_refusal(self: Recruitment, now: float) -> None:
 
 
 BUGS: list[tuple[str, Any, str, Any, str]] = [
-    ("a dropped worker keeps its invitation", Recruitment, "drop", leaves_the_invitation, "recruitment R1"),
+    (
+        "a dropped worker keeps its invitation",
+        Recruitment,
+        "drop",
+        leaves_the_invitation,
+        "recruitment R1",
+    ),
     ("a worker is invited twice at a time", Recruitment, "want", wanted_twice, "recruitment R1"),
-    ("no invitation follows a failed one", Recruitment, "invitation_ended", once_only, "recruitment R2"),
-    ("a dropped invitation has an effect", Recruitment, "invitation_ended", any_reply_counts, "recruitment R"),
-    ("a worker that is present is not invited", Recruitment, "_works", present_is_enough, "recruitment R"),
-    ("a worker that has ended counts as recruited", Recruitment, "_works", accepted_is_enough, "recruitment R"),
+    (
+        "no invitation follows a failed one",
+        Recruitment,
+        "invitation_ended",
+        once_only,
+        "recruitment R2",
+    ),
+    (
+        "a dropped invitation has an effect",
+        Recruitment,
+        "invitation_ended",
+        any_reply_counts,
+        "recruitment R",
+    ),
+    (
+        "a worker that is present is not invited",
+        Recruitment,
+        "_works",
+        present_is_enough,
+        "recruitment R",
+    ),
+    (
+        "a worker that has ended counts as recruited",
+        Recruitment,
+        "_works",
+        accepted_is_enough,
+        "recruitment R",
+    ),
     ("a worker that works is invited again", Recruitment, "_works", never_works, "recruitment R"),
-    ("a change of the members is not heard", Recruitment, "members_changed", nothing, "recruitment R"),
+    (
+        "a change of the members is not heard",
+        Recruitment,
+        "members_changed",
+        nothing,
+        "recruitment R",
+    ),
     ("a refusal is never reported", Recruitment, "refusal", no_refusal, "recruitment R5"),
-    ("a worker of another program refuses at once", recruitment_machine, "INVITE_PATIENCE_S", 0.0, "recruitment R5"),
+    (
+        "a worker of another program refuses at once",
+        recruitment_machine,
+        "INVITE_PATIENCE_S",
+        0.0,
+        "recruitment R5",
+    ),
     ("every error passes", recruitment_machine, "PASSING", tuple(range(17)), "recruitment R5"),
 ]
 
@@ -91,11 +140,15 @@ def first_complaint(seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS])
+@pytest.mark.parametrize(
+    ("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
+)
 def test_the_simulation_of_recruitment_finds_that(
     what: str, owner: Any, name: str, bug: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, bug)
-    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
+    found = next(
+        (found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None
+    )
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
     assert found.startswith(said) or not found, "found, but by another promise"

@@ -1,6 +1,8 @@
-"""Does the simulation of RPC find bugs? One bug is planted at a time; within SEEDS_MAX seeds the simulation must report a broken promise.
+"""Does the simulation of RPC find bugs? One bug is planted at a time; within SEEDS_MAX seeds the
+simulation must report a broken promise.
 
-A row has the name of the bug, the patch that plants it, and the start of the simulation's report; "" if a machine itself may raise.
+A row has the name of the bug, the patch that plants it, and the start of the simulation's report;
+"" if a machine itself may raise.
 """
 
 from __future__ import annotations
@@ -168,21 +170,45 @@ def one_transfer_at_a_time(next_piece: Any) -> Any:
 def without_its_first_byte(next_piece: Any) -> Any:
     def spoiled(self: OutboundTransfers, now: float) -> Any:
         piece = next_piece(self, now)
-        return piece if piece is None or piece.nbytes < 50_000 else piece._replace(nbytes=piece.nbytes - 1)
+        return (
+            piece
+            if piece is None or piece.nbytes < 50_000
+            else piece._replace(nbytes=piece.nbytes - 1)
+        )
 
     return spoiled
 
 
 def begins_with_the_largest(init: Any) -> Any:
-    return lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "window_bytes": BULK_CHANNEL_WINDOW_BYTES})
+    return lambda self, *args, **kwargs: init(
+        self, *args, **{**kwargs, "window_bytes": BULK_CHANNEL_WINDOW_BYTES}
+    )
 
 
 BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ("calls in flight are sent again", ClientCalls, "connection_lost", sent_again, "calls P2"),
-    ("what was not delivered is forgotten", ClientCalls, "undelivered", lost_where_not_delivered, "calls P"),
-    ("what was held back is forgotten", ClientCalls, "_requeue", forgetting_what_is_held_back, "calls P"),
+    (
+        "what was not delivered is forgotten",
+        ClientCalls,
+        "undelivered",
+        lost_where_not_delivered,
+        "calls P",
+    ),
+    (
+        "what was held back is forgotten",
+        ClientCalls,
+        "_requeue",
+        forgetting_what_is_held_back,
+        "calls P",
+    ),
     ("bytes of calls that ended still count", ClientCalls, "_forget", bytes_are_kept, "calls P"),
-    ("the window of arguments is ignored", ClientCalls, "__init__", with_bound("_eager_bytes_max"), "calls P9"),
+    (
+        "the window of arguments is ignored",
+        ClientCalls,
+        "__init__",
+        with_bound("_eager_bytes_max"),
+        "calls P9",
+    ),
     ("calls leave newest first", ClientCalls, "next_message", newest_first, "calls P7"),
     (
         "deadlines are ignored",
@@ -193,13 +219,37 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ),
     ("an answered call stays in the table", ClientCalls, "replied", answered_again, ""),
     ("calls wait for company of nothing", ClientCalls, "submitted", waiting_alone, "calls P8"),
-    ("a server holds any number of calls", ServerCalls, "__init__", with_bound("_pending_max"), "calls P6"),
+    (
+        "a server holds any number of calls",
+        ServerCalls,
+        "__init__",
+        with_bound("_pending_max"),
+        "calls P6",
+    ),
     ("an answered call stays with the server", ServerCalls, "finished", always(True), ""),
     ("a cancelled call is wanted", ServedCall, "is_wanted", always(True), ("turns P1", "")),
     ("a client has turn after turn", FairAdmission, "next", same_client_again, "turns P2"),
-    ("a client's arguments have no bound", FairAdmission, "__init__", with_bound("_client_bytes_max"), "turns P3"),
-    ("the arguments of all have no bound", FairAdmission, "__init__", with_bound("_all_bytes_max"), "turns P3"),
-    ("unasked arguments have no bound", FairAdmission, "__init__", with_bound("_client_unasked_max"), "turns P5"),
+    (
+        "a client's arguments have no bound",
+        FairAdmission,
+        "__init__",
+        with_bound("_client_bytes_max"),
+        "turns P3",
+    ),
+    (
+        "the arguments of all have no bound",
+        FairAdmission,
+        "__init__",
+        with_bound("_all_bytes_max"),
+        "turns P3",
+    ),
+    (
+        "unasked arguments have no bound",
+        FairAdmission,
+        "__init__",
+        with_bound("_client_unasked_max"),
+        "turns P5",
+    ),
     (
         "bytes of a client that has gone still count",
         FairAdmission,
@@ -207,18 +257,66 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
         pulled_bytes_stay,
         ("turns P", "calls P1"),
     ),
-    ("calls that were dropped begin", FairAdmission, "dropped", dropped_calls_begin, ("turns P", "calls P")),
+    (
+        "calls that were dropped begin",
+        FairAdmission,
+        "dropped",
+        dropped_calls_begin,
+        ("turns P", "calls P"),
+    ),
     ("calls of different kinds run together", Batches, "arrived", of_any_kind, "batching P1"),
     ("batches have no bound", Batches, "__init__", with_bound("_rows_max"), "batching P2"),
-    ("batches wait on and on", Batches, "__init__", with_bound("_delay_s"), ("batching P", "calls P1")),
-    ("a dropped call stays in its batch", Batches, "dropped", still_in_the_batch, ("batching P", "turns P", "")),
-    ("the youngest of full batches is next", Batches, "ready", youngest_batch, ("batching P4", "batching P1")),
-    ("transfers do not take turns", OutboundTransfers, "next_chunk", one_transfer_at_a_time, "bulk P3"),
-    ("a byte of a chunk is lost", OutboundTransfers, "next_chunk", without_its_first_byte, "bulk P1"),
+    (
+        "batches wait on and on",
+        Batches,
+        "__init__",
+        with_bound("_delay_s"),
+        ("batching P", "calls P1"),
+    ),
+    (
+        "a dropped call stays in its batch",
+        Batches,
+        "dropped",
+        still_in_the_batch,
+        ("batching P", "turns P", ""),
+    ),
+    (
+        "the youngest of full batches is next",
+        Batches,
+        "ready",
+        youngest_batch,
+        ("batching P4", "batching P1"),
+    ),
+    (
+        "transfers do not take turns",
+        OutboundTransfers,
+        "next_chunk",
+        one_transfer_at_a_time,
+        "bulk P3",
+    ),
+    (
+        "a byte of a chunk is lost",
+        OutboundTransfers,
+        "next_chunk",
+        without_its_first_byte,
+        "bulk P1",
+    ),
     ("the last chunks are not acknowledged", InboundTransfers, "idle_credit", always(0), "bulk P5"),
     ("chunks leave without a window", Pace, "fits", always(True), ("bulk P2", "pace P3")),
-    ("a slow link begins with the largest window", Pace, "__init__", begins_with_the_largest, "pace P3"),
-    ("transfers of calls that are over go on", BulkChannel, "call_ended", always(False), ("bulk P", "")),
+    (
+        "a slow link begins with the largest window",
+        Pace,
+        "__init__",
+        begins_with_the_largest,
+        "pace P3",
+    ),
+    (
+        "transfers of calls that are over go on",
+        BulkChannel,
+        "call_ended",
+        always(False),
+        ("bulk P", ""),
+    ),
 ]
 
 
@@ -233,11 +331,20 @@ def first_complaint(seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("what", "owner", "name", "spoil", "said"), BUGS, ids=[bug[0] for bug in BUGS])
+@pytest.mark.parametrize(
+    ("what", "owner", "name", "spoil", "said"), BUGS, ids=[bug[0] for bug in BUGS]
+)
 def test_the_simulation_of_rpc_finds_that(
-    what: str, owner: type, name: str, spoil: Spoil, said: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    what: str,
+    owner: type,
+    name: str,
+    spoil: Spoil,
+    said: str | tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, name, spoil(getattr(owner, name)))
-    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
+    found = next(
+        (found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None
+    )
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
     assert found.startswith(said), "the simulation reports another promise"

@@ -1,4 +1,5 @@
-"""Does the simulation of snapshots find bugs? One bug is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
+"""Does the simulation of snapshots find bugs? One bug is planted at a time; within SEEDS_MAX seeds
+it must report a broken promise."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ def instead(name: str, make: Callable[[Any], Any], owner: Any = SnapshotMachine)
 
 def forgets(kind: type) -> Callable[[Any], Any]:
     """Return an `apply` that ignores one kind of record."""
-    return lambda apply: lambda self, record: None if isinstance(record, kind) else apply(self, record)
+    return lambda apply: (
+        lambda self, record: None if isinstance(record, kind) else apply(self, record)
+    )
 
 
 def asked_again_gets_more(hand_out: Any) -> Any:
-    def spoiled(self: Any, worker: str, stream: int, source: int, repetition: int, local: int, count: int) -> Any:
+    def spoiled(
+        self: Any, worker: str, stream: int, source: int, repetition: int, local: int, count: int
+    ) -> Any:
         runs = self.streams[stream].runs.get((source, repetition), [])
         had = runs[-1].local + runs[-1].count if runs else 0
         return hand_out(self, worker, stream, source, repetition, max(local, had), count)
@@ -57,7 +62,11 @@ def does_not_write_the_owner(assign: Any) -> Any:
 def begins_though_it_has_one(assign: Any) -> Any:
     def spoiled(self: Any, worker: str, may_begin: bool = True) -> Any:
         if self.mode is m.SnapshotMode.ACTIVE:
-            return (len(self.streams), [m.OwnerChanged(len(self.streams), worker)]) if may_begin else (None, [])
+            return (
+                (len(self.streams), [m.OwnerChanged(len(self.streams), worker)])
+                if may_begin
+                else (None, [])
+            )
         return assign(self, worker, may_begin)
 
     return spoiled
@@ -100,7 +109,9 @@ def takes_what_is_written(assign: Any) -> Any:
 
     def spoiled(self: Any, worker: str, may_begin: bool = True) -> Any:
         stream, records = assign(self, worker, may_begin)
-        orphan = any(isinstance(each, m.OwnerChanged) and each.stream < len(self.streams) for each in records)
+        orphan = any(
+            isinstance(each, m.OwnerChanged) and each.stream < len(self.streams) for each in records
+        )
         return (stream, []) if orphan else (stream, records)
 
     return spoiled
@@ -108,7 +119,10 @@ def takes_what_is_written(assign: Any) -> Any:
 
 BUGS: dict[str, tuple[Plant, str]] = {
     "positions are not noted": (instead("apply", forgets(m.PositionsGiven)), "P1"),
-    "asked again, a stream gets other positions": (instead("hand_out", asked_again_gets_more), "P1"),
+    "asked again, a stream gets other positions": (
+        instead("hand_out", asked_again_gets_more),
+        "P1",
+    ),
     "the last position is given again": (instead("_more", gives_the_last_twice), "P1"),
     "a restart forgets what was handed out": (instead("restore", restored_without_places), "P1"),
     "the owner is not written": (instead("assign", does_not_write_the_owner), "P4"),
@@ -121,7 +135,10 @@ BUGS: dict[str, tuple[Plant, str]] = {
     ),
     "done with the first stream": (instead("finished", done_with_the_first), "P3"),
     "handed out after the end": (instead("_owned", over_is_forgotten), "P3"),
-    "a lost worker keeps its stream": (instead("worker_lost", lambda _: lambda self, worker: None), "P5"),
+    "a lost worker keeps its stream": (
+        instead("worker_lost", lambda _: lambda self, worker: None),
+        "P5",
+    ),
     "a restart does not end what was whole": (
         instead("restore", lambda restore: lambda self, *args: restore(self, *args)[1:]),
         "P5",

@@ -1,6 +1,8 @@
-"""Do the simulations of tasks and variables find bugs? One is planted at a time; within SEEDS_MAX seeds they must report a broken promise.
+"""Do the simulations of tasks and variables find bugs? One is planted at a time; within SEEDS_MAX
+seeds they must report a broken promise.
 
-A row has the name of the bug, the simulation, the replaced method, its replacement, and the start of the simulation's report.
+A row has the name of the bug, the simulation, the replaced method, its replacement, and the start
+of the simulation's report.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def nothing(self: Any, *args: Any, **more: Any) -> list[Any]:
     return []
 
 
-def anything_agrees(self: Agreements, group: str, code: int, message: str, counter: int, members: list[Any]) -> Any:
+def anything_agrees(
+    self: Agreements, group: str, code: int, message: str, counter: int, members: list[Any]
+) -> Any:
     members.sort(key=lambda one: one.rank)
     agreed = Agreed(counter, members)
     return agreed if code == 0 else VERDICT(self, group, code, message, counter, members)
@@ -52,7 +56,9 @@ SENT = Mailbox.sent
 NUMBERS = Outbox.numbers
 
 
-def of_any_round(self: Barriers, ticket: Any, name: str, counter: Any, *args: Any, **more: Any) -> Any:
+def of_any_round(
+    self: Barriers, ticket: Any, name: str, counter: Any, *args: Any, **more: Any
+) -> Any:
     return CAME(self, ticket, name, None, *args, **more)
 
 
@@ -97,7 +103,13 @@ def nobody_late(self: Steps, step: int, ticket: Any, wanted: int) -> Any:
 
 
 def as_they_come(
-    self: Mailbox, key: Any, letter: Any, nbytes: int = 0, number: int = 0, low: int = 0, after: int = 0
+    self: Mailbox,
+    key: Any,
+    letter: Any,
+    nbytes: int = 0,
+    number: int = 0,
+    low: int = 0,
+    after: int = 0,
 ) -> Any:
     return SENT(self, key, letter, nbytes, number, low, 0)
 
@@ -138,12 +150,16 @@ WATCH_ENDED = WatchedTasks.watch_ended
 GONE = vars(WatchedTasks)["_gone"]
 
 
-def late_words_count(self: WatchedTasks, task: Any, incarnation: int, connected: bool | None) -> None:
+def late_words_count(
+    self: WatchedTasks, task: Any, incarnation: int, connected: bool | None
+) -> None:
     self._incarnations.pop(task, None)  # reach: plants bugs
     HEARD(self, task, incarnation, connected)
 
 
-def passed_on_is_first_hand(self: WatchedTasks, task: Any, incarnation: int, connected: bool | None) -> None:
+def passed_on_is_first_hand(
+    self: WatchedTasks, task: Any, incarnation: int, connected: bool | None
+) -> None:
     HEARD(self, task, incarnation, True)
 
 
@@ -179,10 +195,24 @@ def a_reply_means_gone(self: WatchedTasks, task: Any, code: int, message: str) -
 
 
 BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
-    ("members agree on anything", simulate_group, Agreements, "_verdict", anything_agrees, ("A2", "collectives")),
+    (
+        "members agree on anything",
+        simulate_group,
+        Agreements,
+        "_verdict",
+        anything_agrees,
+        ("A2", "collectives"),
+    ),
     ("members of different rounds meet", simulate_group, Barriers, "arrived", of_any_round, "A5"),
     ("a member that fails takes part", simulate_group, Barriers, "arrived", without_failures, "A2"),
-    ("a deadline is not seen", simulate_group, Barriers, "ticked", nothing, "a machine sets a deadline"),
+    (
+        "a deadline is not seen",
+        simulate_group,
+        Barriers,
+        "ticked",
+        nothing,
+        "a machine sets a deadline",
+    ),
     ("an abort stays", simulate_group, Agreements, "reset", nothing, "A4"),
     ("a late failure ends a later round", simulate_group, Barriers, "is_over", nothing, "A6"),
     (
@@ -193,29 +223,169 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
         in_the_wrong_order,
         "",
     ),
-    ("a failed task does not end a barrier", simulate_keeper, Barriers, "task_failed", nothing, "coordination P3"),
-    ("a barrier passes in any round", simulate_keeper, Barriers, "arrived", of_any_round, "barriers"),
-    ("a deadline of a barrier is not seen", simulate_keeper, Barriers, "ticked", nothing, "a machine sets a deadline"),
-    ("silent tasks are not looked for", simulate_keeper, Coordination, "_check", nothing, "a machine sets a deadline"),
-    ("a wait for a key never ends", simulate_keeper, Keys, "ticked", nothing, "a machine sets a deadline"),
+    (
+        "a failed task does not end a barrier",
+        simulate_keeper,
+        Barriers,
+        "task_failed",
+        nothing,
+        "coordination P3",
+    ),
+    (
+        "a barrier passes in any round",
+        simulate_keeper,
+        Barriers,
+        "arrived",
+        of_any_round,
+        "barriers",
+    ),
+    (
+        "a deadline of a barrier is not seen",
+        simulate_keeper,
+        Barriers,
+        "ticked",
+        nothing,
+        "a machine sets a deadline",
+    ),
+    (
+        "silent tasks are not looked for",
+        simulate_keeper,
+        Coordination,
+        "_check",
+        nothing,
+        "a machine sets a deadline",
+    ),
+    (
+        "a wait for a key never ends",
+        simulate_keeper,
+        Keys,
+        "ticked",
+        nothing,
+        "a machine sets a deadline",
+    ),
     ("letters overtake each other", simulate_mail, Mailbox, "sent", as_they_come, "mailbox P1"),
-    ("the sender does not number them", simulate_mail, Outbox, "numbers", after_nothing, "mailbox P1"),
-    ("a lost letter is not skipped", simulate_mail, Outbox, "ended", never_a_skip, ("mailbox", "outbox")),
+    (
+        "the sender does not number them",
+        simulate_mail,
+        Outbox,
+        "numbers",
+        after_nothing,
+        "mailbox P1",
+    ),
+    (
+        "a lost letter is not skipped",
+        simulate_mail,
+        Outbox,
+        "ended",
+        never_a_skip,
+        ("mailbox", "outbox"),
+    ),
     ("the mailbox is never full", simulate_mail, Mailbox, "_is_full", never_full, "mailbox P5"),
-    ("a late message makes a task up", simulate_watches, WatchedTasks, "heard_from", late_words_count, "watches W"),
-    ("what is passed on is first-hand", simulate_watches, WatchedTasks, "heard_from", passed_on_is_first_hand, ""),
-    ("a task that speaks stays gone", simulate_watches, WatchedTasks, "heard_from", nothing, "watches W2"),
-    ("a task is watched once", simulate_watches, WatchedTasks, "watch_ended", not_watched_again, "watches W1"),
-    ("a task is watched twice", simulate_watches, WatchedTasks, "watch_ended", watched_twice, "watches W1"),
-    ("a reply leaves a task gone", simulate_watches, WatchedTasks, "watch_ended", stays_gone, "watches W"),
-    ("the end of a task is forgotten", simulate_watches, WatchedTasks, "_gone", end_is_forgotten, "watches W2"),
-    ("any connection decides", simulate_watches, WatchedTasks, "connection_ended", each_connection_counts, "watches W"),
-    ("no connection decides", simulate_watches, WatchedTasks, "connection_ended", nothing, "watches W"),
-    ("a probe's reply ends a task", simulate_watches, WatchedTasks, "probe_ended", a_reply_means_gone, "watches W"),
-    ("a letter of another life is given out", simulate_mail, Mailbox, "incarnation_seen", other_lives, "mailbox"),
+    (
+        "a late message makes a task up",
+        simulate_watches,
+        WatchedTasks,
+        "heard_from",
+        late_words_count,
+        "watches W",
+    ),
+    (
+        "what is passed on is first-hand",
+        simulate_watches,
+        WatchedTasks,
+        "heard_from",
+        passed_on_is_first_hand,
+        "",
+    ),
+    (
+        "a task that speaks stays gone",
+        simulate_watches,
+        WatchedTasks,
+        "heard_from",
+        nothing,
+        "watches W2",
+    ),
+    (
+        "a task is watched once",
+        simulate_watches,
+        WatchedTasks,
+        "watch_ended",
+        not_watched_again,
+        "watches W1",
+    ),
+    (
+        "a task is watched twice",
+        simulate_watches,
+        WatchedTasks,
+        "watch_ended",
+        watched_twice,
+        "watches W1",
+    ),
+    (
+        "a reply leaves a task gone",
+        simulate_watches,
+        WatchedTasks,
+        "watch_ended",
+        stays_gone,
+        "watches W",
+    ),
+    (
+        "the end of a task is forgotten",
+        simulate_watches,
+        WatchedTasks,
+        "_gone",
+        end_is_forgotten,
+        "watches W2",
+    ),
+    (
+        "any connection decides",
+        simulate_watches,
+        WatchedTasks,
+        "connection_ended",
+        each_connection_counts,
+        "watches W",
+    ),
+    (
+        "no connection decides",
+        simulate_watches,
+        WatchedTasks,
+        "connection_ended",
+        nothing,
+        "watches W",
+    ),
+    (
+        "a probe's reply ends a task",
+        simulate_watches,
+        WatchedTasks,
+        "probe_ended",
+        a_reply_means_gone,
+        "watches W",
+    ),
+    (
+        "a letter of another life is given out",
+        simulate_mail,
+        Mailbox,
+        "incarnation_seen",
+        other_lives,
+        "mailbox",
+    ),
     ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
-    ("an update is carried out again", simulate_variables, UpdateLog, "begin", forgets, ("U1", "U2")),
-    ("a value is not asked what it has", simulate_variables, AppliedUpdates, "of", lambda self, key: {}, "U1"),
+    (
+        "an update is carried out again",
+        simulate_variables,
+        UpdateLog,
+        "begin",
+        forgets,
+        ("U1", "U2"),
+    ),
+    (
+        "a value is not asked what it has",
+        simulate_variables,
+        AppliedUpdates,
+        "of",
+        lambda self, key: {},
+        "U1",
+    ),
     (
         "a restored value knows no keys",
         simulate_variables,
@@ -225,7 +395,14 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
         ("U1", "U5"),
     ),
     ("a step takes one update less", simulate_variables, Steps, "push", one_too_few, ("U5", "U2")),
-    ("an earlier step is applied later", simulate_variables, Steps, "push", earlier_steps_too, "U5"),
+    (
+        "an earlier step is applied later",
+        simulate_variables,
+        Steps,
+        "push",
+        earlier_steps_too,
+        "U5",
+    ),
     ("who is late is not told", simulate_variables, Steps, "push", nobody_late, "U2"),
     (
         "sessions are dropped at once",
@@ -251,7 +428,9 @@ def first_complaint(simulate: Simulate, seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("what", "simulate", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS])
+@pytest.mark.parametrize(
+    ("what", "simulate", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
+)
 def test_the_simulation_finds_that(
     what: str,
     simulate: Simulate,
@@ -262,6 +441,13 @@ def test_the_simulation_finds_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, name, bug)
-    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(simulate, seed)) is not None), None)
+    found = next(
+        (
+            found
+            for seed in range(SEEDS_MAX)
+            if (found := first_complaint(simulate, seed)) is not None
+        ),
+        None,
+    )
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
     assert found.startswith(said), "the simulation reports another promise"

@@ -1,4 +1,5 @@
-"""Does the simulation of the data service find bugs? One is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
+"""Does the simulation of the data service find bugs? One is planted at a time; within SEEDS_MAX
+seeds it must report a broken promise."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.messages import Register
 from zmqdist.scheduling.worker.dispatcher_contact import Contact
 
-pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds where the simulation has changed
+# some are found after hundreds of seeds where the simulation has changed
+pytestmark = pytest.mark.timeout(300)
 
 SEEDS_MAX = 800
 
@@ -79,12 +81,16 @@ def hasty(flush: Any) -> Any:
 
 
 def careless(failed: Any) -> Any:
-    return lambda self, code, message: [each for each in failed(self, code, message) if not isinstance(each, ev.Reload)]
+    return lambda self, code, message: [
+        each for each in failed(self, code, message) if not isinstance(each, ev.Reload)
+    ]
 
 
 def unrecorded(kind: type) -> Callable[[Any], Any]:
     def make(record: Any) -> Any:
-        return lambda self, change: None if isinstance(r.decode(change), kind) else record(self, change)
+        return lambda self, change: (
+            None if isinstance(r.decode(change), kind) else record(self, change)
+        )
 
     return make
 
@@ -147,7 +153,9 @@ def whosever_they_are(note: Any) -> Any:
     def spoiled(self: WorkerTable, asked: ev.WorkRequest, number: int) -> None:
         for task, address in asked.has.items():
             if address and task in self._tables.state.tasks:
-                note(self, replace(asked, has={task: address}), self._tables.state.tasks[task].worker)
+                note(
+                    self, replace(asked, has={task: address}), self._tables.state.tasks[task].worker
+                )
 
     return spoiled
 
@@ -184,14 +192,18 @@ def taking_everything(accept: Any) -> Any:
 
 def silent_about_losses(answered: Any) -> Any:
     def spoiled(self: ExactlyOnceDelivery, event: TaskReplied, now: float) -> list[Effect]:
-        return [each for each in answered(self, event, now) if not isinstance(each, NotifyDispatcher)]
+        return [
+            each for each in answered(self, event, now) if not isinstance(each, NotifyDispatcher)
+        ]
 
     return spoiled
 
 
 def one_too_many(marks: Any) -> Any:
     def spoiled(self: Consumption) -> Marks:
-        return tuple((number, elements + (not done), done) for number, elements, done in marks(self))
+        return tuple(
+            (number, elements + (not done), done) for number, elements, done in marks(self)
+        )
 
     return spoiled
 
@@ -247,7 +259,9 @@ def with_a_group(skip: Any) -> Any:
 
 
 def as_many_as_each_wants(part: Any) -> Any:
-    return lambda self, wanted, reply, groups: part(self, wanted, reply, groups[: 1 + wanted.consumer])
+    return lambda self, wanted, reply, groups: part(
+        self, wanted, reply, groups[: 1 + wanted.consumer]
+    )
 
 
 def with_the_next(part: Any) -> Any:
@@ -290,14 +304,20 @@ def never_done(take: Any) -> Any:
     def spoiled(self: PortionsLane, wanted: Wanted, reply: Any) -> Any:
         answer = take(self, wanted, reply)
         runs, nbytes, in_hand = answer.tag
-        answer.tag = tuple((*run[:4], run[4] and run[3] > 1, *run[5:]) for run in runs), nbytes, in_hand
+        answer.tag = (
+            tuple((*run[:4], run[4] and run[3] > 1, *run[5:]) for run in runs),
+            nbytes,
+            in_hand,
+        )
         return answer
 
     return spoiled
 
 
 def a_lost_connection_is_a_death(lose: Any) -> Any:
-    return lambda portions, incarnation, client, died, crashed: lose(portions, incarnation, client, died, True)
+    return lambda portions, incarnation, client, died, crashed: lose(
+        portions, incarnation, client, died, True
+    )
 
 
 def any_index_is_its_own(_named: Any) -> Any:
@@ -305,9 +325,10 @@ def any_index_is_its_own(_named: Any) -> Any:
 
 
 class Bug(NamedTuple):
-    """What is wrong, how it gets there, how the text of the broken promise begins, and where the search begins: some bugs are met by one
-    seed in thousands, and sooner where the world has only these kinds of trouble, or more of it. Where a change of the simulation has
-    made other runs of the seeds, search for another first seed."""
+    """What is wrong, how it gets there, how the text of the broken promise begins, and where the
+    search begins: some bugs are met by one seed in thousands, and sooner where the world has only
+    these kinds of trouble, or more of it. Where a change of the simulation has made other runs of
+    the seeds, search for another first seed."""
 
     what: str
     plant: Plant
@@ -319,33 +340,73 @@ class Bug(NamedTuple):
 
 BUGS: list[Bug] = [
     Bug("positions are given twice", replaced(DurableState, "_give", standing_still), "D"),
-    Bug("a repeated question gets new positions", replaced(SplitAssignment, "splits", forgetful), "D1", 79),
+    Bug(
+        "a repeated question gets new positions",
+        replaced(SplitAssignment, "splits", forgetful),
+        "D1",
+        79,
+    ),
     Bug("answers leave before they are durable", replaced(GroupCommit, "flush", hasty), ""),
     Bug(
         "positions that were given are not written down",
         replaced(GroupCommit, "record", unrecorded(r.GiveSplits)),
         "D1",
     ),
-    Bug("the end of a task is not written down", replaced(GroupCommit, "record", unrecorded(r.FinishTask)), "", 25),
-    Bug("the state is kept although the journal failed", replaced(GroupCommit, "failed", careless), "D"),
-    Bug("each iterator has an iteration of its own", replaced(DataDispatcherMachine, "_iteration", always_new), "D2"),
     Bug(
-        "an iteration ends when the first task does", replaced(WorkerTable, "_finish_if_over", ends_with_the_first), ""
+        "the end of a task is not written down",
+        replaced(GroupCommit, "record", unrecorded(r.FinishTask)),
+        "",
+        25,
+    ),
+    Bug(
+        "the state is kept although the journal failed",
+        replaced(GroupCommit, "failed", careless),
+        "D",
+    ),
+    Bug(
+        "each iterator has an iteration of its own",
+        replaced(DataDispatcherMachine, "_iteration", always_new),
+        "D2",
+    ),
+    Bug(
+        "an iteration ends when the first task does",
+        replaced(WorkerTable, "_finish_if_over", ends_with_the_first),
+        "",
     ),
     Bug("newcomers get no tasks", replaced(WorkerTable, "joined", no_tasks_for_newcomers), "D"),
     Bug("clients are told of no tasks", replaced(Clients, "_news_for", without_tasks), "D4"),
     Bug("workers are not told when tasks change", replaced(WorkerTable, "notify", deaf), "D4"),
-    Bug("a worker that does not come back is never given up", replaced(WorkerTable, "tick", deaf), "D4"),
-    Bug("members are not placed again after the journal failed", replaced(WorkerTable, "reconcile", deaf), "D"),
-    Bug("a restart brings the state back without its end", replaced(DispatcherTables, "restore", without_the_end), ""),
+    Bug(
+        "a worker that does not come back is never given up",
+        replaced(WorkerTable, "tick", deaf),
+        "D4",
+    ),
+    Bug(
+        "members are not placed again after the journal failed",
+        replaced(WorkerTable, "reconcile", deaf),
+        "D",
+    ),
+    Bug(
+        "a restart brings the state back without its end",
+        replaced(DispatcherTables, "restore", without_the_end),
+        "",
+    ),
     Bug("a lost answer is not computed again", replaced(PortionAssignment, "missed", deaf), "D4"),
-    Bug("acknowledgements are not written down", replaced(GroupCommit, "record", unrecorded(r.Acknowledge)), ""),
+    Bug(
+        "acknowledgements are not written down",
+        replaced(GroupCommit, "record", unrecorded(r.Acknowledge)),
+        "",
+    ),
     Bug(
         "portions that were given out are not written down",
         replaced(GroupCommit, "record", unrecorded(r.GivePortions)),
         "",
     ),
-    Bug("a worker insists on a number that another has", replaced(Contact, "refused", insistent), "D6"),
+    Bug(
+        "a worker insists on a number that another has",
+        replaced(Contact, "refused", insistent),
+        "D6",
+    ),
     Bug(
         "a question that waits is forgotten with its worker",
         replaced(PortionAssignment, "lost", forgetting_questions),
@@ -353,9 +414,17 @@ BUGS: list[Bug] = [
         kinds=("cut",),
         faults=40,
     ),
-    Bug("a worker serves the tasks of any place", replaced(WorkerTable, "_note_serving", whosever_they_are), "D4", 375),
     Bug(
-        "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 19
+        "a worker serves the tasks of any place",
+        replaced(WorkerTable, "_note_serving", whosever_they_are),
+        "D4",
+        375,
+    ),
+    Bug(
+        "a newcomer has the place of one that is on its way",
+        replaced(WorkerTable, "_place_for", by_any_name),
+        "D",
+        19,
     ),
     Bug(
         "DYNAMIC ends while a worker is on its way",
@@ -363,21 +432,50 @@ BUGS: list[Bug] = [
         "D1",
         1290,
     ),
-    Bug("what was acknowledged is given out again", replaced(range_math, "leave", without_marks), "exactly once", 926),
-    Bug("a reader takes what came twice", replaced(ExactlyOnceDelivery, "_accept", taking_everything), ""),
-    Bug("a reader says nothing of lost answers", replaced(ExactlyOnceDelivery, "_answered", silent_about_losses), "D4"),
-    Bug("a reader acknowledges what its consumer is at", replaced(Consumption, "marks", one_too_many), "X3"),
-    Bug("a reader forgets acknowledgments that failed", replaced(Consumption, "put_back", deaf), "D4"),
+    Bug(
+        "what was acknowledged is given out again",
+        replaced(range_math, "leave", without_marks),
+        "exactly once",
+        926,
+    ),
+    Bug(
+        "a reader takes what came twice",
+        replaced(ExactlyOnceDelivery, "_accept", taking_everything),
+        "",
+    ),
+    Bug(
+        "a reader says nothing of lost answers",
+        replaced(ExactlyOnceDelivery, "_answered", silent_about_losses),
+        "D4",
+    ),
+    Bug(
+        "a reader acknowledges what its consumer is at",
+        replaced(Consumption, "marks", one_too_many),
+        "X3",
+    ),
+    Bug(
+        "a reader forgets acknowledgments that failed",
+        replaced(Consumption, "put_back", deaf),
+        "D4",
+    ),
     Bug(
         "a reader hands over what is not in its turn",
         replaced(ExactlyOnceDelivery, "_in_turn", out_of_turn),
         "in order",
     ),
     Bug(
-        "a portion that goes on counts from its beginning", replaced(PortionsLane, "begin", as_if_it_were_the_first), ""
+        "a portion that goes on counts from its beginning",
+        replaced(PortionsLane, "begin", as_if_it_were_the_first),
+        "",
     ),
-    Bug("each answer says that its portions are done", replaced(PortionsLane, "_take", done_with_each_answer), ""),
-    Bug("a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"),
+    Bug(
+        "each answer says that its portions are done",
+        replaced(PortionsLane, "_take", done_with_each_answer),
+        "",
+    ),
+    Bug(
+        "a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"
+    ),
     Bug(
         "a lost connection is a death",
         replaced(range_math, "lose", a_lost_connection_is_a_death),
@@ -386,10 +484,25 @@ BUGS: list[Bug] = [
         ("cut", "reader"),
         60,
     ),
-    Bug("an index that was given counts as its own", replaced(Register, "named", any_index_is_its_own), "D", 430),
-    Bug("a reader gives up a worker that has not answered once", replaced(TaskWindow, "fail", giving_up), ""),
-    Bug("a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""),
-    Bug("a reader asks more than its window holds", replaced(window_machine, "AHEAD", lambda ahead: ahead + 1), "W2"),
+    Bug(
+        "an index that was given counts as its own",
+        replaced(Register, "named", any_index_is_its_own),
+        "D",
+        430,
+    ),
+    Bug(
+        "a reader gives up a worker that has not answered once",
+        replaced(TaskWindow, "fail", giving_up),
+        "",
+    ),
+    Bug(
+        "a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""
+    ),
+    Bug(
+        "a reader asks more than its window holds",
+        replaced(window_machine, "AHEAD", lambda ahead: ahead + 1),
+        "W2",
+    ),
 ]
 
 
@@ -412,14 +525,44 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 ROUNDS_BUGS: list[Bug] = [
-    Bug("a consumer shows what others may not have", replaced(CoordinatedDelivery, "_receive", before_all_have_it), ""),
-    Bug("a consumer shows rounds after the end", replaced(CoordinatedDelivery, "_end_of", whatever_was_received), ""),
-    Bug("a held consumer begins a round", replaced(CoordinatedDelivery, "_begin_round", though_it_is_held), "C"),
-    Bug("what is lost is not told to the dispatcher", replaced(CoordinatedDelivery, "_fail", deaf), "consumer"),
-    Bug("a round that is skipped takes a group with it", replaced(RoundsMachine, "_skip", with_a_group), "K2"),
-    Bug("consumers get different numbers of rounds", replaced(RoundsMachine, "_part", as_many_as_each_wants), ""),
-    Bug("a lost answer is skipped when it is asked for again", replaced(RoundsMachine, "_part", with_the_next), ""),
-    Bug("what is answered at once is not answered", replaced(RoundsMachine, "_note", unanswered), ""),
+    Bug(
+        "a consumer shows what others may not have",
+        replaced(CoordinatedDelivery, "_receive", before_all_have_it),
+        "",
+    ),
+    Bug(
+        "a consumer shows rounds after the end",
+        replaced(CoordinatedDelivery, "_end_of", whatever_was_received),
+        "",
+    ),
+    Bug(
+        "a held consumer begins a round",
+        replaced(CoordinatedDelivery, "_begin_round", though_it_is_held),
+        "C",
+    ),
+    Bug(
+        "what is lost is not told to the dispatcher",
+        replaced(CoordinatedDelivery, "_fail", deaf),
+        "consumer",
+    ),
+    Bug(
+        "a round that is skipped takes a group with it",
+        replaced(RoundsMachine, "_skip", with_a_group),
+        "K2",
+    ),
+    Bug(
+        "consumers get different numbers of rounds",
+        replaced(RoundsMachine, "_part", as_many_as_each_wants),
+        "",
+    ),
+    Bug(
+        "a lost answer is skipped when it is asked for again",
+        replaced(RoundsMachine, "_part", with_the_next),
+        "",
+    ),
+    Bug(
+        "what is answered at once is not answered", replaced(RoundsMachine, "_note", unanswered), ""
+    ),
 ]
 
 

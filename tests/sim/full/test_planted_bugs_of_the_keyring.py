@@ -1,4 +1,5 @@
-"""Does the simulation of the keyring find bugs? One bug is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
+"""Does the simulation of the keyring find bugs? One bug is planted at a time; within SEEDS_MAX
+seeds it must report a broken promise."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def nobody_hears(self: Keyring, key: bytes) -> list[Any]:
     return []
 
 
-def both_are_current(self: Keyring, key: bytes, member: Any, now: float, replies: list[Any]) -> list[Any]:
+def both_are_current(
+    self: Keyring, key: bytes, member: Any, now: float, replies: list[Any]
+) -> list[Any]:
     members = dict(self.members)
     effects = ADMIT(self, key, member, now, replies)
     self.members = {**members, key: member}
@@ -101,7 +104,9 @@ def forgets_what_ports_show(self: Keyring) -> list[Any]:
 def forgets_at_once(self: Keyring) -> list[Any]:
     expiring, self._expiring = self._expiring, {}  # reach: the bug is in what this reads
     sent = FORGET(self)
-    self._expiring = {key: until for key, until in expiring.items() if key in self.members}  # reach: as above
+    self._expiring = {
+        key: until for key, until in expiring.items() if key in self.members
+    }  # reach: as above
     return sent
 
 
@@ -126,16 +131,35 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any], str]] = [
     ("two keys of one name are current", Keyring, "_admit", both_are_current, "P5"),
     ("a replaced key stays good", Keyring, "_expire", never_expires, "P5"),
     ("replaced keys are kept for ever", Keyring, "_forget", never_forgets, "P8"),
-    ("a key that an open port shows is forgotten", Keyring, "_forget", forgets_what_ports_show, "P8"),
+    (
+        "a key that an open port shows is forgotten",
+        Keyring,
+        "_forget",
+        forgets_what_ports_show,
+        "P8",
+    ),
     ("a key is forgotten that has its role still", Keyring, "_forget", forgets_at_once, "P8"),
     ("a key is forgotten in silence", Keyring, "_forget", forgets_in_silence, "P3"),
-    ("the end of a replaced key is told to no process", Keyring, "_expire", expires_in_silence, "P3"),
+    (
+        "the end of a replaced key is told to no process",
+        Keyring,
+        "_expire",
+        expires_in_silence,
+        "P3",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS])
+@pytest.mark.parametrize(
+    ("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
+)
 def test_the_simulation_finds_that(
-    what: str, owner: Any, name: str, bug: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    owner: Any,
+    name: str,
+    bug: Callable[..., Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keyring_machine.hmac if owner is hmac else owner, name, bug)
     found = None

@@ -1,8 +1,10 @@
-"""Simulated processes that call methods of each other over connections that end, as tasks and parameter servers do, in virtual time.
+"""Simulated processes that call methods of each other over connections that end, as tasks and
+parameter servers do, in virtual time.
 
-The calls of one process to another arrive in the order of sending, each once or not at all. When a connection ends, the messages on the way
-are lost in both directions. Each side notices the end at its own time. The caller gets UNAVAILABLE for its pending calls, which may have
-been carried out; the callee learns that its caller waits no longer (`SimCall.on_dropped`).
+The calls of one process to another arrive in the order of sending, each once or not at all. When a
+connection ends, the messages on the way are lost in both directions. Each side notices the end at
+its own time. The caller gets UNAVAILABLE for its pending calls, which may have been carried out;
+the callee learns that its caller waits no longer (`SimCall.on_dropped`).
 """
 
 from __future__ import annotations
@@ -87,7 +89,12 @@ class _Channel:
         self._running: list[SimCall] = []
         self._numbers = 0
         self.connection = SimConnection(
-            network.clock, network.random, f"{caller} to {callee}", self._arrived, self._answered, wire=_copied
+            network.clock,
+            network.random,
+            f"{caller} to {callee}",
+            self._arrived,
+            self._answered,
+            wire=_copied,
         )
 
     def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
@@ -128,7 +135,8 @@ class _Channel:
 
 
 class SimCalls:
-    """The processes by name, and the connections between them. A call to a process that does not run fails after a moment."""
+    """The processes by name, and the connections between them. A call to a process that does not
+    run fails after a moment."""
 
     def __init__(self, clock: SimClock, random: Random) -> None:
         self.clock = clock
@@ -149,20 +157,31 @@ class SimCalls:
 
     def cut(self, caller: str, callee: str) -> None:
         """End a connection, if there is one; the next call makes another."""
-        ends = next((ends for ends in self._channels if (ends[0].name, ends[1].name) == (caller, callee)), None)
+        ends = next(
+            (ends for ends in self._channels if (ends[0].name, ends[1].name) == (caller, callee)),
+            None,
+        )
         if ends is not None:
             self._channels.pop(ends).end()
 
     def is_connected(self, caller: SimHost, callee: SimHost) -> bool:
-        """Return whether the caller has a connection of its own to this incarnation of the callee."""
+        """Return whether the caller has a connection of its own to this incarnation of the
+        callee.
+        """
         return (caller, callee) in self._channels
 
-    def call(self, caller: SimHost, callee: str, method: str, *args: Any, then: Then = lambda *_: None) -> None:
-        """Call a method of the current incarnation of a process. `then` gets the outcome, unless the caller has died."""
+    def call(
+        self, caller: SimHost, callee: str, method: str, *args: Any, then: Then = lambda *_: None
+    ) -> None:
+        """Call a method of the current incarnation of a process. `then` gets the outcome, unless
+        the caller has died."""
         host = self.hosts.get(callee)
         if host is None:
             moment_s = self.random.random() * NOTICE_S
-            self.clock.after(moment_s, lambda: caller.post(lambda: then(None, UNAVAILABLE, f"{callee} is not there")))
+            self.clock.after(
+                moment_s,
+                lambda: caller.post(lambda: then(None, UNAVAILABLE, f"{callee} is not there")),
+            )
             return
         channel = self._channels.get((caller, host))
         if channel is None:
@@ -178,7 +197,8 @@ def promise_kept(holds: bool, name: str, seed: int, trace: list[str]) -> None:
 
 
 class SimWorld:
-    """The base of a simulation of such processes: a seed, a clock, a network, and a trace of the events.
+    """The base of a simulation of such processes: a seed, a clock, a network, and a trace of the
+    events.
 
     Attributes:
       lives: the incarnations that were given out.
@@ -208,4 +228,6 @@ class SimWorld:
         """Have `tick` called at a machine's deadline. Call this after each event."""
         if machine.deadline < float("inf"):
             due = machine.deadline
-            self.clock.at(due, lambda: host.post(tick) if machine.deadline <= self.clock.now else None)
+            self.clock.at(
+                due, lambda: host.post(tick) if machine.deadline <= self.clock.now else None
+            )

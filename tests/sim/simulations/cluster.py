@@ -1,13 +1,15 @@
-"""A simulated cluster in one thread and in virtual time: the real machines, with simulated network, processes and functions, and seeded
-faults.
+"""A simulated cluster in one thread and in virtual time: the real machines, with simulated network,
+processes and functions, and seeded faults.
 
-In the first phase faults happen, and only safety is checked. The second phase has no faults: the dispatcher and workers run again, and all
-scheduled work must end within CALM_LIMIT_S of virtual time. At the end no lease, held result or unfinished work may be left.
+In the first phase faults happen, and only safety is checked. The second phase has no faults: the
+dispatcher and workers run again, and all scheduled work must end within CALM_LIMIT_S of virtual
+time. At the end no lease, held result or unfinished work may be left.
 
-The promise that no function executes after the end of its round has two exceptions. First, a worker that was frozen with its slots may thaw
-after its connection has ended. A function in its slots then executes until the worker has registered again. No part of the cluster can
-prevent this, but the dispatcher refuses the result. Second, a slot that is a thread cannot be killed, so a function in such a slot
-continues when its worker has lost its connection.
+The promise that no function executes after the end of its round has two exceptions. First, a worker
+that was frozen with its slots may thaw after its connection has ended. A function in its slots then
+executes until the worker has registered again. No part of the cluster can prevent this, but the
+dispatcher refuses the result. Second, a slot that is a thread cannot be killed, so a function in
+such a slot continues when its worker has lost its connection.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from tests.sim.simulations.coordinator import SimCoordinator
 from tests.sim.simulations.network import SimConnection
 from tests.sim.simulations.worker import Oracle, SimWorker
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.messages import Assign, Forget, FreeResult, Message, Register, Registered, ResultReceived, StealRequest
+from zmqdist.messages import (
+    Assign,
+    Forget,
+    FreeResult,
+    Message,
+    Register,
+    Registered,
+    ResultReceived,
+    StealRequest,
+)
 from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
@@ -46,11 +57,14 @@ class SimCluster:
       workers, coordinators: the number of workers and of coordinators.
       works: number of work items that each coordinator schedules.
       faults: number of faults.
-      can_kill: whether the slots are processes, which the worker can kill. Otherwise the slots are threads.
-      queue_max: the most work items that a coordinator queues. With None, the simulation chooses a random number.
+      can_kill: whether the slots are processes, which the worker can kill. Otherwise the slots are
+        threads.
+      queue_max: the most work items that a coordinator queues. With None, the simulation chooses a
+        random number.
 
     Raises (from `run`):
-      AssertionError: a promise was broken; the text begins with the machine and the promise's number.
+      AssertionError: a promise was broken; the text begins with the machine and the promise's
+        number.
     """
 
     def __init__(
@@ -67,7 +81,9 @@ class SimCluster:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        self.settings = BrokerSettings(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
+        self.settings = BrokerSettings(
+            lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3
+        )
         self.oracle = Oracle()
         self.trace: list[str] = []
         self.quiet_since = 0.0
@@ -101,12 +117,15 @@ class SimCluster:
         self.clock.run(FAULTS_UNTIL_S + CALM_LIMIT_S, self._ended)
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
-            assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        # Wait, so that messages in flight arrive, and both sides of each ended connection notice its end.
+            assert coordinator.finished, (
+                f"dispatch P7: coordinator {coordinator.number} waits for {left}"
+            )
+        # Wait, so that messages in flight arrive, and both sides of each ended connection notice
+        # its end.
         self.clock.run(self.clock.now + 10.0)
         self._check_nothing_left()
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def start_dispatcher(self) -> None:
         self.incarnation = next(self._incarnations)
@@ -121,7 +140,9 @@ class SimCluster:
             self.end_connection(connection, noticed_by_server=False)
 
     def start_worker(self, index: int) -> None:
-        worker = SimWorker(self, index, next(self._incarnations), can_kill=self._can_kill, slots=self.slots)
+        worker = SimWorker(
+            self, index, next(self._incarnations), can_kill=self._can_kill, slots=self.slots
+        )
         self.workers = [other for other in self.workers if other.process.alive] + [worker]
         self.log(f"{worker.key} starts")
 
@@ -132,13 +153,15 @@ class SimCluster:
         connection = worker.connection
         worker.kill()
         if connection is not None and self.random.random() < 0.5:
-            event = ProcessExited(pid=worker.incarnation, exit_code=-9, job="worker", index=worker.index)
+            event = ProcessExited(
+                pid=worker.incarnation, exit_code=-9, job="worker", index=worker.index
+            )
             self.clock.after(self.random.uniform(0.0, 0.02), lambda: self._feed(event))
         self.worker_exited(worker)
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Record the end of a worker's process. With a probability of 0.7 another incarnation starts later; in the phase without faults the
-        first two workers always restart.
+        """Record the end of a worker's process. With a probability of 0.7 another incarnation
+        starts later; in the phase without faults the first two workers always restart.
         """
         if worker.connection is not None:
             self.end_connection(worker.connection, noticed_by_client=False)
@@ -150,11 +173,13 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Return the worker that holds the large result of this reference; None if no worker does, or if this worker is frozen."""
+        """Return the worker that holds the large result of this reference; None if no worker does,
+        or if this worker is frozen."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
-        """Return whether a worker that runs and is not frozen holds the result of the function run that has this number."""
+        """Return whether a worker that runs and is not frozen holds the result of the function run
+        that has this number."""
         return self._holder_of(run) is not None
 
     def _holder_of(self, run: int) -> SimWorker | None:
@@ -172,7 +197,7 @@ class SimCluster:
         self.quiet_since = self.clock.now
         self.trace.append(f"{self.clock.now:8.4f} {text}")
 
-    # -- network --------------------------------------------------------------------------------------------------
+    # -- network -----------------------------------------------------------------------------------
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
         connection = SimConnection(self.clock, self.random, name, self._arrived, down)
@@ -182,10 +207,14 @@ class SimCluster:
         return connection
 
     def end_connection(
-        self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
+        self,
+        connection: SimConnection,
+        *,
+        noticed_by_client: bool = True,
+        noticed_by_server: bool = True,
     ) -> None:
-        """End a connection. Messages in flight are lost. Each side notices the end at a random time, or never if the flag of the side is
-        False."""
+        """End a connection. Messages in flight are lost. Each side notices the end at a random
+        time, or never if the flag of the side is False."""
         if not connection.open:
             return
         connection.end()
@@ -196,10 +225,14 @@ class SimCluster:
             incarnation = self.incarnation
             self.clock.after(
                 self.random.uniform(0.0, late_s),
-                lambda: self._feed(PeerGone(connection)) if incarnation == self.incarnation else None,
+                lambda: (
+                    self._feed(PeerGone(connection)) if incarnation == self.incarnation else None
+                ),
             )
         if noticed_by_client:
-            self.clock.after(self.random.uniform(0.0, late_s), lambda: self._tell_client(connection))
+            self.clock.after(
+                self.random.uniform(0.0, late_s), lambda: self._tell_client(connection)
+            )
 
     def _tell_client(self, connection: SimConnection) -> None:
         for worker in self.workers:
@@ -217,7 +250,9 @@ class SimCluster:
     def _note_kept(self, connection: SimConnection, message: ResultReceived) -> None:
         session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
         if session is not None:
-            self.oracle.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
+            self.oracle.kept.update(
+                (session.coordinator, item[0]) for item in message.items if item in session.held
+            )
 
     def _feed(self, event: BrokerEvent) -> None:
         if not self.dispatcher_up:
@@ -240,10 +275,12 @@ class SimCluster:
             self._tick_at = None
             self._feed(Ticked())
 
-    # -- faults ---------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _fault(self) -> None:
-        live = [worker for worker in self.workers if worker.process.alive and not worker.process.frozen]
+        live = [
+            worker for worker in self.workers if worker.process.alive and not worker.process.frozen
+        ]
         worker = self.random.choice(live) if live else None
         kind = self.random.choice(FAULTS)
         self.log(f"fault: {kind} {worker.key if worker else ''}")
@@ -263,10 +300,13 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program cancel futures of its work several times. One time would test little, because most work has ended by then."""
+        """Have the program cancel futures of its work several times. One time would test little,
+        because most work has ended by then."""
         coordinator.take_back()
         if times > 1:
-            self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
+            self.clock.after(
+                self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1)
+            )
 
     def _fault_of(self, kind: str, worker: SimWorker) -> None:
         if kind == "kill":
@@ -286,8 +326,11 @@ class SimCluster:
         worker.freeze(slots_too=slots_too)
         connection = worker.connection
         length_s = self.random.choice((0.2, 1.0, 6.0))
-        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end the connection of a frozen process
-            self.clock.after(0.5, lambda: self.end_connection(connection) if worker.process.frozen else None)
+        if length_s > 0.5 and connection is not None:
+            # ZeroMQ's heartbeats end the connection of a frozen process
+            self.clock.after(
+                0.5, lambda: self.end_connection(connection) if worker.process.frozen else None
+            )
 
         def end() -> None:
             if worker.process.alive and worker.process.frozen:
@@ -317,7 +360,7 @@ class SimCluster:
     def _ended(self) -> bool:
         return all(coordinator.finished for coordinator in self.coordinators)
 
-    # -- checks ---------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
         for worker in self.workers:
@@ -328,8 +371,11 @@ class SimCluster:
                 continue
             for owner, work in worker.executing():
                 user = coordinator.plans.user_of.get(work, work)
-                assert owner != coordinator.number or user > last_work or coordinator.is_detached(work), (
-                    f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
+                assert (
+                    owner != coordinator.number or user > last_work or coordinator.is_detached(work)
+                ), (
+                    f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} "
+                    f"after its round has ended"
                 )
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
@@ -344,23 +390,29 @@ class SimCluster:
     def check_registration(self, worker: SimWorker, message: Message) -> None:
         if isinstance(message, Register) and self._can_kill:
             held = set(message.held)
-            assert all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up, (
-                "worker P4: a worker registers with leases of another dispatcher"
-            )
+            assert (
+                all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up
+            ), "worker P4: a worker registers with leases of another dispatcher"
             if not held:
-                assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
+                assert not worker.executing(), (
+                    "worker P4: a worker registers without leases while a function runs"
+                )
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that each assigned item may run on this worker, and that no waiting work should have been assigned before it. Compare the
-        item only with work of the same coordinator that has the same options `worker` and `detached`."""
+        """Check that each assigned item may run on this worker, and that no waiting work should
+        have been assigned before it. Compare the item only with work of the same coordinator that
+        has the same options `worker` and `detached`."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
             work = int(payload.split(b"|")[2])
             worker, priority, detached = coordinator.options.get(work, PLAIN)
-            assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
+            assert worker in ("", member.name), (
+                f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
+            )
             assert assign.pinned == bool(worker), (
-                f"dispatch P12: the Assign to {member.name} does not say whether work {work} is pinned to it"
+                f"dispatch P12: the Assign to {member.name} does not say whether work {work} is "
+                f"pinned to it"
             )
             line = (number, worker, detached)
             if line not in waiting:
@@ -369,17 +421,30 @@ class SimCluster:
             for other, other_priority, others_first in waiting[line]:
                 early = other_priority < priority or (
                     other_priority == priority
-                    and (coordinator.order[work] < coordinator.order[other] or not (first and others_first))
+                    and (
+                        coordinator.order[work] < coordinator.order[other]
+                        or not (first and others_first)
+                    )
                 )
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
-    def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """Return the coordinator's work that waits in the dispatcher's queues and was scheduled with these `worker` and `detached`. Each
-        entry is (work, priority, whether this is its first submission)."""
+    def _waiting(
+        self, coordinator: SimCoordinator, worker: str, detached: bool
+    ) -> list[tuple[int, int, bool]]:
+        """Return the coordinator's work that waits in the dispatcher's queues and was scheduled
+        with these `worker` and `detached`. Each entry is (work, priority, whether this is its first
+        submission)."""
         sessions = self.broker.dispatch.sessions.values()
-        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
+        parts = [
+            part
+            for s in sessions
+            if s.coordinator == coordinator.number
+            for part in s.with_detached
+        ]
         ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
-        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.items]
+        items = [
+            (item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.items
+        ]
         return [
             (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
             for item, options in items
@@ -390,13 +455,16 @@ class SimCluster:
         load = self.broker.dispatch.loads[self.broker.membership.by_peer[connection]]
         for lease in (load.leases[number] for number in steal.leases):
             coordinator = self.coordinators[lease.session.coordinator - 1]
-            pinned = coordinator.options.get(lease.work, PLAIN).worker and not coordinator.wanted_back(lease.work)
+            pinned = coordinator.options.get(
+                lease.work, PLAIN
+            ).worker and not coordinator.wanted_back(lease.work)
             assert not pinned, "dispatch P12: pinned work is called back"
 
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
-        if isinstance(message, Registered):  # after a registration the dispatcher may send functions again
+        if isinstance(message, Registered):
+            # after a registration the dispatcher may send functions again
             self._known[connection].clear()
         if isinstance(message, StealRequest):
             self._check_steal(connection, message)
@@ -406,7 +474,9 @@ class SimCluster:
             again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.oracle.kept
             assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
-            assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
+            assert (coordinator, fn) not in self._known[connection], (
+                "dispatch P8: a function is sent once"
+            )
             self._known[connection].add((coordinator, fn))
         member = self.broker.membership.by_peer[connection]
         self._check_options(member, message)
@@ -421,20 +491,37 @@ class SimCluster:
                 worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
-        """Check that no worker has to drop a value that a program holds, while the connection that brought the value is open."""
+        """Check that no worker has to drop a value that a program holds, while the connection that
+        brought the value is open."""
         if not isinstance(message, FreeResult):
             return
         for worker in self.workers:
-            runs = {worker.held.get(lease) for lease in message.leases} if worker.connection is connection else set()
+            runs = (
+                {worker.held.get(lease) for lease in message.leases}
+                if worker.connection is connection
+                else set()
+            )
             for coordinator in self.coordinators:
-                early = [run for run in runs if run in coordinator.kept and _stands(coordinator.kept[run])]
-                assert not early, f"dispatch P11: {worker.key} has to drop {early}, which a coordinator keeps"
+                early = [
+                    run
+                    for run in runs
+                    if run in coordinator.kept and _stands(coordinator.kept[run])
+                ]
+                assert not early, (
+                    f"dispatch P11: {worker.key} has to drop {early}, which a coordinator keeps"
+                )
 
     def _check_members(self, event: BrokerEvent) -> None:
-        """Check that every registered worker whose connection is open is a member, unless the worker is leaving."""
+        """Check that every registered worker whose connection is open is a member, unless the
+        worker is leaving."""
         for worker in self.workers:
             connection = worker.connection
-            if worker.machine.registered and connection is not None and connection.open and worker.process.alive:
+            if (
+                worker.machine.registered
+                and connection is not None
+                and connection.open
+                and worker.process.alive
+            ):
                 assert connection in self.broker.membership.by_peer or worker.machine.leaving, (
                     f"membership P4: {worker.key} was lost while its connection stood, at {event}"
                 )
@@ -448,10 +535,14 @@ class SimCluster:
             assert session.out == 0, "dispatch P1: work is with a worker at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
             assert session.functions <= 3, "closures P7: unused functions are remembered"
-        members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
+        members = {
+            member.name: member.incarnation for member in self.broker.membership.members.values()
+        }
         for coordinator in self.coordinators:
             coordinator.plans.check_end()
-            assert coordinator.members == members, "dispatch P15: a coordinator's members are not those of the cluster"
+            assert coordinator.members == members, (
+                "dispatch P15: a coordinator's members are not those of the cluster"
+            )
         for worker in self.workers:
             if worker.process.alive:
                 assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"
@@ -465,21 +556,23 @@ def _stands(connection: SimConnection | None) -> bool:
 def simulate(seed: int, **options: object) -> SimCluster:
     """Run a simulated cluster with one seed to its end.
 
-    Use it to search for seeds that break a promise of the scheduling machines, for example after you have changed them. It needs no socket,
-    process or sleep.
+    Use it to search for seeds that break a promise of the scheduling machines, for example after
+    you have changed them. It needs no socket, process or sleep.
 
     Args:
       options: the arguments of SimCluster.
 
     Raises:
-      AssertionError: a promise was broken; the text has the promise, the seed, and the end of the trace.
+      AssertionError: a promise was broken; the text has the promise, the seed, and the end of the
+        trace.
     """
     cluster = SimCluster(seed, **options)  # type: ignore[arg-type]
     try:
         cluster.run()
     except BaseException as error:
         error.args = (
-            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n" + "\n".join(cluster.trace[-40:]),
+            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n"
+            + "\n".join(cluster.trace[-40:]),
         )
         raise
     return cluster

@@ -1,4 +1,5 @@
-"""A simulated coordinator: the real machine, and a model of the program, which schedules and cancels work and calls `join`."""
+"""A simulated coordinator: the real machine, and a model of the program, which schedules and
+cancels work and calls `join`."""
 
 from __future__ import annotations
 
@@ -8,11 +9,26 @@ from random import Random
 from typing import Any, Protocol
 
 from tests.sim.simulations.clock import SimClock
-from tests.sim.simulations.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
+from tests.sim.simulations.coordinator_plans import (
+    INPUT_GONE,
+    RECOMPUTATIONS_MAX,
+    SimPlans,
+    decode_loss,
+)
 from tests.sim.simulations.network import SimConnection
 from tests.sim.simulations.worker import Oracle, SimWorker
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, CancelWork, Forget, Message, StartsLost, Submit
+from zmqdist.messages import (
+    CANCELLED,
+    ERROR,
+    KEPT,
+    VALUE,
+    CancelWork,
+    Forget,
+    Message,
+    StartsLost,
+    Submit,
+)
 from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
@@ -53,8 +69,8 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 ANSWER_S = 2.0
-"""Seconds within which, without faults, the program gets the reply to a request to take back work. The reply says whether the work has
-begun."""
+"""Seconds within which, without faults, the program gets the reply to a request to take back work.
+The reply says whether the work has begun."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -74,7 +90,8 @@ class CoordinatorSurroundings(Protocol):
     quiet_since: float
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the
+        client."""
 
     def holder(self, reference: bytes) -> SimWorker | None:
         """Return the live worker that holds the value of this reference, or None."""
@@ -90,13 +107,22 @@ class SimCoordinator:
       resolved: how often each work item was resolved.
       outcomes: the kind of outcome of each work item that has ended.
       kinds: the kind of function that each work item runs, one of KINDS or "plan".
-      options: worker, priority and whether the work is detached, for each work item that has such options.
-      members: name -> incarnation of each current worker, according to the MembersChanged effects of the machine.
-      kept: the results that the program holds and a worker keeps: number of the function's run -> the connection that brought the result.
+      options: worker, priority and whether the work is detached, for each work item that has such
+        options.
+      members: name -> incarnation of each current worker, according to the MembersChanged effects
+        of the machine.
+      kept: the results that the program holds and a worker keeps: number of the function's run ->
+        the connection that brought the result.
     """
 
     def __init__(
-        self, cluster: CoordinatorSurroundings, number: int, *, queue_max: int, works: int, calm: bool
+        self,
+        cluster: CoordinatorSurroundings,
+        number: int,
+        *,
+        queue_max: int,
+        works: int,
+        calm: bool,
     ) -> None:
         self.cluster = cluster
         self.number = number
@@ -108,19 +134,22 @@ class SimCoordinator:
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
-        """The work items that the program wants to take back and for which no reply has arrived: work -> the connection at the time of the
-        request."""
+        """The work items that the program wants to take back and for which no reply has arrived:
+        work -> the connection at the time of the request."""
         self._goes_on: set[int] = set()
         """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
-        """The work that was submitted over the current connection and that counts towards `width`, the limit of submitted work."""
+        """The work that was submitted over the current connection and that counts towards `width`,
+        the limit of submitted work."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
         self._random: Random = cluster.random
         self._left = works
         self._strays = 0.0 if calm else 0.2
-        self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05, 0.5] if not calm else [10, 1, 0, 1, 0, 1, 0, 0, 1]
+        self._weights = (
+            [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05, 0.5] if not calm else [10, 1, 0, 1, 0, 1, 0, 0, 1]
+        )
         self._tick_at: float | None = None
         self.ending = False
         self.order: dict[int, int] = {}
@@ -129,7 +158,9 @@ class SimCoordinator:
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
         self._starts_reported = cluster.random.random() < 0.5
-        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
+        self._width = (
+            cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
+        )
         closures = Closures(
             coordinator=number,
             queue_max=queue_max,
@@ -140,7 +171,9 @@ class SimCoordinator:
             starts=self._starts_reported,
             width=self._width,
         )
-        self.machine = CoordinatorMachine(closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss)
+        self.machine = CoordinatorMachine(
+            closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss
+        )
         self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
@@ -148,7 +181,8 @@ class SimCoordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether the program has scheduled all its work, all of it has ended, and the program holds no value."""
+        """Whether the program has scheduled all its work, all of it has ended, and the program
+        holds no value."""
         busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
         return not (busy or self.kept) and self.plans.finished
 
@@ -172,11 +206,12 @@ class SimCoordinator:
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
             assert not self._pending_take_backs, (
-                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the connection"
+                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the "
+                f"connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
-    # -- the program ----------------------------------------------------------------------------------------------
+    # -- the program -------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
         """Schedule some more work now and then, while the queue has room and no round is ending."""
@@ -208,7 +243,8 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets the work item `number`. It is `work` itself, or an attempt of `work` with the same options."""
+        """Record that the machine now gets the work item `number`. It is `work` itself, or an
+        attempt of `work` with the same options."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -221,15 +257,19 @@ class SimCoordinator:
         return work in self._cancelled
 
     def later(self, event: Event) -> None:
-        """Have the machine handle an event after the current event. The real program defers the events of its finalizers, too."""
+        """Have the machine handle an event after the current event. The real program defers the
+        events of its finalizers, too."""
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:
-        """Return random options. They may name a worker that never comes back, or one that never existed."""
-        worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
-            0
-        ]
-        return WorkOptions(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
+        """Return random options. They may name a worker that never comes back, or one that never
+        existed."""
+        worker = self._random.choices(
+            ("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays)
+        )[0]
+        return WorkOptions(
+            worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3
+        )
 
     def _fn(self) -> int:
         """Return one of the three shared functions, or a new one that is used once."""
@@ -249,7 +289,8 @@ class SimCoordinator:
             self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
-        """Have the program take back some work, by cancelling its futures. Work that has begun continues."""
+        """Have the program take back some work, by cancelling its futures. Work that has begun
+        continues."""
         pending = [
             work
             for work in self.kinds
@@ -271,16 +312,23 @@ class SimCoordinator:
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Check that the program has got a reply for each work item that it wanted to take back. Check later if a fault has just happened,
-        because the fault may have lost a reply. Also check later while a round ends, because running work is cancelled only when its
-        function ends, and a function in a thread cannot be ended early.
+        """Check that the program has got a reply for each work item that it wanted to take back.
+        Check later if a fault has just happened, because the fault may have lost a reply. Also
+        check later while a round ends, because running work is cancelled only when its function
+        ends, and a function in a thread cannot be ended early.
         """
-        left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
+        left = [
+            work
+            for work in works
+            if work in self._pending_take_backs and work not in self._cancelled
+        ]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
         elif left and quiet_since > since:
-            self.cluster.clock.at(quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since))
+            self.cluster.clock.at(
+                quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since)
+            )
         else:
             assert not left, f"dispatch P17: it is not reported whether {left} have begun"
 
@@ -290,7 +338,7 @@ class SimCoordinator:
             self.ending = True
             self.handle(EndRoundRequested(self.rounds_ended + 1))
 
-    # -- the runtime ----------------------------------------------------------------------------------------------
+    # -- the runtime -------------------------------------------------------------------------------
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, StartsLost):
@@ -355,15 +403,25 @@ class SimCoordinator:
                     self._note_members(effect)
 
     def _check_failure(self, work: int, kind: int, fails: bool) -> None:
-        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_detached(work)
+        expected = kind in (
+            ERROR,
+            LOST,
+            UNAVAILABLE,
+            INPUT_FAILED,
+            TIMED_OUT,
+        ) and not self.is_detached(work)
         promise = "closures P10" if self.is_detached(work) else "coordinator C2"
-        assert fails == expected, f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
+        assert fails == expected, (
+            f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
+        )
         if fails and self._first_failure is None:
             self._first_failure = work
 
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
-            assert self._starts_reported, "closures P14: a report of begun work that was not requested"
+            assert self._starts_reported, (
+                "closures P14: a report of begun work that was not requested"
+            )
             assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
             if self._pending_take_backs.pop(work, None) is not None:
                 self._goes_on.add(work)
@@ -373,10 +431,13 @@ class SimCoordinator:
             self.plans.check_forgotten(message.functions)
         if isinstance(message, Submit) and not message.detached:
             unfinished = self.machine.closures
-            self._with_dispatcher = {n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished}
+            self._with_dispatcher = {
+                n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished
+            }
             self._with_dispatcher.update(item[0] for item in message.items)
             assert self._width is None or len(self._with_dispatcher) <= self._width, (
-                f"closures P13: {len(self._with_dispatcher)} pieces of work are with the dispatcher, and the width is {self._width}"
+                f"closures P13: {len(self._with_dispatcher)} pieces of work are with the "
+                f"dispatcher, and the width is {self._width}"
             )
 
     def _resolve(self, work: int, kind: int, payload: Any) -> None:
@@ -392,7 +453,9 @@ class SimCoordinator:
             "closures P5: fails after attempts_max lost starts"
         )
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
-        assert work not in self.machine.closures, f"closures P1: work {work} was resolved and may be resolved again"
+        assert work not in self.machine.closures, (
+            f"closures P1: work {work} was resolved and may be resolved again"
+        )
         if kind in (VALUE, ERROR, KEPT) and payload != INPUT_GONE:
             self._check_result(work, payload.reference if isinstance(payload, KeptAt) else payload)
         if work in self.plans.plans:
@@ -402,23 +465,31 @@ class SimCoordinator:
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
         if self.is_detached(work) and work not in self._cancelled:
-            assert kind != CANCELLED, f"dispatch P14: work {work} is detached, and ends with a round"
+            assert kind != CANCELLED, (
+                f"dispatch P14: work {work} is detached, and ends with a round"
+            )
         if kind == UNAVAILABLE:
-            assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
+            assert self.options[work].worker, (
+                f"closures P11: work {work} is for any worker, and fails for want of one"
+            )
 
     def _check_result(self, work: int, payload: bytes) -> None:
         _, coordinator, number, run = payload.decode().split("|")
         oracle = self.cluster.oracle.runs[int(run)]
         user = self.plans.user_of.get(int(number), int(number))
         assert oracle == (int(coordinator), int(number)), "dispatch P2: a result of another work"
-        assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
+        assert (int(coordinator), user) == (self.number, work), (
+            "dispatch P2: a result of another work"
+        )
 
     def is_detached(self, work: int) -> bool:
         return work in self.options and self.options[work].detached
 
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:
-            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves and was not a member"
+            assert self.members.pop(name, None) == incarnation, (
+                f"closures P12: {name} leaves and was not a member"
+            )
         for name, incarnation, _, _ in changed.joined:
             assert name not in self.members, f"closures P12: {name} joins twice"
             self.members[name] = incarnation
@@ -432,8 +503,12 @@ class SimCoordinator:
         self.ending = False
         self._first_failure = None
         self.rounds_ended += 1
-        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)]
-        assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
+        unresolved = [
+            work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)
+        ]
+        assert not unresolved, (
+            f"closures P3: {unresolved} are not resolved at the end of their round"
+        )
         self.cluster.check_nothing_executes(self, len(self.kinds))
 
     def _check_charges(self, lost: StartsLost) -> None:
@@ -444,20 +519,24 @@ class SimCoordinator:
                 f"dispatch P3: work {work} was charged {charged} starts of {begun}"
             )
 
-    # -- bulk -----------------------------------------------------------------------------------------------------
+    # -- bulk --------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # no result of this attempt is wanted, because the work has ended or was submitted again
+            # no result of this attempt is wanted, because the work has ended or was submitted again
+            return
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:
                 self.cluster.clock.after(0.2, lambda: self._fetch(work, attempt, reference))
             return
-        self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
+        self.cluster.clock.after(
+            self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference)
+        )
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """Report the arrival of a large result. If the worker that held the result ended during the transfer, fetch the result again."""
+        """Report the arrival of a large result. If the worker that held the result ended during the
+        transfer, fetch the result again."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)

@@ -1,5 +1,5 @@
-"""The plans of a simulated coordinator (work with inputs, retries, time-outs or lineages), and a model of the program, which holds and
-drops the values of the plans.
+"""The plans of a simulated coordinator (work with inputs, retries, time-outs or lineages), and a
+model of the program, which holds and drops the values of the plans.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ INPUT_GONE = b"gone"
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Decode the payload of an INPUT_LOST outcome. Return the number of the input that a simulated worker could not get, and the packed
-    error."""
+    """Decode the payload of an INPUT_LOST outcome. Return the number of the input that a simulated
+    worker could not get, and the packed error."""
     return int(payload), INPUT_GONE
 
 
@@ -82,7 +82,9 @@ class PlanSurroundings(Protocol):
 
 
 class PlanningUser(Protocol):
-    """The simulated coordinator to which the plans belong; coordinator.py describes its attributes."""
+    """The simulated coordinator to which the plans belong; coordinator.py describes its
+    attributes.
+    """
 
     number: int
     machine: CoordinatorMachine
@@ -100,10 +102,12 @@ class PlanningUser(Protocol):
         """Have the machine handle an event, and carry out its effects."""
 
     def later(self, event: Event) -> None:
-        """Have the machine handle an event after the current event. The real program defers the events of its finalizers, too."""
+        """Have the machine handle an event after the current event. The real program defers the
+        events of its finalizers, too."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of `work`, which has the same options."""
+        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of
+        `work`, which has the same options."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
@@ -130,10 +134,13 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """Whether neither a plan nor the program holds the value of a plan, and the program waits for no lost value."""
-        return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
+        """Whether neither a plan nor the program holds the value of a plan, and the program waits
+        for no lost value."""
+        return not any(
+            plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values()
+        )
 
-    # -- the program ----------------------------------------------------------------------------------------------
+    # -- the program -------------------------------------------------------------------------------
 
     def plan(self, work: int, fn: int) -> Planned:
         """Return the event that plans this work, with random earlier work as its inputs."""
@@ -143,7 +150,9 @@ class SimPlans:
         inputs = tuple(sorted(random.sample(recent, min(len(recent), random.choice((0, 1, 1, 2))))))
         lineage = random.random() < 0.4
         kinds = (
-            ("quick", "bulk", "long") if self._calm else ("quick", "flaky", "flaky", "bulk", "long", "slow", "poison")
+            ("quick", "bulk", "long")
+            if self._calm
+            else ("quick", "flaky", "flaky", "bulk", "long", "slow", "poison")
         )
         kind = "keep" if lineage else random.choice(kinds)
         until = None
@@ -165,21 +174,34 @@ class SimPlans:
                 failed = failed or other
         if until is not None:
             owner.cluster.clock.at(until + SLACK_S, lambda: self._check_time(plan))
-        return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
+        return Planned(
+            work,
+            fn,
+            tuple(named),
+            failed,
+            plan.retries,
+            until,
+            lineage,
+            lineage,
+            owner.options_of(work),
+        )
 
     def _usable(self, work: int) -> bool:
-        """Return whether work can be an input. The program must hold its RemoteValue, and if only a worker has the value, the work must
-        have a lineage."""
+        """Return whether work can be an input. The program must hold its RemoteValue, and if only a
+        worker has the value, the work must have a lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users
         return self._owner.kinds[work] != "keep"
 
     def _check_time(self, plan: SimPlan) -> None:
-        assert self._owner.resolved[plan.work], f"dependencies G6: work {plan.work} has not ended at its time"
+        assert self._owner.resolved[plan.work], (
+            f"dependencies G6: work {plan.work} has not ended at its time"
+        )
 
     def look(self) -> None:
-        """Have the program read each kept value. If a value is lost, the program waits until it is recomputed."""
+        """Have the program read each kept value. If a value is lost, the program waits until it is
+        recomputed."""
         for plan in self.plans.values():
             value = plan.value
             if value is None or 0 not in plan.users or plan.wanted:
@@ -209,10 +231,11 @@ class SimPlans:
         self._owner.kept.pop(_run_of(value), None)
         self._owner.later(KeptDropped([value.attempt]))
 
-    # -- effects of the machine -----------------------------------------------------------------------------------
+    # -- effects of the machine --------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
-        """Count the attempts that, according to a message of the dispatcher, ended with an error of their function."""
+        """Count the attempts that, according to a message of the dispatcher, ended with an error of
+        their function."""
         if not isinstance(message, Results):
             return
         for number, _, kind, _ in message.items:
@@ -223,25 +246,33 @@ class SimPlans:
         """Check that the machine may submit this attempt now. Return the packed attempt."""
         plan = self.plans[effect.work]
         owner = self._owner
-        assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
-        assert not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users, (
-            f"dependencies G1: work {plan.work} is handed in after its end"
+        assert not owner.ending, (
+            f"dependencies G5: work {plan.work} is handed in while its round ends"
         )
-        assert plan.errors <= plan.retries or plan.lost, f"dependencies G4: work {plan.work} is tried too often"
+        assert (
+            not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users
+        ), f"dependencies G1: work {plan.work} is handed in after its end"
+        assert plan.errors <= plan.retries or plan.lost, (
+            f"dependencies G4: work {plan.work} is tried too often"
+        )
         runs = []
         for work in plan.inputs:
             source = self.plans.get(work)
             if source is not None and source.value is not None and source.lineage:
                 runs.append(f"{work}:{_run_of(source.value)}")
                 continue
-            assert owner.resolved[work], f"dependencies G2: work {plan.work} is handed in before its input {work}"
+            assert owner.resolved[work], (
+                f"dependencies G2: work {plan.work} is handed in before its input {work}"
+            )
             assert owner.outcomes[work] == VALUE, (
                 f"dependencies G3: work {plan.work} is handed in with the failed {work}"
             )
             assert work in plan.arrived, (
                 f"coordinator C3: work {plan.work} is handed in and has not got its input {work}"
             )
-        assert len(plan.attempts) < 60, f"dependencies G4: work {plan.work} is handed in again and again"
+        assert len(plan.attempts) < 60, (
+            f"dependencies G4: work {plan.work} is handed in again and again"
+        )
         plan.attempts.append(effect.attempt)
         self.user_of[effect.attempt] = plan.work
         kind = self._random.choice(("raise", "quick")) if plan.kind == "flaky" else plan.kind
@@ -264,17 +295,24 @@ class SimPlans:
         if kind == KEPT:
             self._has_value(plan, payload)
         elif kind == INPUT_FAILED:
-            assert payload in plan.inputs, f"dependencies G3: work {work} fails by {payload}, which is no input"
+            assert payload in plan.inputs, (
+                f"dependencies G3: work {work} fails by {payload}, which is no input"
+            )
             source = self.plans.get(payload)
             bad = self._owner.outcomes.get(payload) not in (None, VALUE, KEPT)
-            assert bad or (source is not None and source.lost), f"dependencies G3: input {payload} has not failed"
+            assert bad or (source is not None and source.lost), (
+                f"dependencies G3: input {payload} has not failed"
+            )
         elif kind == TIMED_OUT:
             assert plan.until is not None, "dependencies G6: it has no time"
             assert self._owner.cluster.clock.now >= plan.until, "dependencies G6: too early"
         elif kind == ERROR and payload != INPUT_GONE:
-            spent = plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
+            spent = (
+                plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
+            )
             assert spent, (
-                f"dependencies G4: work {work} ends after {plan.errors} errors, and has {plan.retries} retries"
+                f"dependencies G4: work {work} ends after {plan.errors} errors, and has "
+                f"{plan.retries} retries"
             )
 
     def replaced(self, effect: Replace) -> None:
@@ -286,7 +324,9 @@ class SimPlans:
             self._forget(plan)
         if effect.kind == KEPT:
             plan.replaced += 1
-            assert plan.replaced <= RECOMPUTATIONS_MAX, f"dependencies G7: work {plan.work} is made again too often"
+            assert plan.replaced <= RECOMPUTATIONS_MAX, (
+                f"dependencies G7: work {plan.work} is made again too often"
+            )
             self._has_value(plan, effect.payload)
         else:
             plan.lost = True
@@ -319,15 +359,20 @@ class SimPlans:
         self._cancelled.update(works)
 
     def check_cancelled(self) -> None:
-        """Check after an event that the machine has withdrawn every attempt of the plans that it has freed."""
+        """Check after an event that the machine has withdrawn every attempt of the plans that it
+        has freed."""
         freed, self._freed = self._freed, []
         for plan in freed:
             left = [number for number in plan.attempts if number in self._owner.machine.closures]
-            assert self._cancelled.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not cancelled"
+            assert self._cancelled.issuperset(left), (
+                f"dependencies G6: {left} of work {plan.work} are not cancelled"
+            )
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():
-            assert plan.freed or plan.fn not in functions, f"dependencies G8: function {plan.fn} is forgotten too early"
+            assert plan.freed or plan.fn not in functions, (
+                f"dependencies G8: function {plan.fn} is forgotten too early"
+            )
 
     def check_end(self) -> None:
         left = [plan.work for plan in self.plans.values() if not plan.freed]

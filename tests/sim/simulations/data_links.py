@@ -1,4 +1,5 @@
-"""Simulated connections to the dispatcher of a data service, and the pending requests on them. See data_service.py."""
+"""Simulated connections to the dispatcher of a data service, and the pending requests on them. See
+data_service.py."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class SimLink:
     open: bool = True
     pending: list[SimRequest] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    """Direction -> the arrival time of the last message in this direction. No later message arrives before it."""
+    """Direction -> the arrival time of the last message in this direction. No later message arrives
+    before it."""
     receive: Callable[[Message], None] = lambda message: None
     closed: Callable[[], None] = lambda: None
     """Called when the client's side notices that the connection has ended."""

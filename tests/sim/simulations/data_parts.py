@@ -1,4 +1,5 @@
-"""The simulated parts of a data service: the real machines of a dispatcher, of workers and of their tasks. See data_service.py."""
+"""The simulated parts of a data service: the real machines of a dispatcher, of workers and of their
+tasks. See data_service.py."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
 from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost, Membership
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
-from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
+from zmqdist.scheduling.worker.worker_events import (
+    DispatcherConnected,
+    DispatcherDisconnected,
+    Exit,
+)
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
 
 GRACE_S = 0.3
@@ -53,7 +58,8 @@ SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """The simulated data service (data_service.py), as its parts see it: the dispatcher, workers and tasks of this module.
+    """The simulated data service (data_service.py), as its parts see it: the dispatcher, workers
+    and tasks of this module.
 
     Attributes:
       count: number of elements of the dataset.
@@ -70,7 +76,8 @@ class PartSurroundings(Protocol):
         """Call `fn` after a short random time."""
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Call `fn` after a short random time, but not before the functions that were passed earlier for this direction of the link."""
+        """Call `fn` after a short random time, but not before the functions that were passed
+        earlier for this direction of the link."""
 
     def end_link(self, link: SimLink) -> None:
         """End a connection. Each side notices the end at a random time."""
@@ -82,18 +89,20 @@ class PartSurroundings(Protocol):
         """Record that the dispatcher counts an incarnation of a worker as lost."""
 
     def joined(self, incarnation: int) -> None:
-        """Record that the dispatcher has registered an incarnation of a worker, for the first time or again."""
+        """Record that the dispatcher has registered an incarnation of a worker, for the first time
+        or again."""
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """Record the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
+        """Record the positions that the dispatcher has just handed to a task. The reply with them
+        may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
         """Return the simulated task that a worker begins."""
 
 
 class SimDispatcher:
-    """The dispatcher: the real machines of the data service and of the membership, its connections, and a journal that survives its
-    process.
+    """The dispatcher: the real machines of the data service and of the membership, its connections,
+    and a journal that survives its process.
     """
 
     def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
@@ -117,7 +126,9 @@ class SimDispatcher:
         self.incarnation += 1
         self.alive = True
         self.membership = Membership(LEASE_S, GRACE_S, 1.0)
-        self.machine = DataDispatcherMachine(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
+        self.machine = DataDispatcherMachine(
+            self.rules, self._sim.random.getrandbits(40), self._sim.clock.now
+        )
         if self.rules.fault_tolerant:
             if self._snapshot is None:
                 self._snapshot = r.encode(self.machine.state)
@@ -125,7 +136,8 @@ class SimDispatcher:
         self._tick(self.incarnation)
 
     def kill(self) -> None:
-        """Kill the process. Records that the process is writing at this moment may reach the disk or not."""
+        """Kill the process. Records that the process is writing at this moment may reach the disk
+        or not."""
         self.alive = False
         for link in self.links:
             self._sim.end_link(link)
@@ -138,7 +150,9 @@ class SimDispatcher:
         self.links.append(link)
         return link
 
-    def ask(self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then) -> None:
+    def ask(
+        self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then
+    ) -> None:
         """Send a request. `then` is called later with its reply, or with UNAVAILABLE."""
         sim = self._sim
         if link is None or not link.open:
@@ -151,7 +165,10 @@ class SimDispatcher:
             if link.open and self.alive and link.incarnation == self.incarnation:
                 request_of = make(pending)
                 self.handle(request_of)
-                if isinstance(request_of, ev.SplitsRequest) and request_of.task in self.machine.state.tasks:
+                if (
+                    isinstance(request_of, ev.SplitsRequest)
+                    and request_of.task in self.machine.state.tasks
+                ):
                     sim.gave(request_of, self.machine.state.tasks[request_of.task].last_given)
 
         sim.in_order(link, "up", arrive)
@@ -171,22 +188,30 @@ class SimDispatcher:
             self._members(PeerGone(link))
 
     def exited(self, incarnation: int) -> None:
-        """Have the dispatcher notice the end of a worker's process, as a dispatcher does for workers on its own host."""
+        """Have the dispatcher notice the end of a worker's process, as a dispatcher does for
+        workers on its own host."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
             if member.incarnation == incarnation:
-                self._members(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
+                self._members(
+                    ProcessExited(
+                        pid=member.pid, exit_code=None, job=member.job, index=member.index
+                    )
+                )
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
-        """Have the machine of the membership handle an event, and carry out the effects as the runtime does."""
+        """Have the machine of the membership handle an event, and carry out the effects as the
+        runtime does."""
         for change in self.membership.handle(event, self._sim.clock.now):
             match change:
                 case Send(link, message):
                     self._say(link, message)
                 case MemberJoined(member, register):
                     self._sim.joined(member.incarnation)
-                    joined = ev.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
+                    joined = ev.WorkerJoined(
+                        member.name, register.address, member.incarnation, (), register.named
+                    )
                     self.handle(joined)
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
@@ -209,7 +234,9 @@ class SimDispatcher:
                 case ev.FailRequest(token, code, _):
                     self._send(token, None, code)
                 case ev.CommitJournal(records):
-                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.incarnation))
+                    sim.clock.after(
+                        sim.random.expovariate(500), partial(self._write, records, self.incarnation)
+                    )
                 case ev.Reload():
                     self._restore()
 
@@ -230,7 +257,8 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                # The dispatcher was killed during the write. In half of these cases the records had reached the disk before.
+                # The dispatcher was killed during the write. In half of these cases the records had
+                # reached the disk before.
                 self._records += records
             return
         if sim.clock.now < sim.disk_full_until:
@@ -267,7 +295,8 @@ class SimDispatcher:
 
 
 class SimTask:
-    """One task of a worker: the real machine of its buffer, and a model of the thread that makes elements."""
+    """One task of a worker: the real machine of its buffer, and a model of the thread that makes
+    elements."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker
@@ -325,7 +354,9 @@ class SimTask:
         worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
 
         def request_of(pending: SimRequest) -> ev.Request:
-            return ev.SplitsRequest(pending, self.state, self.number, worker.incarnation, 0, request, 0, count)
+            return ev.SplitsRequest(
+                pending, self.state, self.number, worker.incarnation, 0, request, 0, count
+            )
 
         def then(value: Any, code: int) -> None:
             if self.dropped or not worker.alive:
@@ -358,7 +389,8 @@ class SimTask:
 
 
 class SimDataWorker:
-    """A worker process with tasks. The real worker machine registers it; its tasks share a second connection."""
+    """A worker process with tasks. The real worker machine registers it; its tasks share a second
+    connection."""
 
     def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
@@ -371,7 +403,8 @@ class SimDataWorker:
         self.tasks: dict[int, SimTask] = {}
         self._work = WorkerTasks()
         self.died: list[Callable[[], None]] = []
-        """Functions to call when the worker is killed. Readers that wait for a reply have registered them."""
+        """Functions to call when the worker is killed. Readers that wait for a reply have
+        registered them."""
         self.link: SimLink | None = None
         self._calls: SimLink | None = None
         self._away_until = 0.0
@@ -391,7 +424,8 @@ class SimDataWorker:
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the dispatcher. While it is down, or while this worker is cut off, try again later."""
+        """Connect to the dispatcher. While it is down, or while this worker is cut off, try again
+        later."""
         if not self.alive or (self.link is not None and self.link.open):
             return
         clock = self.sim.clock
@@ -405,9 +439,12 @@ class SimDataWorker:
         self.sim.soon(lambda: self._handle(DispatcherConnected(incarnation)) if link.open else None)
 
     def calls(self) -> SimLink | None:
-        """Return the connection of the worker's tasks; None while the dispatcher is down or the worker is cut off."""
+        """Return the connection of the worker's tasks; None while the dispatcher is down or the
+        worker is cut off."""
         if self._calls is None or not self._calls.open:
-            self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
+            self._calls = (
+                self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
+            )
         return self._calls
 
     def _down(self) -> None:
@@ -424,7 +461,9 @@ class SimDataWorker:
                 case Send(_, Register() as message) if self.link is not None:
                     self.dispatcher.tell(self.link, message)
                 case Exit():
-                    raise AssertionError(f"D6: {self.name} is alive, and its machine ends it: {effect}")
+                    raise AssertionError(
+                        f"D6: {self.name} is alive, and its machine ends it: {effect}"
+                    )
         if machine.registered and not before:
             self.ask_work()
         due = machine.deadline
@@ -433,8 +472,8 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """End the worker's connection, and perhaps also the connection of its tasks. The worker reconnects soon, or only after the
-        dispatcher has counted the worker as lost.
+        """End the worker's connection, and perhaps also the connection of its tasks. The worker
+        reconnects soon, or only after the dispatcher has counted the worker as lost.
         """
         both = self.sim.random.random() < 0.5
         if both:
@@ -452,7 +491,8 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        # In half of the kills the worker is on the dispatcher's host, where the dispatcher notices the end of the process.
+        # In half of the kills the worker is on the dispatcher's host, where the dispatcher notices
+        # the end of the process.
         if self.sim.random.random() < 0.5:
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
@@ -469,7 +509,9 @@ class SimDataWorker:
                 case RequestWork(request, has, done):
                     self._ask(request, has, done)
                 case RequestWorkLater():
-                    self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
+                    self.sim.clock.after(
+                        0.05, lambda: self.ask_work() if self._machine.registered else None
+                    )
                 case BeginTask(task):
                     assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
                     self.tasks[task.id] = self.sim.task(self, task, self._work.state)
@@ -481,8 +523,14 @@ class SimDataWorker:
 
         def answered(value: Any, code: int) -> None:
             if self.alive:
-                self._perform(self._work.request_failed(request) if code else self._work.work_received(request, value))
+                self._perform(
+                    self._work.request_failed(request)
+                    if code
+                    else self._work.work_received(request, value)
+                )
 
         self.dispatcher.ask(
-            self.link, lambda pending: ev.WorkRequest(pending, state, self.incarnation, places, done), answered
+            self.link,
+            lambda pending: ev.WorkRequest(pending, state, self.incarnation, places, done),
+            answered,
         )

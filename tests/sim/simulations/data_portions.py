@@ -1,5 +1,5 @@
-"""A simulated task that computes portions: the real machine of each lane, and a model of the thread that makes elements. See
-data_service.py.
+"""A simulated task that computes portions: the real machine of each lane, and a model of the thread
+that makes elements. See data_service.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class SimLane:
         self._sim = task.worker.sim
         self._client = client
         self._given: deque[list[int]] = deque()
-        """Portions that the dispatcher has handed out to this lane, and that the lane has not begun."""
+        """Portions that the dispatcher has handed out to this lane, and that the lane has not
+        begun."""
         self._segment: PortionSegment | None = None
         self._coming: deque[int] = deque()
         """The elements of the current portion that were not made yet."""
@@ -68,7 +69,9 @@ class SimLane:
         return self._task.dropped or not self._task.worker.alive
 
     def _more(self) -> None:
-        self._get(self._sim.random.getrandbits(40), self.machine.portions_wanted(self._sim.clock.now))
+        self._get(
+            self._sim.random.getrandbits(40), self.machine.portions_wanted(self._sim.clock.now)
+        )
 
     def _get(self, request: int, count: int) -> None:
         task, worker = self._task, self._task.worker

@@ -1,4 +1,5 @@
-"""Simulated readers of a data service: the real delivery machines, and a model of their runtime and consumer. See data_service.py."""
+"""Simulated readers of a data service: the real delivery machines, and a model of their runtime and
+consumer. See data_service.py."""
 
 from __future__ import annotations
 
@@ -51,12 +52,14 @@ from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, 
 from zmqdist.events import Ticked
 
 QUICK_S, SLOW_S = 0.0005, 0.01
-"""Seconds that a quick and a slow consumer need for an element. With a slow consumer elements wait longer, so that more faults hit them."""
+"""Seconds that a quick and a slow consumer need for an element. With a slow consumer elements wait
+longer, so that more faults hit them."""
 
 
 @dataclass(eq=False)
 class SimTaskLink:
-    """The requests of a reader to one task, in one incarnation of the task's worker. The machine gets the replies in order.
+    """The requests of a reader to one task, in one incarnation of the task's worker. The machine
+    gets the replies in order.
 
     Attributes:
       arrives_at: the arrival time of the last request. No later request arrives before it.
@@ -83,21 +86,28 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """Return whether faults may still come."""
 
     def register(self, then: Callable[[], object]) -> None:
-        """Register the dataset under its id; repeat the request until it succeeds, then call `then`."""
+        """Register the dataset under its id; repeat the request until it succeeds, then call
+        `then`."""
 
-    def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_()` is true at that time. This simulates the poll by which a waiting
-        reader notices the death.
+    def watch_worker(
+        self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]
+    ) -> None:
+        """Call `fail` some time after the death of a worker, if `open_()` is true at that time.
+        This simulates the poll by which a waiting reader notices the death.
         """
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Record that the reply with these elements was lost, so that the reader does not get them."""
+        """Record that the reply with these elements was lost, so that the reader does not get
+        them.
+        """
 
 
 class SimReader:
     """One reader with its consumer, which takes elements until the end of the iteration."""
 
-    def __init__(self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int) -> None:
+    def __init__(
+        self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int
+    ) -> None:
         self.sim = sim
         self.mode = mode
         self.job = job or f"unnamed {sim.random.getrandbits(40)}"
@@ -121,7 +131,7 @@ class SimReader:
         self._request = sim.random.getrandbits(40)
         self._open()
 
-    # -- the dispatcher ---------------------------------------------------------------------------------------------------
+    # -- the dispatcher ----------------------------------------------------------------------------
 
     def _dispatcher_link(self) -> SimLink | None:
         if self._link is None or not self._link.open:
@@ -130,16 +140,21 @@ class SimReader:
 
     def _open(self) -> None:
         self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda pending: self.opening(pending, self._request), self._opened
+            self._dispatcher_link(),
+            lambda pending: self.opening(pending, self._request),
+            self._opened,
         )
 
     def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         """Return the request that opens the iteration."""
         sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
-        return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+        return ev.OpenRequest(
+            pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources
+        )
 
     def made(self, first: int) -> Delivery:
-        """Return the delivery machine of this simulated reader, whose portions begin with number `first`."""
+        """Return the delivery machine of this simulated reader, whose portions begin with number
+        `first`."""
         return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:
@@ -179,13 +194,14 @@ class SimReader:
                 if where and (task, incarnation) not in self._links:
                     self._links[task, incarnation] = SimTaskLink(incarnation)
             places = [
-                TaskLocation(task, where, where, incarnation, start) for task, _, where, incarnation, _, start in tasks
+                TaskLocation(task, where, where, incarnation, start)
+                for task, _, where, incarnation, _, start in tasks
             ]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
             self._watch()
 
-    # -- the machine ------------------------------------------------------------------------------------------------------
+    # -- the machine -------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
         """Have the machine handle an event, and carry out its effects as the runtime does."""
@@ -216,7 +232,8 @@ class SimReader:
             self.handle(Ticked())
 
     def _end(self, code: int) -> None:
-        """End the iteration with this error code. The consumer first gets the elements in its queue."""
+        """End the iteration with this error code. The consumer first gets the elements in its
+        queue."""
         self._over = True
         self.error = self.error or code
         self.look()
@@ -227,10 +244,11 @@ class SimReader:
             self.ended = True
 
     def report(self, report: NotifyDispatcher) -> None:
-        """Carry out a NotifyDispatcher of the machine. Only a reader of portions has a machine that sends one."""
+        """Carry out a NotifyDispatcher of the machine. Only a reader of portions has a machine that
+        sends one."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
-    # -- workers ----------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
         sim, incarnation = self.sim, link.incarnation
@@ -283,7 +301,7 @@ class SimReader:
         link.arrives_at = max(sim.clock.now + sim.random.expovariate(1 / DELAY_S), link.arrives_at)
         sim.clock.at(link.arrives_at, arrive)
 
-    # -- the consumer -----------------------------------------------------------------------------------------------------
+    # -- the consumer ------------------------------------------------------------------------------
 
     def consume(self) -> None:
         """Have the consumer take the next batch from the queue, unless it is busy."""
@@ -295,7 +313,9 @@ class SimReader:
         self._consuming = True
         link, batch, _ = self.queue.popleft()
         for element in batch:
-            assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task arrived in another order"
+            assert self.mode == r.DYNAMIC or element > link.last, (
+                "F1: the batches of a task arrived in another order"
+            )
             link.last = element
         self.got += batch
         self.handle(BatchTaken())
@@ -352,7 +372,7 @@ class SimPortionReader(SimReader):
         window = TaskWindow(self.client, "", -1)
         return ExactlyOnceDelivery(window, self._consumption, 1, first, self.ordered, Consumed())
 
-    # -- the consumer -----------------------------------------------------------------------------------------------------
+    # -- the consumer ------------------------------------------------------------------------------
 
     def consume(self) -> None:
         """Have the consumer begin the next piece of a portion, unless it still has a piece."""
@@ -374,7 +394,9 @@ class SimPortionReader(SimReader):
         elements = iter(elements_of(piece))
         self._skipped.setdefault(piece.number, piece.first)
         had = self._skipped[piece.number] + len(self._given.setdefault(piece.number, []))
-        assert piece.first == had, f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
+        assert piece.first == had, (
+            f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
+        )
         consumption.take(piece, elements, piece.stop - piece.start)
         self._hand = piece, elements
         events: list[Event] = [BatchTaken()] if piece.last else []
@@ -401,7 +423,7 @@ class SimPortionReader(SimReader):
     def lose_queue(self) -> None:
         """Do nothing: elements that were not acknowledged are computed again."""
 
-    # -- reports to the dispatcher ----------------------------------------------------------------------------------------
+    # -- reports to the dispatcher -----------------------------------------------------------------
 
     def report(self, report: NotifyDispatcher) -> None:
         payload = report.payload
@@ -421,16 +443,21 @@ class SimPortionReader(SimReader):
         self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
-        """Check that marks acknowledge only elements that the consumer has finished. Return the acknowledged elements that were not yet
-        confirmed.
+        """Check that marks acknowledge only elements that the consumer has finished. Return the
+        acknowledged elements that were not yet confirmed.
         """
         found: list[int] = []
         for number, elements, _ in marks:
             skipped, given = self._skipped[number], self._given[number]
             had = skipped + len(given)
-            at = self._hand is not None and self._hand[0].number == number and self._consumption.in_hand
+            at = (
+                self._hand is not None
+                and self._hand[0].number == number
+                and self._consumption.in_hand
+            )
             assert elements <= had - at, (
-                f"X3: {elements} elements of portion {number} are acknowledged, and {had} were given"
+                f"X3: {elements} elements of portion {number} are acknowledged, and {had} were "
+                f"given"
             )
             found += given[: elements - skipped]
         known = {*self.confirmed}

@@ -1,7 +1,8 @@
-"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, and lost replies.
+"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are
+killed and added, and lost replies.
 
-The machines of the tasks (data/service/worker/rounds_machine.py) are real, too. The dispatcher is a short model that keeps the promises of
-data/service/dispatcher/machine/rounds.py.
+The machines of the tasks (data/service/worker/rounds_machine.py) are real, too. The dispatcher is a
+short model that keeps the promises of data/service/dispatcher/machine/rounds.py.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Question:
 
 
 class SimRoundsTask:
-    """A task: the real machine, and a model of the thread that makes groups. The k-th group has the element k for each consumer."""
+    """A task: the real machine, and a model of the thread that makes groups. The k-th group has the
+    element k for each consumer."""
 
     def __init__(self, sim: RoundsSim, number: int, start: int) -> None:
         self.sim, self.number, self.start = sim, number, start
@@ -82,7 +84,8 @@ class SimRoundsTask:
             self._perform(self._machine.expired(question))
 
     def _make(self) -> None:
-        """Make groups while there is room, and serve them a little later, so that several go out together."""
+        """Make groups while there is room, and serve them a little later, so that several go out
+        together."""
         sim = self.sim
         if not self.alive:
             return
@@ -113,7 +116,9 @@ class SimRoundsTask:
             elements: list[Any] | None = None
             if isinstance(effect, GiveElements):
                 first = question.wanted.round
-                elements = [(first + place, self.number, each) for place, each in enumerate(effect.elements)]
+                elements = [
+                    (first + place, self.number, each) for place, each in enumerate(effect.elements)
+                ]
             assert not isinstance(effect, GiveEnd), "a task without an end has one"
             tag = effect.tag
             kind = SKIP if elements is None else SOME
@@ -127,7 +132,9 @@ class SimRoundsConsumer:
 
     def __init__(self, sim: RoundsSim, number: int) -> None:
         self.sim, self.number = sim, number
-        self.machine = CoordinatedDelivery(number + 1, number, sim.random.choice((-1, 1, 5)), lambda value: value[1])
+        self.machine = CoordinatedDelivery(
+            number + 1, number, sim.random.choice((-1, 1, 5)), lambda value: value[1]
+        )
         self.got: list[tuple[int, int, int]] = []
         self.version = 0
         self._tick_at = inf
@@ -142,7 +149,9 @@ class SimRoundsConsumer:
                 case Deliver(items):
                     for batch in items:
                         self.got += batch
-                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, BatchTaken()))
+                        sim.clock.after(
+                            sim.random.uniform(0.001, 0.03), partial(self.handle, BatchTaken())
+                        )
                 case RequestNews():
                     self.watch()
                 case ReadingEnded(error):
@@ -168,9 +177,13 @@ class SimRoundsConsumer:
 
     def watch(self) -> None:
         """Send a watch request. The consumer keeps to the position in it until the reply."""
-        self._arrives_at = max(self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S))
+        self._arrives_at = max(
+            self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S)
+        )
         stopped, lost = self.machine.watch_args()
-        self.sim.clock.at(self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost))
+        self.sim.clock.at(
+            self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost)
+        )
 
     def news(self, version: int, news: News) -> None:
         if version <= self.version:
@@ -181,7 +194,8 @@ class SimRoundsConsumer:
 
 
 class RoundsSim:
-    """One run. It checks the promises C1 to C3 of CoordinatedDelivery, and that all consumers proceed at the end."""
+    """One run. It checks the promises C1 to C3 of CoordinatedDelivery, and that all consumers
+    proceed at the end."""
 
     def __init__(self, seed: int, faults: int = 8) -> None:
         self.random = Random(seed)
@@ -226,9 +240,11 @@ class RoundsSim:
         task.listed = False
         self._change()
 
-    # -- the dispatcher ---------------------------------------------------------------------------------------------------
+    # -- the dispatcher ----------------------------------------------------------------------------
 
-    def watched(self, consumer: SimRoundsConsumer, version: int, stopped: int, lost: dict[int, int]) -> None:
+    def watched(
+        self, consumer: SimRoundsConsumer, version: int, stopped: int, lost: dict[int, int]
+    ) -> None:
         self._watching[consumer.number] = stopped, lost
         if version < self._version:
             self._answer(consumer)
@@ -248,8 +264,13 @@ class RoundsSim:
         begins = self._pending and all(stopped >= 0 for stopped, _ in watch_args)
         if begins:
             start = max(stopped for stopped, _ in watch_args)
-            seen = max((consumer.got[-1][0] for consumer in self.consumers if consumer.got), default=-1)
-            assert seen < start, f"C3: round {seen} was begun by a consumer that is held, and a task begins at {start}"
+            seen = max(
+                (consumer.got[-1][0] for consumer in self.consumers if consumer.got), default=-1
+            )
+            assert seen < start, (
+                f"C3: round {seen} was begun by a consumer that is held, and a task begins at "
+                f"{start}"
+            )
             for _ in range(self._pending):
                 self._begin(len(self.tasks), start)
             self._pending = 0
@@ -270,20 +291,30 @@ class RoundsSim:
             if task.end == inf
         ]
         ended = {task.number: int(task.end) for task in self.tasks.values() if task.end < inf}
-        self.soon(partial(consumer.news, self._version, News(places, False, False, bool(self._pending), ended)))
+        self.soon(
+            partial(
+                consumer.news, self._version, News(places, False, False, bool(self._pending), ended)
+            )
+        )
 
-    # -- checks at the end ------------------------------------------------------------------------------------------------
+    # -- checks at the end -------------------------------------------------------------------------
 
     def check(self, calm: list[int]) -> None:
         longest = max((consumer.got for consumer in self.consumers), key=len)
         for consumer, before in zip(self.consumers, calm, strict=True):
             order = [(round_, task) for round_, task, _ in consumer.got]
-            assert order == sorted(set(order)), f"C1: consumer {consumer.number} left the order of rounds and tasks"
-            assert consumer.got == longest[: len(consumer.got)], f"C2: consumer {consumer.number} had other rounds"
+            assert order == sorted(set(order)), (
+                f"C1: consumer {consumer.number} left the order of rounds and tasks"
+            )
+            assert consumer.got == longest[: len(consumer.got)], (
+                f"C2: consumer {consumer.number} had other rounds"
+            )
             assert len(consumer.got) > before, f"consumer {consumer.number} gets nothing any more"
         for number in self.tasks:
             groups = [group for _, task, group in longest if task == number]
-            assert groups == list(range(len(groups))), f"K2: the groups of task {number} came as {groups}"
+            assert groups == list(range(len(groups))), (
+                f"K2: the groups of task {number} came as {groups}"
+            )
 
 
 def simulate_rounds(seed: int, faults: int = 8) -> RoundsSim:

@@ -1,8 +1,9 @@
-"""A launcher's workers in random events: the real Elasticity over processes that start late, crash, hang, leave, and never come up, on
-hosts that are lost.
+"""A launcher's workers in random events: the real Elasticity over processes that start late, crash,
+hang, leave, and never come up, on hosts that are lost.
 
-Users ask for sizes, two at a time as well; an admin drains a worker; work comes and goes; the dispatcher loses workers that run on. After
-each event the promises of elasticity_machine.py are compared with what this file has seen of processes and work.
+Users ask for sizes, two at a time as well; an admin drains a worker; work comes and goes; the
+dispatcher loses workers that run on. After each event the promises of elasticity_machine.py are
+compared with what this file has seen of processes and work.
 """
 
 from __future__ import annotations
@@ -89,12 +90,16 @@ class ElasticitySim:
         self.backlog_since: float | None = None
         self.calm = self.closing = False
         self.hosts_lost = 0
-        self.requests = self.starts = self.leaves = self.kills = self.refusals = self.grown = self.shrunk = 0
+        self.requests = self.starts = self.leaves = self.kills = self.refusals = self.grown = (
+            self.shrunk
+        ) = 0
 
     def promise(self, holds: bool, name: str) -> None:
         if not holds:
             happened = "\n".join(self.trace[-40:])
-            raise AssertionError(f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}")
+            raise AssertionError(
+                f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}"
+            )
 
     def run(self) -> ElasticitySim:
         kinds = (
@@ -120,7 +125,7 @@ class ElasticitySim:
         self._calm_down()
         return self
 
-    # -- what the launcher holds, by this file's own account --------------------------------------------------------------------
+    # -- what the launcher holds, by this file's own account ---------------------------------------
 
     @property
     def held(self) -> dict[int, Worker]:
@@ -134,11 +139,13 @@ class ElasticitySim:
             if each.registered
         )
 
-    # -- events -------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         queued, seen = self.queued, self.seen
-        backlog = queued + sum(max(0, each.leases - SLOTS) for index, each in self.held.items() if each.registered)
+        backlog = queued + sum(
+            max(0, each.leases - SLOTS) for index, each in self.held.items() if each.registered
+        )
         if not backlog:
             self.backlog_since = None
         elif self.backlog_since is None:
@@ -156,13 +163,22 @@ class ElasticitySim:
         for effect in self._handle(ClusterSeen(queued, seen)):
             match effect:
                 case StartWorker():
-                    waited = self.backlog_since is not None and self.now - self.backlog_since >= BACKLOG_S
-                    self.promise(self.bounds.are_given and waited and not starting, "P7: the size grows too early")
+                    waited = (
+                        self.backlog_since is not None
+                        and self.now - self.backlog_since >= BACKLOG_S
+                    )
+                    self.promise(
+                        self.bounds.are_given and waited and not starting,
+                        "P7: the size grows too early",
+                    )
                     self.grown += 1
                 case DrainWorker(index) | StopWorker(index):
                     worker = self.workers[index]
                     idle = worker.idle_since is not None and self.now - worker.idle_since >= IDLE_S
-                    self.promise(idle and not worker.burden, "P6: a worker leaves that is busy or keeps something")
+                    self.promise(
+                        idle and not worker.burden,
+                        "P6: a worker leaves that is busy or keeps something",
+                    )
                     self.promise(not backlog, "P6: a worker leaves while work waits")
                     running -= 1
                     self.promise(running >= self.bounds.min, "P6: fewer than min are left")
@@ -177,40 +193,68 @@ class ElasticitySim:
         event = SizeRequested(self.requests, count, GRACE_S, tuple(seen.values()), force)
         effects = self._handle(event)
         replies = [each for each in effects if isinstance(each, AcceptSize | RefuseSize)]
-        self.promise(len(replies) == 1 and replies[0].request == self.requests, "P8: not one reply to a request")
+        self.promise(
+            len(replies) == 1 and replies[0].request == self.requests,
+            "P8: not one reply to a request",
+        )
         if isinstance(replies[0], RefuseSize):
             self.refusals += 1
-            self.promise(len(effects) == 1 and self._state() == before, "P8: a refused request changed something")
-            self.promise(bool(replies[0].problem or replies[0].refused), "P8: a refusal without a reason")
+            self.promise(
+                len(effects) == 1 and self._state() == before,
+                "P8: a refused request changed something",
+            )
+            self.promise(
+                bool(replies[0].problem or replies[0].refused), "P8: a refusal without a reason"
+            )
             return
         self.promise(not self.closing, "P9: a size was accepted while the cluster closes")
-        self.promise(replies[0].count == count == self.machine.wanted, "P8: another size was accepted")
+        self.promise(
+            replies[0].count == count == self.machine.wanted, "P8: another size was accepted"
+        )
         self.promise(count <= self.bounds.max, "P1: a size was accepted for which there is no room")
         gone = [
             index
             for index, each in stays_before.items()
-            if self.workers.get(index) not in self.held.values() and (index in replies[0].leaves or not each.failed)
+            if self.workers.get(index) not in self.held.values()
+            and (index in replies[0].leaves or not each.failed)
         ]
-        self.promise(sorted(gone) == sorted(replies[0].leaves), "P8: other workers leave than the reply says")
+        self.promise(
+            sorted(gone) == sorted(replies[0].leaves), "P8: other workers leave than the reply says"
+        )
 
         def loss(index: int) -> tuple[bool, int, int]:
             worker = seen.get(index)
             lost = worker is None or stays_before[index].failed
-            return (False, 0, 0) if lost or worker is None else (worker.refused, worker.burden, worker.leases)
+            return (
+                (False, 0, 0)
+                if lost or worker is None
+                else (worker.refused, worker.burden, worker.leases)
+            )
 
         stays = [index for index in stays_before if index not in gone]
-        self.promise(force or not any(loss(index)[0] for index in gone), "P5: a refused worker leaves")
+        self.promise(
+            force or not any(loss(index)[0] for index in gone), "P5: a refused worker leaves"
+        )
         for index in gone:
-            self.promise(all(loss(index) <= loss(other) for other in stays), "P5: a worker with more to lose leaves")
+            self.promise(
+                all(loss(index) <= loss(other) for other in stays),
+                "P5: a worker with more to lose leaves",
+            )
 
     def _register(self) -> None:
-        starting = [index for index, each in self.workers.items() if each.runs and not each.registered]
+        starting = [
+            index for index, each in self.workers.items() if each.runs and not each.registered
+        ]
         if starting:
             self.workers[self.random.choice(starting)].registered = True
             self._members()
 
     def _members(self) -> None:
-        self._handle(RegisteredChanged(frozenset(index for index, each in self.workers.items() if each.registered)))
+        self._handle(
+            RegisteredChanged(
+                frozenset(index for index, each in self.workers.items() if each.registered)
+            )
+        )
 
     def _work(self) -> None:
         if self.random.random() < 0.3:
@@ -232,7 +276,9 @@ class ElasticitySim:
                 worker.refused = bool(worker.burden) and self.random.random() < 0.5
 
     def _hang(self) -> None:
-        leaving = [each for each in self.workers.values() if each.told_at is not None and not each.killed]
+        leaving = [
+            each for each in self.workers.values() if each.told_at is not None and not each.killed
+        ]
         if leaving:
             self.random.choice(leaving).hangs = True
 
@@ -240,7 +286,9 @@ class ElasticitySim:
         """A process ends by a failure, also one that has never registered."""
         running = [index for index, each in self.workers.items() if each.runs]
         if running:
-            self._end(self.random.choice(running), in_order=False, restarts=self.random.random() < 0.7)
+            self._end(
+                self.random.choice(running), in_order=False, restarts=self.random.random() < 0.7
+            )
 
     def _drained_by_admin(self) -> None:
         registered = [index for index, each in self.held.items() if each.registered]
@@ -249,7 +297,9 @@ class ElasticitySim:
             self._end(index, in_order=True, restarts=False)
             if not self.closing:
                 expected = max(self.bounds.min, wanted - 1)
-                self.promise(self.machine.wanted == expected, "P1: the size does not follow a drained worker")
+                self.promise(
+                    self.machine.wanted == expected, "P1: the size does not follow a drained worker"
+                )
 
     def _lose(self) -> None:
         """The dispatcher loses a worker whose process runs on: its connection is cut."""
@@ -259,11 +309,14 @@ class ElasticitySim:
             self._members()
 
     def _lose_host(self) -> None:
-        """A host is lost with its slots. Processes for which the other hosts have no slot end for good."""
+        """A host is lost with its slots. Processes for which the other hosts have no slot end for
+        good."""
         if self.bounds.room is None or self.random.random() < 0.7:
             return
         self.hosts_lost += 1
-        self.bounds = replace(self.bounds, room=max(0, self.bounds.room - self.random.choice((1, 2))))
+        self.bounds = replace(
+            self.bounds, room=max(0, self.bounds.room - self.random.choice((1, 2)))
+        )
         self._handle(RoomChanged(self.bounds.room, self.bounds.room_reason))
         running = [index for index, each in self.workers.items() if each.runs]
         self.random.shuffle(running)
@@ -272,7 +325,11 @@ class ElasticitySim:
                 self._end(index, in_order=False, restarts=False)
 
     def _end_leaving(self) -> None:
-        leaving = [index for index, each in self.workers.items() if each.told_at is not None and not each.hangs]
+        leaving = [
+            index
+            for index, each in self.workers.items()
+            if each.told_at is not None and not each.hangs
+        ]
         if leaving:
             self._end(self.random.choice(leaving), in_order=True, restarts=False)
 
@@ -284,14 +341,21 @@ class ElasticitySim:
 
     def _unregister(self, worker: Worker) -> None:
         self.queued += worker.leases
-        worker.registered, worker.leases, worker.burden, worker.refused, worker.idle_since = False, 0, 0, False, None
+        worker.registered, worker.leases, worker.burden, worker.refused, worker.idle_since = (
+            False,
+            0,
+            0,
+            False,
+            None,
+        )
 
     def _end(self, index: int, *, in_order: bool, restarts: bool) -> None:
         worker = self.workers[index]
         restarts = restarts and worker.told_at is None
         was_registered = worker.registered
         self._unregister(worker)
-        if was_registered and self.random.random() < 0.5:  # the dispatcher may notice first, or last
+        if was_registered and self.random.random() < 0.5:
+            # the dispatcher may notice first, or last
             self._members()
         if restarts:
             self._handle(WorkerEnded(index, in_order, restarts=True))
@@ -304,19 +368,25 @@ class ElasticitySim:
         if was_registered:
             self._members()
 
-    # -- effects ------------------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------
 
     def _handle(self, event: ElasticityEvent) -> list[ElasticityEffect]:
         self.trace.append(f"{self.now:8.1f}  {event}")
         before = self.machine.wanted
         effects = self.machine.handle(event, self.now)
         grown = self.machine.wanted > before
-        self.promise(not grown or self.machine.wanted <= self.bounds.max, "P1: the size grows beyond the room")
+        self.promise(
+            not grown or self.machine.wanted <= self.bounds.max,
+            "P1: the size grows beyond the room",
+        )
         self.trace += [f"{'':10}  -> {effect}" for effect in effects]
         if isinstance(event, SizeRequested):
             self.wanted = self.machine.wanted
         if self.closing:
-            self.promise(all(isinstance(each, RefuseSize) for each in effects), "P9: something happens while it closes")
+            self.promise(
+                all(isinstance(each, RefuseSize) for each in effects),
+                "P9: something happens while it closes",
+            )
         for effect in effects:
             self._carry_out(effect)
         return effects
@@ -325,8 +395,12 @@ class ElasticitySim:
         match effect:
             case StartWorker(index):
                 before = self.workers.get(index)
-                self.promise(before is None or before.failed, "P3: an index starts that has a process")
-                self.promise(before is None or before.told_at is None, "P4: a worker that leaves is started")
+                self.promise(
+                    before is None or before.failed, "P3: an index starts that has a process"
+                )
+                self.promise(
+                    before is None or before.told_at is None, "P4: a worker that leaves is started"
+                )
                 self.workers[index] = Worker()
                 self.starts += 1
             case DrainWorker(index, grace_s):
@@ -340,14 +414,21 @@ class ElasticitySim:
                 self._tell(index, GRACE_S)
             case KillWorker(index):
                 worker = self.workers[index]
-                self.promise(worker.told_at is not None, "P4: a worker is killed that was not told to leave")
+                self.promise(
+                    worker.told_at is not None, "P4: a worker is killed that was not told to leave"
+                )
                 self.promise(not worker.killed, "P4: a worker is killed twice")
-                self.promise(self.now >= worker.kill_after, "P4: a worker is killed within its grace")
+                self.promise(
+                    self.now >= worker.kill_after, "P4: a worker is killed within its grace"
+                )
                 worker.killed, worker.hangs = True, False
                 self.kills += 1
             case AcceptSize():
-                # Failed workers that were not started again are forgotten without an effect, because they have no process.
-                self.workers = {index: each for index, each in self.workers.items() if not each.failed}
+                # Failed workers that were not started again are forgotten without an effect,
+                # because they have no process.
+                self.workers = {
+                    index: each for index, each in self.workers.items() if not each.failed
+                }
 
     def _tell(self, index: int, grace_s: float) -> None:
         worker = self.workers[index]
@@ -355,7 +436,7 @@ class ElasticitySim:
         worker.told_at, worker.kill_after = self.now, self.now + grace_s + LEAVE_MARGIN_S
         self.leaves += 1
 
-    # -- checks -------------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _state(self) -> tuple[int, list[int], list[int], list[int]]:
         machine = self.machine
@@ -369,7 +450,10 @@ class ElasticitySim:
         if self.closing:
             return
         self.promise(len(self.held) <= wanted, "P2: more workers are held than are wanted")
-        self.promise(self.bounds.room is None or processes <= self.bounds.room, "P2: there is no room for a process")
+        self.promise(
+            self.bounds.room is None or processes <= self.bounds.room,
+            "P2: there is no room for a process",
+        )
         leaving = sorted(index for index, each in self.workers.items() if each.told_at is not None)
         self.promise(self.machine.leaving == leaving, "P4: it is not known which workers leave")
         for worker in self.workers.values():
@@ -384,8 +468,12 @@ class ElasticitySim:
         for _ in range(3):
             self.now += 60.0
             self._handle(Ticked())
-            for index in [index for index, each in self.workers.items() if each.told_at is not None]:
-                self.promise(not self.workers[index].hangs, "P4: a worker that hangs is never killed")
+            for index in [
+                index for index, each in self.workers.items() if each.told_at is not None
+            ]:
+                self.promise(
+                    not self.workers[index].hangs, "P4: a worker that hangs is never killed"
+                )
                 self._end(index, in_order=True, restarts=False)
             for worker in self.workers.values():
                 worker.registered = worker.runs
@@ -395,9 +483,13 @@ class ElasticitySim:
         full = self.bounds.room is not None and running + failed >= self.bounds.room
         wanted = self.machine.wanted
         self.promise(
-            running + failed == wanted or (full and running + failed < wanted), "P10: other workers run than are wanted"
+            running + failed == wanted or (full and running + failed < wanted),
+            "P10: other workers run than are wanted",
         )
-        self.promise(not self.machine.starting and not self.machine.leaving, "P10: something is still expected")
+        self.promise(
+            not self.machine.starting and not self.machine.leaving,
+            "P10: something is still expected",
+        )
 
 
 def simulate_elasticity(seed: int) -> ElasticitySim:

@@ -1,8 +1,10 @@
-"""A group of tasks in virtual time: the real Agreements of its leader, and the real schedules and mailboxes of its members.
+"""A group of tasks in virtual time: the real Agreements of its leader, and the real schedules and
+mailboxes of its members.
 
-Each member does one operation after the other, sometimes with an array that must be exchanged, over several incarnations. Faults: members
-and the leader die and come back in another incarnation, lose connections, cancel, time out, fail by themselves, or bring a value that
-differs from the others'; the group is aborted and reset. After FAULTS_S no more faults come, and the group must work again.
+Each member does one operation after the other, sometimes with an array that must be exchanged, over
+several incarnations. Faults: members and the leader die and come back in another incarnation, lose
+connections, cancel, time out, fail by themselves, or bring a value that differs from the others';
+the group is aborted and reset. After FAULTS_S no more faults come, and the group must work again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ END_S = 11.0
 PAUSE_S = 0.2
 TIMEOUTS_S = (0.3, 1.0, 3.0)
 GRACE_S = 0.5
-"""The leader reports when the time of an announcement has passed. The member itself gives up this many seconds later."""
+"""The leader reports when the time of an announcement has passed. The member itself gives up this
+many seconds later."""
 DOWN_S = 0.4
 FAULTS = ("kill", "cut", "abort")
 OWN_FAULTS = ("cancel", "fail", "mismatch")
@@ -85,13 +88,22 @@ class SimLeader:
         host.methods |= {
             "announce": self.announce,
             "withdraw": lambda call, operation: self.withdrew(operation),
-            "abort": lambda call: self._hear(self.machine.aborted("g", world.tasks, ABORTED, "aborted")),
+            "abort": lambda call: self._hear(
+                self.machine.aborted("g", world.tasks, ABORTED, "aborted")
+            ),
             "reset": lambda call: self.machine.reset("g"),
         }
         self._tokens: dict[int, Any] = {}
 
     def announce(
-        self, call: Any, rank: int, counter: int | None, what: str, timeout_s: float, failure: Any, load: Any
+        self,
+        call: Any,
+        rank: int,
+        counter: int | None,
+        what: str,
+        timeout_s: float,
+        failure: Any,
+        load: Any,
     ) -> None:
         self._gone.discard(self._world.tasks[rank])
         self._tokens[load] = call
@@ -117,7 +129,8 @@ class SimLeader:
         for verdict in verdicts:
             for one in verdict.members:
                 self._world.promise(
-                    one.due >= self._world.clock.now - 1e-9, "A3: an announcement outlives its deadline"
+                    one.due >= self._world.clock.now - 1e-9,
+                    "A3: an announcement outlives its deadline",
                 )
             if isinstance(verdict, Agreed):
                 self._world.agreed([self._world.operations[one.load] for one in verdict.members])
@@ -133,12 +146,16 @@ class SimLeader:
             else:
                 for one in verdict.members:
                     if one.failure and one.counter and verdict.counter is not None:
-                        self._world.promise(verdict.counter <= one.counter, "A6: a late failure ends a later round")
+                        self._world.promise(
+                            verdict.counter <= one.counter, "A6: a late failure ends a later round"
+                        )
                     if verdict.counter is None:
                         one.token.fail(verdict.code, verdict.message)
                     else:
                         one.token.answer((verdict.counter, verdict.code))
-        self._world.wake(self.machine, self._host, lambda: self._hear(self.machine.ticked(self._world.clock.now)))
+        self._world.wake(
+            self.machine, self._host, lambda: self._hear(self.machine.ticked(self._world.clock.now))
+        )
 
 
 class SimMember:
@@ -160,7 +177,7 @@ class SimMember:
         world.network.start(self.host)
         world.clock.after(world.random.random() * PAUSE_S, lambda: self.host.post(self._next))
 
-    # -- the announcement -------------------------------------------------------------------------------------------------
+    # -- the announcement --------------------------------------------------------------------------
 
     def _next(self) -> None:
         world = self.world
@@ -171,7 +188,9 @@ class SimMember:
         what = "max" if own == "mismatch" else "sum"
         self.index += 1
         load = len(world.operations)
-        operation = Operation(self, self.index, what, world.clock.now + timeout_s, np.arange(7) * 1000 + load)
+        operation = Operation(
+            self, self.index, what, world.clock.now + timeout_s, np.arange(7) * 1000 + load
+        )
         world.operations.append(operation)
         counter, self.counter = self.counter, None
         self._boxes.clear()
@@ -181,7 +200,10 @@ class SimMember:
             self.counter = None if counter is None else counter + 1
         then = partial(self._replied, operation)
         args = self.rank, counter, what, timeout_s, operation.failure, load
-        world.note(f"{self.host} announces {load}: {what}, round {counter}{', as failed' if own == 'fail' else ''}")
+        world.note(
+            f"{self.host} announces {load}: {what}, round "
+            f"{counter}{', as failed' if own == 'fail' else ''}"
+        )
         if self.leader is not None:
             self.leader.announce(_LocalCall(self.host, then), *args)
         else:
@@ -190,10 +212,12 @@ class SimMember:
             self.end(operation, CANCELLED)
         elif own == "cancel":
             world.clock.after(
-                world.random.random() * 0.1, lambda: self.host.post(partial(self._gives_up, load, CANCELLED))
+                world.random.random() * 0.1,
+                lambda: self.host.post(partial(self._gives_up, load, CANCELLED)),
             )
         world.clock.at(
-            operation.due + GRACE_S, lambda: self.host.post(partial(self._gives_up, load, DEADLINE_EXCEEDED))
+            operation.due + GRACE_S,
+            lambda: self.host.post(partial(self._gives_up, load, DEADLINE_EXCEEDED)),
         )
 
     def _gives_up(self, load: int, code: int) -> None:
@@ -221,10 +245,14 @@ class SimMember:
             return
         name, loads = exchange
         operation.announced = True
-        self._exchange(operation, counter + 1, name, [self.world.operations[load] for load in loads])
+        self._exchange(
+            operation, counter + 1, name, [self.world.operations[load] for load in loads]
+        )
 
     def end(self, operation: Operation, code: int) -> None:
-        self.world.promise(operation.code is None, f"A1: {self.host} is told twice of operation {operation.index}")
+        self.world.promise(
+            operation.code is None, f"A1: {self.host} is told twice of operation {operation.index}"
+        )
         operation.code = code
         self.world.note(f"{self.host}: operation {operation.index} ends with {code}")
         if code:
@@ -237,18 +265,23 @@ class SimMember:
             self._pause()
 
     def _pause(self) -> None:
-        self.world.clock.after(self.world.random.random() * PAUSE_S, lambda: self.host.post(self._next))
+        self.world.clock.after(
+            self.world.random.random() * PAUSE_S, lambda: self.host.post(self._next)
+        )
 
-    # -- the exchange -----------------------------------------------------------------------------------------------------
+    # -- the exchange ------------------------------------------------------------------------------
 
-    def _exchange(self, operation: Operation, counter: int, name: str, agreed: list[Operation]) -> None:
+    def _exchange(
+        self, operation: Operation, counter: int, name: str, agreed: list[Operation]
+    ) -> None:
         if not self.world.exchanges or len(agreed) == 1:
             self.counter = counter
             self.end(operation, 0)
             return
         out = np.zeros_like(operation.value)
         own, parts = (
-            [whole[part] for part in collectives.shares(len(out), len(agreed))] for whole in (operation.value, out)
+            [whole[part] for part in collectives.shares(len(out), len(agreed))]
+            for whole in (operation.value, out)
         )
 
         def fold(arrived: Any, chunk: Any, last: bool) -> Any:
@@ -261,7 +294,9 @@ class SimMember:
             parts[source][:] = arrived
 
         ring = collectives.all_reduce_ring(self.rank, len(agreed), own, fold, keep)
-        _Exchange(self, operation, counter, name, agreed, collectives.pipelined(iter([ring]), 2), out).go_on(None)
+        _Exchange(
+            self, operation, counter, name, agreed, collectives.pipelined(iter([ring]), 2), out
+        ).go_on(None)
 
     def box(self, name: str) -> Mailbox:
         return self._boxes.setdefault(name, Mailbox())
@@ -313,7 +348,9 @@ class _Exchange:
                     index = self.sent[step.to] = self.sent.get(step.to, -1) + 1
                     self.unanswered += 1
                     args = self.name, me.rank, index, step.piece
-                    world.network.call(me.host, f"worker:{step.to}", "piece", *args, then=self._sent)
+                    world.network.call(
+                        me.host, f"worker:{step.to}", "piece", *args, then=self._sent
+                    )
                     continue
                 index = self.received[step.source] = self.received.get(step.source, -1) + 1
                 box = me.box(self.name)
@@ -328,7 +365,9 @@ class _Exchange:
                 arrived = wait.letter
         except StopIteration:
             total = sum(operation.value for operation in self.agreed)
-            world.promise(np.array_equal(self.out, total), f"collectives: {me.host} has not the sum of all")
+            world.promise(
+                np.array_equal(self.out, total), f"collectives: {me.host} has not the sum of all"
+            )
             self.finished = True
             self._end_if_answered()
 
@@ -384,12 +423,17 @@ class GroupSim(SimWorld):
 
     def run(self) -> None:
         self.clock.run(END_S)
-        self.promise(all(member.succeeded >= 3 for member in self.members), "A4: the group does not work any more")
+        self.promise(
+            all(member.succeeded >= 3 for member in self.members),
+            "A4: the group does not work any more",
+        )
         self.over = True
         self.clock.run(END_S + 5.0)
         leader = self.members[0].leader
         assert leader is not None
-        self.promise(not leader.machine.waiting(), "A3: an announcement is left when all have ended")
+        self.promise(
+            not leader.machine.waiting(), "A3: an announcement is left when all have ended"
+        )
         self.promise(leader.machine.deadline > self.clock.now, "A3: a deadline has passed")
 
     def task_of(self, host: SimHost) -> Task:
@@ -400,9 +444,14 @@ class GroupSim(SimWorld):
         self.note(f"agreed: {[f'{each.member.host}/{each.index}' for each in operations]}")
         self.agreements += 1
         self.agreed_in_calm += self.clock.now > FAULTS_S
-        self.promise([each.member.rank for each in operations] == list(range(self.size)), "A1: agreed without all")
+        self.promise(
+            [each.member.rank for each in operations] == list(range(self.size)),
+            "A1: agreed without all",
+        )
         self.promise(len({each.what for each in operations}) == 1, "A2: agreed on different things")
-        self.promise(all(each.failure is None for each in operations), "A2: agreed with one that has failed")
+        self.promise(
+            all(each.failure is None for each in operations), "A2: agreed with one that has failed"
+        )
         for first in operations:
             for other in operations:
                 pair = first.member, other.member

@@ -1,8 +1,10 @@
-"""A keeper of barriers, keys and task states, with its tasks, in virtual time: the real Coordination, Barriers and Keys.
+"""A keeper of barriers, keys and task states, with its tasks, in virtual time: the real
+Coordination, Barriers and Keys.
 
-Each task registers, polls for errors, goes from barrier to barrier, and sets and gets keys. Faults: tasks die and come back in another
-incarnation, lose their connection, freeze, report an error and are reset, cancel a barrier, or time out too early. After FAULTS_S no more
-faults come, and all tasks must meet at barriers again.
+Each task registers, polls for errors, goes from barrier to barrier, and sets and gets keys. Faults:
+tasks die and come back in another incarnation, lose their connection, freeze, report an error and
+are reset, cancel a barrier, or time out too early. After FAULTS_S no more faults come, and all
+tasks must meet at barriers again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import ERROR, UP, Coordination, CoordinationConfig
 from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
-from zmqdist.errors import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, INTERNAL, NOT_FOUND, OK, UNAVAILABLE
+from zmqdist.errors import (
+    ALREADY_EXISTS,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    NOT_FOUND,
+    OK,
+    UNAVAILABLE,
+)
 
 FAULTS_S = 5.0
 END_S = 15.0
@@ -23,7 +33,9 @@ PAUSE_S = 0.1
 AGAIN_S = 0.05
 DOWN_S = 0.5
 POLL_S = 0.25
-CONFIG = CoordinationConfig(heartbeat_timeout_s=1.0, reconnect_grace_s=0.4, new_incarnation_may_return=True)
+CONFIG = CoordinationConfig(
+    heartbeat_timeout_s=1.0, reconnect_grace_s=0.4, new_incarnation_may_return=True
+)
 FAULTS = ("kill", "kill", "cut", "freeze", "report", "cancel")
 
 
@@ -64,7 +76,7 @@ class SimKeeper:
     def _now(self) -> float:
         return self.world.clock.now
 
-    # -- calls of tasks ---------------------------------------------------------------------------------------------------
+    # -- calls of tasks ----------------------------------------------------------------------------
 
     def _keep(self, call: SimCall) -> None:
         call.on_dropped = partial(self._dropped, call)
@@ -81,7 +93,9 @@ class SimKeeper:
         before = self.life.get(task, 0)
         effects = self.tasks.registered(call, task, life, self._now)
         if self.tasks.is_registered(task, life):
-            self.world.promise(life >= before, "coordination P1: a former life is taken for the present one")
+            self.world.promise(
+                life >= before, "coordination P1: a former life is taken for the present one"
+            )
             self.life[task] = life
         self._perform(effects)
 
@@ -89,7 +103,9 @@ class SimKeeper:
         self._keep(call)
         self._perform(self.tasks.polled(call, task, life, after, self._now + POLL_S, self._now))
 
-    def _barrier(self, call: SimCall, task: Task, life: int, counter: int, timeout_s: float) -> None:
+    def _barrier(
+        self, call: SimCall, task: Task, life: int, counter: int, timeout_s: float
+    ) -> None:
         self._keep(call)
         due = self._now + timeout_s
         self.waiting[call] = task, life, counter, due
@@ -100,7 +116,8 @@ class SimKeeper:
         effects = self.keys.put(call, key, value, 8, overwrite)
         code = 0 if isinstance(effects[-1], ReplyValue) else effects[-1].code
         self.world.promise(
-            code == (ALREADY_EXISTS if there and not overwrite else OK), "keys P1: the wrong value stays"
+            code == (ALREADY_EXISTS if there and not overwrite else OK),
+            "keys P1: the wrong value stays",
         )
         if code == OK:
             self._values[key] = value
@@ -114,7 +131,7 @@ class SimKeeper:
         else:
             self._perform(self.keys.try_get(call, key))
 
-    # -- replies ----------------------------------------------------------------------------------------------------------
+    # -- replies -----------------------------------------------------------------------------------
 
     def _perform(self, effects: list[Effect]) -> None:
         world = self.world
@@ -129,13 +146,16 @@ class SimKeeper:
                     passed.append(waiting)
                 if getting is not None:
                     world.promise(
-                        effect.value == self._values.get(getting[0]), "keys P1: not the value that was set last"
+                        effect.value == self._values.get(getting[0]),
+                        "keys P1: not the value that was set last",
                     )
                 call.answer(effect.value)
             else:
                 if getting is not None:
                     late = effect.code == DEADLINE_EXCEEDED and self._now >= getting[1]
-                    world.promise(late or effect.code == NOT_FOUND, "keys P2: a wait ends before its time")
+                    world.promise(
+                        late or effect.code == NOT_FOUND, "keys P2: a wait ends before its time"
+                    )
                 call.fail(effect.code, effect.message)
         if passed:
             self._passed(passed)
@@ -145,14 +165,21 @@ class SimKeeper:
 
     def _passed(self, callers: list[tuple[Task, int, int, float]]) -> None:
         world = self.world
-        repeated = [self.last_passed.get(task) == (life, counter) for task, life, counter, _ in callers]
+        repeated = [
+            self.last_passed.get(task) == (life, counter) for task, life, counter, _ in callers
+        ]
         if all(repeated):  # the reply was lost, and the keeper repeats it
             return
         world.rounds += 1
         world.rounds_in_calm += self._now > FAULTS_S
         world.note(f"the barrier passes: {callers}")
-        world.promise({task for task, *_ in callers} == set(world.tasks), "barriers P1: passed without all")
-        world.promise(len({counter for _, _, counter, _ in callers}) == 1, "barriers P5: passed in different rounds")
+        world.promise(
+            {task for task, *_ in callers} == set(world.tasks), "barriers P1: passed without all"
+        )
+        world.promise(
+            len({counter for _, _, counter, _ in callers}) == 1,
+            "barriers P5: passed in different rounds",
+        )
         for task, life, _, _ in callers:
             world.promise(self.life[task] == life, "barriers P5: passed by a former life")
         self.last_passed = {task: (life, counter) for task, life, counter, _ in callers}
@@ -161,7 +188,9 @@ class SimKeeper:
         states = {state.task: state.state for state in self.tasks.states()}
         missing = self.tasks.missing("b")
         dead = [task for task in missing if states[task] == ERROR]
-        self.world.promise(not dead, f"coordination P3: a barrier waits for {dead}, which is in error")
+        self.world.promise(
+            not dead, f"coordination P3: a barrier waits for {dead}, which is in error"
+        )
         for _, _, _, due in self.waiting.values():
             self.world.promise(due >= self._now - 5.0, "barriers P4: a caller waits for ever")
 
@@ -218,7 +247,8 @@ class SimKeptTask:
             return
         for error in errors:
             self.world.promise(
-                error.number == self._after + 1, "coordination P4: an error is told twice, or not at all"
+                error.number == self._after + 1,
+                "coordination P4: an error is told twice, or not at all",
             )
             self._after = error.number
         self._poll()
@@ -234,7 +264,8 @@ class SimKeptTask:
     def _met(self, outcome: Any, code: int, message: str) -> None:
         if code == OK:
             self.world.promise(
-                outcome.counter >= self.counter - 1 or outcome.code == CANCELLED, "barriers P2: of an older round"
+                outcome.counter >= self.counter - 1 or outcome.code == CANCELLED,
+                "barriers P2: of an older round",
             )
             self.counter = max(self.counter, outcome.counter + 1)
             self.passed = self.passed + 1 if outcome.code == OK else 0
@@ -271,7 +302,10 @@ class KeeperSim(SimWorld):
 
     def run(self) -> None:
         self.clock.run(END_S)
-        self.promise(all(each.passed >= 3 for each in self.programs), "barriers: the tasks do not meet any more")
+        self.promise(
+            all(each.passed >= 3 for each in self.programs),
+            "barriers: the tasks do not meet any more",
+        )
         states = {state.state for state in self.keeper.tasks.states()}
         self.promise(states == {UP}, f"coordination: in the end not all are up: {states}")
         self.over = True
@@ -279,9 +313,12 @@ class KeeperSim(SimWorld):
         self.promise(not self.keeper.waiting, "coordination P2: a caller of a barrier is left")
         self.promise(self.keeper.keys.waiting == 0, "keys P3: a question is left")
         self.promise(
-            self.keeper.tasks.waiting <= self.size, "coordination P2: more waits than the question for errors of each"
+            self.keeper.tasks.waiting <= self.size,
+            "coordination P2: more waits than the question for errors of each",
         )
-        self.promise(self.keeper.tasks.deadline < inf, "coordination: nobody looks for tasks that are silent")
+        self.promise(
+            self.keeper.tasks.deadline < inf, "coordination: nobody looks for tasks that are silent"
+        )
 
     def task_of(self, host: SimHost) -> Task:
         return "worker", int(host.name.rpartition(":")[2])

@@ -1,8 +1,9 @@
-"""A dispatcher's keyring in random events: the real Keyring, on a disk that may stop being written between any two of its effects.
+"""A dispatcher's keyring in random events: the real Keyring, on a disk that may stop being written
+between any two of its effects.
 
-Members join with right and wrong tokens, ask about keys, renew theirs; an admin makes tokens, revokes and has keys renewed; the dispatcher
-is killed and started again from what it saved. After each event the promises of keyring_machine.py are compared with what this file has
-seen.
+Members join with right and wrong tokens, ask about keys, renew theirs; an admin makes tokens,
+revokes and has keys renewed; the dispatcher is killed and started again from what it saved. After
+each event the promises of keyring_machine.py are compared with what this file has seen.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class KeyringSim:
     def promise(self, holds: bool, name: str) -> None:
         if not holds:
             happened = "\n".join(self.trace[-40:])
-            raise AssertionError(f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}")
+            raise AssertionError(
+                f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}"
+            )
 
     def run(self) -> KeyringSim:
         kinds = (
@@ -106,7 +109,7 @@ class KeyringSim:
             self._check()
         return self
 
-    # -- events ---------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _make(self) -> None:
         name = self.random.choice(NAMES)
@@ -128,7 +131,10 @@ class KeyringSim:
         peer, at = Asker(-1, key), self.now
         joined = self._message(peer, Join(number, token.secret if right else b"no", name))
         if joined:
-            self.promise(right and name == token.name, "P1: a token admits under another name, or a wrong token admits")
+            self.promise(
+                right and name == token.name,
+                "P1: a token admits under another name, or a wrong token admits",
+            )
             self.promise(token.key in (b"", key), "P1: a token admits two keys")
             self.promise(token.key == key or at < token.until, "P1: a token admits after its end")
             token.key = key
@@ -136,7 +142,9 @@ class KeyringSim:
 
     def _ask(self) -> None:
         if len(self.askers) < 4:
-            self.askers.append(Asker(self.random.randrange(10**6), self.random.choice([*self.names, *self.static])))
+            self.askers.append(
+                Asker(self.random.randrange(10**6), self.random.choice([*self.names, *self.static]))
+            )
         asker = self.random.choice(self.askers)
         if self.random.random() < 0.2:
             address = self.random.choice(("host:1", "host:2"))
@@ -154,14 +162,18 @@ class KeyringSim:
             old, new = self.random.choice(owners), self._key()
             before = self.ring.verdict(old)
             if self._message(Asker(-1, old), NewKey(new)):
-                self.promise(before.role not in ("", REVOKED), "P1: a key without a role was renewed")
+                self.promise(
+                    before.role not in ("", REVOKED), "P1: a key without a role was renewed"
+                )
 
     def _renew_all(self) -> None:
         self._handle(RenewalAsked(self.random.choice(("", *NAMES))))
 
     def _revoke(self) -> None:
         one = self.random.random() < 0.5 and bool(self.names)
-        what: str | bytes = self.random.choice([*self.names]) if one else self.random.choice((*NAMES, "worker"))
+        what: str | bytes = (
+            self.random.choice([*self.names]) if one else self.random.choice((*NAMES, "worker"))
+        )
         found = self.ring.find(what)
         if found:
             self.revocations += 1
@@ -188,21 +200,27 @@ class KeyringSim:
         self.tokens.clear()
         self.cut |= set(self.ring.revoked)  # every connection has ended with the dispatcher
 
-    # -- effects ----------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------
 
     def _message(self, peer: Asker, message: Any) -> bool:
         """Return whether the peer got the reply that a key is admitted."""
         return self._handle(KeyHeard(Heard(peer, message), peer.key, 0.0))
 
     def _handle(self, event: KeyringEvent) -> bool:
-        heard = f" {type(event.heard.message).__name__} by {event.key[:3].hex()}" if isinstance(event, KeyHeard) else ""
+        heard = (
+            f" {type(event.heard.message).__name__} by {event.key[:3].hex()}"
+            if isinstance(event, KeyHeard)
+            else ""
+        )
         self.trace.append(f"{self.now:8.1f}  {type(event).__name__}{heard}")
         known = {*self.ring.members, *self.static}
         before = dict(self.ring.members)
         effects = self.ring.handle(event, self.now)
         self._check_forgotten(before)
         self._check_cuts(known, effects)
-        crash_at = self.random.randrange(len(effects) + 1) if self.random.random() < 0.05 else len(effects)
+        crash_at = (
+            self.random.randrange(len(effects) + 1) if self.random.random() < 0.05 else len(effects)
+        )
         joined = False
         for effect in effects[:crash_at]:
             joined |= self._carry_out(event, effect)
@@ -219,14 +237,16 @@ class KeyringSim:
             case Send(Asker() as asker, KeyState() as state):
                 if state.role == REVOKED and not state.listens:
                     self.withdrawn.add(state.key)
-                (asker.addresses if state.address else asker.keys)[state.address or state.key] = state  # type: ignore[index]
+                states: dict[Any, KeyState] = asker.addresses if state.address else asker.keys
+                states[state.address or state.key] = state
             case Send(_, Joined(_, name)) if isinstance(event, KeyHeard):
                 message = event.heard.message
                 self.names[message.key if isinstance(message, NewKey) else event.key] = name
                 return True
             case Send(Asker() as asker, RenewKey()):
                 self.promise(
-                    self.ring.verdict(asker.key).role not in ("", REVOKED), "P7: a key without a role is renewed"
+                    self.ring.verdict(asker.key).role not in ("", REVOKED),
+                    "P7: a key without a role is renewed",
                 )
             case Send(_, Refused()):
                 pass
@@ -237,25 +257,39 @@ class KeyringSim:
         shown = {member.shown for member in members.values() if member.replaced_at is None}
         for key in before.keys() - members.keys() - self.ring.revoked.keys():
             at = before[key].replaced_at
-            self.promise(at is not None and at + RENEWAL_S <= self.now, "P8: a key is forgotten that has a role")
+            self.promise(
+                at is not None and at + RENEWAL_S <= self.now,
+                "P8: a key is forgotten that has a role",
+            )
             self.promise(key not in shown, "P8: a key is forgotten that an open port shows")
             self.names.pop(key, None)
             self.forgotten += 1
-        old = [k for k, m in members.items() if m.replaced_at is not None and m.replaced_at + RENEWAL_S <= self.now]
+        old = [
+            k
+            for k, m in members.items()
+            if m.replaced_at is not None and m.replaced_at + RENEWAL_S <= self.now
+        ]
         late = self.ring.deadline is not None and self.ring.deadline <= self.now
         grown = len(members) > len(before) and not late
-        self.promise(not grown or len({*old} - shown) <= REPLACED_MAX, "P8: replaced keys are kept without a bound")
+        self.promise(
+            not grown or len({*old} - shown) <= REPLACED_MAX,
+            "P8: replaced keys are kept without a bound",
+        )
 
     def _check_cuts(self, before: set[bytes], effects: list[KeyringEffect]) -> None:
         lost = [k for k in before if k in self.ring.revoked and k not in self.cut]
         cut = [effect.key for effect in effects if isinstance(effect, CutKey)]
-        self.promise(len(cut) == len({*cut} & before), "P7: a key is cut twice, or one that was not known")
+        self.promise(
+            len(cut) == len({*cut} & before), "P7: a key is cut twice, or one that was not known"
+        )
         self.promise(set(lost) <= set(cut), "P7: a key was revoked, and its connections go on")
         self.cut |= set(cut)
 
     def _check(self) -> None:
         for key in self.withdrawn:
-            self.promise(self.ring.verdict(key).role == REVOKED, "P2: a revoked key has a role again")
+            self.promise(
+                self.ring.verdict(key).role == REVOKED, "P2: a revoked key has a role again"
+            )
         for asker in self.askers:
             for key, heard in asker.keys.items():
                 verdict = self.ring.verdict(key)
@@ -263,21 +297,33 @@ class KeyringSim:
                 self.promise(same, f"P3: {asker.number} was not told of a change")
             for address, heard in asker.addresses.items():
                 members = [
-                    (k, m) for k, m in self.ring.members.items() if m.address == address and m.replaced_at is None
+                    (k, m)
+                    for k, m in self.ring.members.items()
+                    if m.address == address and m.replaced_at is None
                 ]
                 shown = [m.shown or k for k, m in members] or [b""]
-                self.promise(heard.key in shown, f"P3: {asker.number} does not know which key listens at {address}")
+                self.promise(
+                    heard.key in shown,
+                    f"P3: {asker.number} does not know which key listens at {address}",
+                )
         for key, name in self.names.items():
             verdict = self.ring.verdict(key)
             self.promise(verdict.name == name, "P4: an admitted key was forgotten")
         for name in NAMES:
             current = [
-                m for k, m in self.ring.members.items() if m.name == name and self.ring.verdict(k).role != REVOKED
+                m
+                for k, m in self.ring.members.items()
+                if m.name == name and self.ring.verdict(k).role != REVOKED
             ]
-            self.promise(sum(m.replaced_at is None for m in current) <= 1, "P5: two current keys of one name")
+            self.promise(
+                sum(m.replaced_at is None for m in current) <= 1, "P5: two current keys of one name"
+            )
             old = [m.replaced_at for m in current if m.replaced_at is not None]
             late = self.ring.deadline is not None and self.ring.deadline < self.now
-            self.promise(late or all(at + RENEWAL_S > self.now for at in old), "P5: a replaced key is good for ever")
+            self.promise(
+                late or all(at + RENEWAL_S > self.now for at in old),
+                "P5: a replaced key is good for ever",
+            )
 
 
 def simulate_keyring(seed: int) -> KeyringSim:

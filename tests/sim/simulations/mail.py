@@ -1,7 +1,9 @@
-"""Messages from one task to another in virtual time: the real Outbox of the sender and the real Mailbox of the receiver.
+"""Messages from one task to another in virtual time: the real Outbox of the sender and the real
+Mailbox of the receiver.
 
-Small messages overtake large ones. Faults: sender and receiver die and come back in another incarnation, connections end with messages in
-flight, receivers cancel, time out too early, or put a message back. In the end every confirmed message has been received.
+Small messages overtake large ones. Faults: sender and receiver die and come back in another
+incarnation, connections end with messages in flight, receivers cancel, time out too early, or put a
+message back. In the end every confirmed message has been received.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ ITEMS_MAX = 30
 
 @dataclass(eq=False)
 class Letter:
-    """One message as its sender knows it. `number` counts the messages of this incarnation under this tag."""
+    """One message as its sender knows it. `number` counts the messages of this incarnation under
+    this tag."""
 
     life: int
     tag: str
@@ -75,7 +78,9 @@ class SimSender:
     def _have_skipped(self, wanted: tuple[int, int] | None) -> None:
         if wanted is not None:
             args = "worker:0", self.host.life, wanted[1]
-            self.world.network.call(self.host, "worker:1", "skip", *args, then=partial(self._skipped, wanted))
+            self.world.network.call(
+                self.host, "worker:1", "skip", *args, then=partial(self._skipped, wanted)
+            )
 
     def _skipped(self, wanted: tuple[int, int], value: Any, code: int, message: str) -> None:
         self._have_skipped(wanted if code else self.out.skipped(wanted[0]))
@@ -100,7 +105,9 @@ class SimReceiver:
         most = ITEMS_MAX + len(TAGS)  # each receiver may put one message back
         self.world.promise(self.box.items <= most, "mailbox P5: more letters than allowed")
         if refusal is None:
-            call.answer((self.host.life, self.host.life if self.box.holds("worker:0", number, after) else 0))
+            call.answer(
+                (self.host.life, self.host.life if self.box.holds("worker:0", number, after) else 0)
+            )
         else:
             call.fail(refusal.error_code, refusal.message)
         self._wake(ended)
@@ -115,7 +122,7 @@ class SimReceiver:
     def gone(self) -> None:
         self._wake(self.box.sender_gone("worker:0", "worker:0 has gone"))
 
-    # -- one reader for each tag ------------------------------------------------------------------------------------------
+    # -- one reader for each tag -------------------------------------------------------------------
 
     def _receive(self, tag: str) -> None:
         world = self.world
@@ -126,7 +133,9 @@ class SimReceiver:
             return
         wait.wake = lambda: self._end(wait)
         if world.random.random() < 0.1 and world.faulty:
-            world.clock.after(world.random.random() * 0.1, lambda: self.host.post(lambda: self._cancel(wait)))
+            world.clock.after(
+                world.random.random() * 0.1, lambda: self.host.post(lambda: self._cancel(wait))
+            )
         world.wake(self.box, self.host, lambda: self._wake(self.box.ticked(world.clock.now)))
 
     def _cancel(self, wait: Wait) -> None:
@@ -159,7 +168,9 @@ class SimReceiver:
         world = self.world
         world.note(f"{self.host} got {life} {tag} {number}")
         got = self.got.setdefault((life, tag), [])
-        world.promise(not got or number > got[-1], "mailbox P1: not in the order of sending, or twice")
+        world.promise(
+            not got or number > got[-1], "mailbox P1: not in the order of sending, or twice"
+        )
         got.append(number)
 
 
@@ -181,11 +192,15 @@ class MailSim(SimWorld):
     def run(self) -> None:
         self.clock.run(END_S)
         self.promise(not self.sender.out.unconfirmed, "outbox: a letter stays on the way")
-        self.promise(self.receiver.box.items == 0, "mailbox P6: letters are left that somebody waits for")
+        self.promise(
+            self.receiver.box.items == 0, "mailbox P6: letters are left that somebody waits for"
+        )
         here, life = self.receiver.host.life, self.sender.host.life
         for tag in TAGS:
             confirmed = [
-                letter.number for letter in self.sender.letters[tag] if letter.code == OK and letter.at_life == here
+                letter.number
+                for letter in self.sender.letters[tag]
+                if letter.code == OK and letter.at_life == here
             ]
             got = set(self.receiver.got.get((life, tag), []))
             self.promise(got >= set(confirmed), "mailbox P1: a confirmed letter was not received")

@@ -1,7 +1,9 @@
-"""A simulated network that fails as ZeroMQ does, and simulated processes that can be killed and frozen.
+"""A simulated network that fails as ZeroMQ does, and simulated processes that can be killed and
+frozen.
 
-Messages of a connection arrive in order. When a process of a connection dies or the link is cut, the last messages are lost. A send to a
-peer that has just died succeeds. Each side notices the end of a connection at a random time, and a reconnect makes a new connection.
+Messages of a connection arrive in order. When a process of a connection dies or the link is cut,
+the last messages are lost. A send to a peer that has just died succeeds. Each side notices the end
+of a connection at a random time, and a reconnect makes a new connection.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from zmqdist.wire.headers import decode, encode
 
 
 class SimProcess:
-    """A process that runs, is frozen (SIGSTOP), or is dead. Events that reach a frozen process wait until it thaws."""
+    """A process that runs, is frozen (SIGSTOP), or is dead. Events that reach a frozen process wait
+    until it thaws."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -27,8 +30,8 @@ class SimProcess:
         self._backlog: deque[Callable[[], object]] = deque()
 
     def post(self, fn: Callable[[], object]) -> None:
-        """Call `fn`, which is an event in this process. If the process is frozen, call `fn` after the thaw. If the process is dead, do
-        nothing."""
+        """Call `fn`, which is an event in this process. If the process is frozen, call `fn` after
+        the thaw. If the process is dead, do nothing."""
         if not self.alive:
             return
         if self.frozen:
@@ -50,19 +53,23 @@ class SimProcess:
 
 
 def through_headers(message: Message) -> tuple[Message, int]:
-    """Encode and decode a message, as a real network does. Return the copy that the receiver gets, and its number of bytes."""
+    """Encode and decode a message, as a real network does. Return the copy that the receiver gets,
+    and its number of bytes."""
     data = encode(message)
     return decode(data, "a peer"), len(data)
 
 
 class SimConnection:
-    """One connection of a client to a server. The server's machine knows the client by this object, as its peer.
+    """One connection of a client to a server. The server's machine knows the client by this object,
+    as its peer.
 
     Args:
-      up: `up(connection, message, *frames)` is called with each message that reaches the server, and the payload frames of the message.
+      up: `up(connection, message, *frames)` is called with each message that reaches the server,
+        and the payload frames of the message.
       down: `down(message, *frames)` is called with each message that reaches the client.
       bytes_per_s: the bandwidth of the link in each direction.
-      wire: a function that returns the copy of a message that its receiver gets, and its number of bytes.
+      wire: a function that returns the copy of a message that its receiver gets, and its number of
+        bytes.
     """
 
     def __init__(
@@ -96,10 +103,14 @@ class SimConnection:
         self._send(1, message, frames)
 
     def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
-        """Send `nbytes` bytes, and call `fn` when they have arrived, after all earlier messages in this direction. If the connection ends
-        before that, `fn` is not called. Direction 0 is to the server, direction 1 to the client.
+        """Send `nbytes` bytes, and call `fn` when they have arrived, after all earlier messages in
+        this direction. If the connection ends before that, `fn` is not called. Direction 0 is to
+        the server, direction 1 to the client.
         """
-        at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
+        at = (
+            max(self._clock.now + self._random.expovariate(2000.0), self._last[direction])
+            + nbytes / self.bytes_per_s
+        )
         self._last[direction] = at
         self._clock.at(at, lambda: fn() if self.open else None)
 

@@ -1,7 +1,8 @@
 """A program that recruits workers in virtual time, with the real Recruitment.
 
-Workers start and end, belong to another program for a while, refuse for good, and are wanted, dropped and moved to another address. A
-reply to an invitation takes a moment, or as long as its server is down. After FAULTS_S nothing changes any more.
+Workers start and end, belong to another program for a while, refuse for good, and are wanted,
+dropped and moved to another address. A reply to an invitation takes a moment, or as long as its
+server is down. After FAULTS_S nothing changes any more.
 """
 
 from __future__ import annotations
@@ -54,12 +55,15 @@ class RecruitmentSim:
     faults: int = 25
     clock: SimClock = field(default_factory=SimClock)
     machine: Recruitment = field(default_factory=Recruitment)
-    servers: dict[str, SimServer] = field(default_factory=lambda: {address: SimServer() for address in ADDRESSES})
+    servers: dict[str, SimServer] = field(
+        default_factory=lambda: {address: SimServer() for address in ADDRESSES}
+    )
     in_flight: dict[int, InviteWorker] = field(default_factory=dict)
     wanted: dict[int, str] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     last_reply: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """The code with which each wanted worker has replied last, and since when it replies with that one."""
+    """The code with which each wanted worker has replied last, and since when it replies with that
+    one."""
 
     def run(self) -> None:
         self.random = Random(self.seed)
@@ -77,15 +81,19 @@ class RecruitmentSim:
         self._check_refusal()
 
     def _check_refusal(self) -> None:
-        """R5: what is reported as a refusal is one, and every one that waiting cannot change is reported."""
+        """R5: what is reported as a refusal is one, and every one that waiting cannot change is
+        reported."""
         refusing = set()
         for index in self.machine.missing:
             code, since = self.last_reply[index]
-            if code == INVALID_ARGUMENT or (code == ALREADY_EXISTS and self.clock.now - since >= INVITE_PATIENCE_S):
+            if code == INVALID_ARGUMENT or (
+                code == ALREADY_EXISTS and self.clock.now - since >= INVITE_PATIENCE_S
+            ):
                 refusing.add(index)
         refusal = self.machine.refusal(self.clock.now)
         self._promise(
-            refusal is None if not refusing else refusal is not None and refusal[0] in refusing, "R5: the refusal"
+            refusal is None if not refusing else refusal is not None and refusal[0] in refusing,
+            "R5: the refusal",
         )
 
     def _promise(self, holds: bool, what: str) -> None:
@@ -94,23 +102,31 @@ class RecruitmentSim:
     def _note(self, what: str) -> None:
         self.trace.append(f"{self.clock.now:9.4f}  {what}")
 
-    # -- the runtime ------------------------------------------------------------------------------------------------------
+    # -- the runtime -------------------------------------------------------------------------------
 
     def _perform(self, effects: list[RecruitmentEffect]) -> None:
         for effect in effects:
             match effect:
                 case InviteWorker(number, index, address):
                     self._note(f"invites {index} at {address}")
-                    self._promise(self.wanted.get(index) == address, "R1: a worker is invited that is not wanted")
+                    self._promise(
+                        self.wanted.get(index) == address,
+                        "R1: a worker is invited that is not wanted",
+                    )
                     works = self.servers[address].works_as == index and index in self._present()
-                    self._promise(not (works and index not in self.machine.missing), "R3: a worker is invited again")
+                    self._promise(
+                        not (works and index not in self.machine.missing),
+                        "R3: a worker is invited again",
+                    )
                     self.in_flight[number] = effect
                     self.clock.after(self.random.random() * REPLY_S, partial(self._arrives, number))
                 case DropInvitation(number):
                     self.in_flight.pop(number, None)
         flights = Counter(effect.index for effect in self.in_flight.values())
         self._promise(max(flights.values(), default=0) <= 1, "R1: two invitations of a worker")
-        self._promise(flights.keys() <= self.wanted.keys(), "R1: an invitation of a worker that is not wanted")
+        self._promise(
+            flights.keys() <= self.wanted.keys(), "R1: an invitation of a worker that is not wanted"
+        )
         if self.machine.deadline < inf:
             self.clock.at(max(self.machine.deadline, self.clock.now), self._tick)
 
@@ -119,7 +135,8 @@ class RecruitmentSim:
             self._perform(self.machine.ticked(self.clock.now))
 
     def _arrives(self, number: int) -> None:
-        """Deliver an invitation; while its server is down it waits. Its reply may come after it was dropped."""
+        """Deliver an invitation; while its server is down it waits. Its reply may come after it was
+        dropped."""
         effect = self.in_flight.get(number)
         if effect is None:
             return
@@ -128,7 +145,8 @@ class RecruitmentSim:
             self.clock.after(0.05, partial(self._arrives, number))
             return
         if server.refuses == OK:
-            for other in self.servers.values():  # a dispatcher has one member of each name: the last one
+            for other in self.servers.values():
+                # a dispatcher has one member of each name: the last one
                 other.works_as = None if other.works_as == effect.index else other.works_as
             server.works_as = effect.index
             self.clock.after(self.random.random() * REPLY_S, self._report_members)
@@ -150,7 +168,9 @@ class RecruitmentSim:
 
     def _present(self) -> frozenset[int]:
         return frozenset(
-            server.works_as for server in self.servers.values() if server.up and server.works_as is not None
+            server.works_as
+            for server in self.servers.values()
+            if server.up and server.works_as is not None
         )
 
     def _report_members(self) -> None:
@@ -168,7 +188,7 @@ class RecruitmentSim:
                 self._promise(index not in flights, f"R3: worker:{index} works and is invited")
         self.clock.after(0.1, self._look)
 
-    # -- faults -----------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _want(self, index: int) -> None:
         free = [address for address in ADDRESSES if address not in self.wanted.values()]
@@ -188,13 +208,17 @@ class RecruitmentSim:
                 for number, effect in list(self.in_flight.items()):
                     if effect.address == address:  # it was in flight to a process that has ended
                         self.clock.after(
-                            self.random.random() * REPLY_S, partial(self._replied, number, UNAVAILABLE, "gone")
+                            self.random.random() * REPLY_S,
+                            partial(self._replied, number, UNAVAILABLE, "gone"),
                         )
             case "up":
                 self._note(f"{address} starts")
                 server.up = True
             case "refuse":
-                server.refuses, server.works_as = self.random.choice((ALREADY_EXISTS, INVALID_ARGUMENT)), None
+                server.refuses, server.works_as = (
+                    self.random.choice((ALREADY_EXISTS, INVALID_ARGUMENT)),
+                    None,
+                )
                 self._note(f"{address} refuses with {server.refuses}")
                 self._report_members()
             case "accept":

@@ -1,13 +1,15 @@
-"""RPC in virtual time: real call tables, turns, batches, bulk channels and paces at both ends, and seeded faults.
+"""RPC in virtual time: real call tables, turns, batches, bulk channels and paces at both ends, and
+seeded faults.
 
-A server with threads, some clients, and a network of which some links are slow. Calls are large and small, in a pool, in batches, in the
-loop or answered later; some have deadlines, some are cancelled. Connections are lost, the server is killed, frozen or leaves in good order
-and comes back in a new incarnation; clients are frozen and killed. After FAULTS_UNTIL_S no more faults come, and every call must end within
-CALM_LIMIT_S, with nothing left over.
+A server with threads, some clients, and a network of which some links are slow. Calls are large and
+small, in a pool, in batches, in the loop or answered later; some have deadlines, some are
+cancelled. Connections are lost, the server is killed, frozen or leaves in good order and comes back
+in a new incarnation; clients are frozen and killed. After FAULTS_UNTIL_S no more faults come, and
+every call must end within CALM_LIMIT_S, with nothing left over.
 
-The simulation checks the numbered promises of transport/calls_machine.py ("calls"), rpc/admission_machine.py ("turns"),
-rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_oracle.py) and
-at the end.
+The simulation checks the numbered promises of transport/calls_machine.py ("calls"),
+rpc/admission_machine.py ("turns"), rpc/batching_machine.py ("batching"), transport/bulk_machine.py
+("bulk") and transport/pace.py ("pace"), while it runs (rpc_oracle.py) and at the end.
 """
 
 from __future__ import annotations
@@ -46,10 +48,13 @@ class RpcSim(RpcWorld):
       faults: the number of faults; 0: there are none, and no call is cancelled.
 
     Raises (from `run`):
-      AssertionError: a promise was broken; the text begins with the machine and the promise's number.
+      AssertionError: a promise was broken; the text begins with the machine and the promise's
+        number.
     """
 
-    def __init__(self, seed: int, *, clients: int = 3, questions: int = 150, faults: int = 6) -> None:
+    def __init__(
+        self, seed: int, *, clients: int = 3, questions: int = 150, faults: int = 6
+    ) -> None:
         super().__init__(seed, clients)
         random = self.random
         self.trace: list[str] = []
@@ -78,7 +83,7 @@ class RpcSim(RpcWorld):
         for client in self.clients:
             client.check_end()
 
-    # -- calls ------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _ask(self, key: int, calm: bool) -> None:
         random = self.random
@@ -86,7 +91,9 @@ class RpcSim(RpcWorld):
         most = 6144 * KIB if self.bytes_per_s[client.number] > 1e6 else 400 * KIB
         method = random.choice(("pool", "pool", "pool", "batch", "later", "inline"))
         padding = random.choice((0, 0, 100, 3000, 20_000))
-        question = Question(key, client.process, method, self._sizes(most), self._sizes(most), padding)
+        question = Question(
+            key, client.process, method, self._sizes(most), self._sizes(most), padding
+        )
         if random.random() < 0.2:
             question.due = self.clock.now + random.choice((0.001, 0.05, 1.0, 5.0))
         question.waits_for_server = calm or random.random() < 0.9
@@ -101,7 +108,8 @@ class RpcSim(RpcWorld):
         if self.random.random() < 0.6:
             return []
         return [
-            self.random.randint(1, int(most ** self.random.uniform(0.3, 1.0))) for _ in range(self.random.randint(1, 3))
+            self.random.randint(1, int(most ** self.random.uniform(0.3, 1.0)))
+            for _ in range(self.random.randint(1, 3))
         ]
 
     def _asked_by_the_living(self) -> list[Question]:
@@ -110,7 +118,7 @@ class RpcSim(RpcWorld):
     def _all_ended(self) -> bool:
         return all(question.code != -1 for question in self._asked_by_the_living())
 
-    # -- the network ------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def connect(self, client: SimRpcClient) -> SimConnection | None:
         """Return a connection to the current server, or None if its port is closed."""
@@ -125,10 +133,17 @@ class RpcSim(RpcWorld):
             client.process.post(partial(client.hear, connection, message, *frames))
 
         connection = SimConnection(
-            self.clock, self.random, f"client {client.number}", up, down, self.bytes_per_s[client.number]
+            self.clock,
+            self.random,
+            f"client {client.number}",
+            up,
+            down,
+            self.bytes_per_s[client.number],
         )
         self._ends[connection] = client, server
-        connection.in_order(0, 0, lambda: server.process.post(partial(server.meet, client, connection)))
+        connection.in_order(
+            0, 0, lambda: server.process.post(partial(server.meet, client, connection))
+        )
         return connection
 
     def end_connection(self, connection: SimConnection) -> None:
@@ -144,7 +159,7 @@ class RpcSim(RpcWorld):
     def _connections(self, end: object) -> list[SimConnection]:
         return [connection for connection, ends in self._ends.items() if end in ends]
 
-    # -- faults -----------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _log(self, text: str) -> None:
         self.trace.append(f"{self.clock.now:8.4f} {text}")
@@ -185,12 +200,18 @@ class RpcSim(RpcWorld):
             self._end_server(server)
         elif server is not None and kind == "freeze server":
             self._freeze(server)
-        elif server is not None and kind == "leave" and not server.leaving and not server.process.frozen:
+        elif (
+            server is not None
+            and kind == "leave"
+            and not server.leaving
+            and not server.process.frozen
+        ):
             server.leave()
             self.clock.after(self.random.uniform(0.0, 1.0), partial(self._end_server, server))
 
     def _freeze(self, end: SimRpcClient | SimRpcServer) -> None:
-        """Freeze a process. If the freeze lasts, the heartbeats of the other side end its connections."""
+        """Freeze a process. If the freeze lasts, the heartbeats of the other side end its
+        connections."""
         end.process.freeze()
         self.server_was_late |= end is self.server
         frozen_s = self.random.choice((0.1, 1.0, 4.0))
@@ -211,11 +232,14 @@ class RpcSim(RpcWorld):
 
 
 def simulate_rpc(seed: int, **options: int) -> RpcSim:
-    """Run one seed to its end. Raise AssertionError, with the seed and the faults, if a promise is broken."""
+    """Run one seed to its end. Raise AssertionError, with the seed and the faults, if a promise is
+    broken."""
     sim = RpcSim(seed, **options)
     try:
         sim.run()
     except AssertionError as error:
         story = "\n".join(sim.trace[-40:])
-        raise AssertionError(f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n{story}") from error
+        raise AssertionError(
+            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n{story}"
+        ) from error
     return sim

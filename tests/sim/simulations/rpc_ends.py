@@ -1,7 +1,9 @@
-"""The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and paces, with models of their runtimes.
+"""The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and
+paces, with models of their runtimes.
 
-A client is a model of transport/client_connection.py and transport/channel.py, a server one of rpc/service.py, rpc/handler_pool.py and
-rpc/batching.py. The calls, their results, and the accounts of both ends are in rpc_oracle.py.
+A client is a model of transport/client_connection.py and transport/channel.py, a server one of
+rpc/service.py, rpc/handler_pool.py and rpc/batching.py. The calls, their results, and the accounts
+of both ends are in rpc_oracle.py.
 """
 
 from __future__ import annotations
@@ -15,11 +17,28 @@ from typing import Any, Final
 from tests.sim.simulations.network import SimConnection, SimProcess
 from tests.sim.simulations.rpc_oracle import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
+from zmqdist.messages import (
+    Call,
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Goodbye,
+    Message,
+    Replies,
+    Reply,
+    SendParts,
+)
 from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
-from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted_bytes
+from zmqdist.transport.calls_machine import (
+    ClientCall,
+    ClientCalls,
+    ServedCall,
+    ServerCalls,
+    counted_bytes,
+)
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 
 NAP_S: Final = 0.002
@@ -65,7 +84,8 @@ class SimRpcClient(SimEnd):
     """One client: it sends calls, waits for its server, cancels calls, and loses connections.
 
     Attributes:
-      losses: the number of connections that have ended, or whose server has announced that it leaves.
+      losses: the number of connections that have ended, or whose server has announced that it
+        leaves.
     """
 
     def __init__(self, sim: RpcWorld, number: int) -> None:
@@ -82,10 +102,11 @@ class SimRpcClient(SimEnd):
         self._bulk: BulkChannel | None = None
         self._connect()
 
-    # -- the program ----------------------------------------------------------------------------------------------------
+    # -- the program -------------------------------------------------------------------------------
 
     def ask(self, question: Question, waits: bool) -> None:
-        """Send a call. `waits`: a thread waits for the reply, so that the call does not wait for others to be sent with it."""
+        """Send a call. `waits`: a thread waits for the reply, so that the call does not wait for
+        others to be sent with it."""
         call = ClientCall(question.method, question.body, question.frames, question.due)
         call.bounded = question.method in ("pool", "batch")
         call.waits_for_server = question.waits_for_server
@@ -124,13 +145,14 @@ class SimRpcClient(SimEnd):
         self._napping = False
         self._send_waiting()
 
-    # -- out ------------------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def _can_send(self) -> bool:
         return self.connection is not None and self.connection.open
 
     def _put(self, message: Message) -> bool:
-        """Send a message. Return False if it was not sent. Over a connection whose end was not noticed yet, it is lost or refused."""
+        """Send a message. Return False if it was not sent. Over a connection whose end was not
+        noticed yet, it is lost or refused."""
         connection = self.connection
         if connection is None or (not connection.open and self.sim.random.random() < 0.5):
             return False
@@ -142,7 +164,9 @@ class SimRpcClient(SimEnd):
         while (table.waiting or table.held_back) and (calls := table.next_message()):
             requests = [table.request(call, self.sim.clock.now) for call in calls]
             frames = calls[0].frames
-            assert len(calls) == 1 or not any(call.frames for call in calls), "calls P7: frames in a message of several"
+            assert len(calls) == 1 or not any(call.frames for call in calls), (
+                "calls P7: frames in a message of several"
+            )
             if len(calls) > 1:
                 sent = self._put(Calls(requests))
             elif frames:
@@ -161,7 +185,9 @@ class SimRpcClient(SimEnd):
         question = self.questions[call]
         question.sent += 1
         assert question.sent == 1, f"calls P2: question {question.key} was sent twice"
-        assert request.incarnation == self.known_life != 0, f"calls P3: {question.key} names another life of the server"
+        assert request.incarnation == self.known_life != 0, (
+            f"calls P3: {question.key} names another life of the server"
+        )
         if request.held:
             assert not counted_bytes(request.body, ()) or question.frames, (
                 "calls P9: a call without large parts is held"
@@ -169,7 +195,9 @@ class SimRpcClient(SimEnd):
             return
         count = counted_bytes(call.body, call.frames) if call.bounded else 0
         kind = "large" if count else "small"
-        assert call.id > self._last_left[kind], f"calls P7: question {question.key} left behind a later one"
+        assert call.id > self._last_left[kind], (
+            f"calls P7: question {question.key} left behind a later one"
+        )
         self._last_left[kind] = call.id
         if count:
             self._unasked[call] = count
@@ -178,7 +206,7 @@ class SimRpcClient(SimEnd):
                 f"calls P9: {total} bytes were sent unasked"
             )
 
-    # -- in -------------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
         """Handle a message that has arrived over a connection."""
@@ -208,7 +236,9 @@ class SimRpcClient(SimEnd):
             bulk.decline(message.parts)
             self._put(CancelCall(message.id))
             return
-        frames = bulk.receive(message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message))
+        frames = bulk.receive(
+            message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message)
+        )
         assert frames is None, "no memory is shared here"
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
@@ -230,7 +260,7 @@ class SimRpcClient(SimEnd):
             self._unasked.pop(call, None)
             self.questions.pop(call).ended(call, self.sim.clock.now, self.losses)
 
-    # -- time, and the connection -----------------------------------------------------------------------------------------
+    # -- time, and the connection ------------------------------------------------------------------
 
     def _set_tick(self) -> None:
         if self.table.deadline < self._tick_at:
@@ -248,13 +278,16 @@ class SimRpcClient(SimEnd):
         self._set_tick()
 
     def _connect(self) -> None:
-        """Try to connect until it succeeds. A frozen server is reachable, because its kernel accepts connections."""
+        """Try to connect until it succeeds. A frozen server is reachable, because its kernel
+        accepts connections."""
         self.known_life = 0
         self.connection = self.sim.connect(self)
         if self.connection is None:
             self.after(self.sim.random.uniform(0.05, 0.5), self._connect)
         else:
-            self._bulk = self.bulk(f"client {self.number}", self.connection, self.connection.send_up)
+            self._bulk = self.bulk(
+                f"client {self.number}", self.connection, self.connection.send_up
+            )
             self._last_left = dict.fromkeys(self._last_left, 0)
 
     def welcome(self, connection: SimConnection, incarnation: int) -> None:
@@ -281,10 +314,14 @@ class SimRpcClient(SimEnd):
         table, who = self.table, f"client {self.number}"
         left = [*table.in_flight.values(), *table.held_back.values(), *table.waiting.values()]
         assert not left, f"calls P4: {who} has {len(left)} calls at the end"
-        assert table.eager_bytes == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
+        assert table.eager_bytes == table.waiting_bytes == 0, (
+            f"calls P4: {who} counts bytes of calls that have ended"
+        )
         if self._bulk is not None:
             assert not self._bulk.tracked, f"bulk P6: {who} has transfers at the end"
-            assert not self._bulk.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
+            assert not self._bulk.unacknowledged, (
+                f"bulk P5: {who} waits for acknowledgments at the end"
+            )
             assert not self._bulk.faults, f"bulk P4: {who} counts faults of its server"
 
 
@@ -314,13 +351,16 @@ class SimRpcServer(SimEnd):
         self._busy = 0
         self._batch_runs = False
 
-    # -- the connection ---------------------------------------------------------------------------------------------------
+    # -- the connection ----------------------------------------------------------------------------
 
     def meet(self, client: SimRpcClient, connection: SimConnection) -> None:
-        """Handle a new connection. A client that comes while the server leaves gets no hello, as in transport/router.py."""
+        """Handle a new connection. A client that comes while the server leaves gets no hello, as in
+        transport/router.py."""
         if self.leaving:
             return
-        self.peers[connection] = self.bulk(f"server {self.incarnation}", connection, connection.send_down)
+        self.peers[connection] = self.bulk(
+            f"server {self.incarnation}", connection, connection.send_down
+        )
         greet = partial(client.welcome, connection, self.incarnation)
         connection.in_order(1, 0, lambda: client.process.post(greet))
 
@@ -357,7 +397,7 @@ class SimRpcServer(SimEnd):
             bulk.credited(message)
         self._send_replies()
 
-    # -- calls ------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _take(self, peer: SimConnection, call: Call, frames: Sequence[Any]) -> None:
         stale = self.calls.stale_reply(call)
@@ -423,12 +463,19 @@ class SimRpcServer(SimEnd):
             peer.send_down(SendParts(call.id))
 
     def _arrived(
-        self, served: ServedCall, peer: SimConnection, call: Call, frames: list[Any] | None, problem: str
+        self,
+        served: ServedCall,
+        peer: SimConnection,
+        call: Call,
+        frames: list[Any] | None,
+        problem: str,
     ) -> None:
         assert frames is not None, f"bulk P1: {problem}"
         self._run(served, peer, call, frames)
 
-    def _run(self, served: ServedCall, peer: SimConnection, call: Call, frames: Sequence[Any]) -> None:
+    def _run(
+        self, served: ServedCall, peer: SimConnection, call: Call, frames: Sequence[Any]
+    ) -> None:
         question = self.sim.question(call.body)
         if call.method == "pool":
             self.turns.ready(peer, served, _Work(served, peer, question, frames))
@@ -443,7 +490,9 @@ class SimRpcServer(SimEnd):
         elif call.method == "later":
             question.begin(served, frames, self.sim.clock.now)
             served.on_dropped = partial(self._drop, served)
-            self.after(self.sim.random.expovariate(20.0), partial(self._answer, served, peer, question))
+            self.after(
+                self.sim.random.expovariate(20.0), partial(self._answer, served, peer, question)
+            )
         elif served.is_wanted(self.sim.clock.now):
             question.begin(served, frames, self.sim.clock.now)
             self._answer(served, peer, question)
@@ -454,7 +503,9 @@ class SimRpcServer(SimEnd):
         self._finished(served, peer, Reply(served.id, OK, "", question.body), question.result())
         self._send_replies()
 
-    def _finished(self, served: ServedCall, peer: SimConnection, reply: Reply | None, sources: Any = ()) -> None:
+    def _finished(
+        self, served: ServedCall, peer: SimConnection, reply: Reply | None, sources: Any = ()
+    ) -> None:
         self.account.finished(peer, served)
         if self.calls.finished(served, self.sim.clock.now) and reply is not None:
             self._gather(peer, reply, sources)
@@ -493,7 +544,7 @@ class SimRpcServer(SimEnd):
         self.account.dropped(served.peer, served)
         return self.turns.dropped(served.peer, served)
 
-    # -- threads ----------------------------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         """Begin the calls whose turn it is, as far as there are threads."""
@@ -509,7 +560,10 @@ class SimRpcServer(SimEnd):
                 self.after(0.0, self._let_in)
             if served.is_wanted(self.sim.clock.now):
                 item.question.begin(served, item.frames, self.sim.clock.now)
-                self.after(self.sim.random.expovariate(30.0), partial(self._done, served, peer, item.question))
+                self.after(
+                    self.sim.random.expovariate(30.0),
+                    partial(self._done, served, peer, item.question),
+                )
             else:
                 self.after(0.0, partial(self._done, served, peer, None))
 
@@ -523,7 +577,7 @@ class SimRpcServer(SimEnd):
             self._finished(served, peer, None)
         self._serve()
 
-    # -- batches ----------------------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     def _drop_batched(self, work: _Work, batch: CallBatch[_Work]) -> None:
         self._drop(work.served)
@@ -535,7 +589,9 @@ class SimRpcServer(SimEnd):
             batch = self.batches.ready(self.sim.clock.now)
             if not batch:
                 if self.batches.deadline != inf:
-                    self.after(max(0.0, self.batches.deadline - self.sim.clock.now), self._run_batches)
+                    self.after(
+                        max(0.0, self.batches.deadline - self.sim.clock.now), self._run_batches
+                    )
                 return
             self.account.batches.begun([work.question for work in batch], self.sim)
             wanted = [work for work in batch if work.served.is_wanted(self.sim.clock.now)]
@@ -566,10 +622,11 @@ class SimRpcServer(SimEnd):
         self._run_batches()
         self._serve()
 
-    # -- the end ----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye to the clients, refuse the calls that have not begun, and continue with the others for a while."""
+        """Say goodbye to the clients, refuse the calls that have not begun, and continue with the
+        others for a while."""
         self._send_replies()
         self.leaving = True
         for peer in self.peers:
@@ -596,8 +653,12 @@ class SimRpcServer(SimEnd):
         assert self.turns.unasked == self.turns.pulled == self.turns.count == 0, (
             "turns P6: bytes are counted at the end"
         )
-        assert not len(self.batches), f"batching P5: {len(self.batches)} calls wait for company at the end"
+        assert not len(self.batches), (
+            f"batching P5: {len(self.batches)} calls wait for company at the end"
+        )
         for bulk in self.peers.values():
             assert not bulk.tracked, "bulk P6: the server has transfers at the end"
-            assert not bulk.unacknowledged, "bulk P5: the server waits for acknowledgments at the end"
+            assert not bulk.unacknowledged, (
+                "bulk P5: the server waits for acknowledgments at the end"
+            )
             assert not bulk.faults, "bulk P4: the server counts faults of a client"

@@ -1,4 +1,5 @@
-"""The accounts of what really happened in the simulation of RPC. They are separate from the machines, and check their promises."""
+"""The accounts of what really happened in the simulation of RPC. They are separate from the
+machines, and check their promises."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ KIB = 1024
 
 
 class RpcWorld:
-    """The state that both ends and their accounts share in a run: clock, random numbers, bounds and calls.
+    """The state that both ends and their accounts share in a run: clock, random numbers, bounds and
+    calls.
 
     Attributes:
       turn_bounds: the arguments of FairAdmission.
       bytes_per_s: the bandwidth of each client's link.
       server_was_late: the server has been frozen at least once.
-      held: the number of calls whose client has kept their large arguments until the server admitted them.
+      held: the number of calls whose client has kept their large arguments until the server
+        admitted them.
     """
 
     def __init__(self, seed: int, clients: int) -> None:
@@ -45,7 +48,9 @@ class RpcWorld:
         self.threads_max = random.choice((1, 2, 5))
         self.rows_max = random.choice((1, 4, 12))
         self.delay_s = random.choice((0.0, 0.002, 0.05))
-        self.bytes_per_s = [random.choice((inf, inf, 12_500_000, 250_000, 62_500)) for _ in range(clients)]
+        self.bytes_per_s = [
+            random.choice((inf, inf, 12_500_000, 250_000, 62_500)) for _ in range(clients)
+        ]
         self.server_was_late = False
         self.held = 0
 
@@ -63,9 +68,10 @@ class Question:
 
     Attributes:
       asker: the process of its client.
-      sizes, result_sizes: the sizes of the large parts of its arguments and of its result, in bytes; each part is filled with a byte of its
-        own.
-      sent, taken, begun: how often it left its client, was taken by an incarnation of the server, and was run.
+      sizes, result_sizes: the sizes of the large parts of its arguments and of its result, in
+        bytes; each part is filled with a byte of its own.
+      sent, taken, begun: how often it left its client, was taken by an incarnation of the server,
+        and was run.
       code: of its outcome; -1 before that.
       losses: the number of connections that its client had lost when the call was made.
     """
@@ -100,14 +106,19 @@ class Question:
 
     def result(self) -> list[bytes]:
         """Return the large parts of its result."""
-        return [bytes([(self.key + part + 7) % 251]) * size for part, size in enumerate(self.result_sizes)]
+        return [
+            bytes([(self.key + part + 7) % 251]) * size
+            for part, size in enumerate(self.result_sizes)
+        ]
 
     def begin(self, served: ServedCall | None, frames: Sequence[Any], now: float) -> None:
         """Note that the server runs the call, and check that it may."""
         self.begun += 1
         assert self.begun == 1, f"turns P1: question {self.key} was begun twice"
         if served is not None:
-            assert not served.dropped, f"turns P1: question {self.key} was begun after it was dropped"
+            assert not served.dropped, (
+                f"turns P1: question {self.key} was begun after it was dropped"
+            )
             in_time = now < served.due or self.method == "later"
             assert in_time, f"turns P1: question {self.key} was begun after its time"
         assert list(map(bytes, frames)) == self.frames, (
@@ -130,11 +141,17 @@ class Question:
         elif code == DEADLINE_EXCEEDED:
             assert now >= self.due, f"calls P1: question {self.key} ended before its time"
         elif code == UNAVAILABLE:
-            text = f"calls P1: question {self.key} is UNAVAILABLE, and its connection was never lost"
+            text = (
+                f"calls P1: question {self.key} is UNAVAILABLE, and its connection was never lost"
+            )
             assert losses > self.losses or not self.waits_for_server, text
         else:
-            assert code == RESOURCE_EXHAUSTED, f"calls P1: question {self.key} ended with {code}: {call.message}"
-        assert now <= self.due + LATE_S or self.asker.was_frozen, f"calls P1: question {self.key} ended after its time"
+            assert code == RESOURCE_EXHAUSTED, (
+                f"calls P1: question {self.key} ended with {code}: {call.message}"
+            )
+        assert now <= self.due + LATE_S or self.asker.was_frozen, (
+            f"calls P1: question {self.key} ended after its time"
+        )
 
 
 class LaneAccount:
@@ -150,7 +167,11 @@ class LaneAccount:
 
     def put(self, message: Message, frames: Sequence[Any]) -> None:
         """Note a message that leaves, and check its chunk."""
-        if isinstance(message, (Call, Reply)) and message.parts and not (isinstance(message, Call) and message.held):
+        if (
+            isinstance(message, (Call, Reply))
+            and message.parts
+            and not (isinstance(message, Call) and message.held)
+        ):
             self.begun(message.id)
         if not isinstance(message, Chunk):
             return
@@ -158,12 +179,18 @@ class LaneAccount:
         self._on_the_way.append(nbytes)
         total = sum(self._on_the_way)
         assert nbytes <= CHUNK_BYTES, f"bulk P1: {self._name} sends a chunk of {nbytes} bytes"
-        assert total <= BULK_CHANNEL_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
+        assert total <= BULK_CHANNEL_WINDOW_BYTES, (
+            f"bulk P2: {self._name} has {total} bytes on the way"
+        )
         wait_s = total / self._bytes_per_s
-        assert wait_s <= HEARTBEAT_TIMEOUT_S, f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
+        assert wait_s <= HEARTBEAT_TIMEOUT_S, (
+            f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
+        )
         others = self._since.pop(message.id, {})
         twice = [id for id, count in others.items() if count > 1]
-        assert not twice, f"bulk P3: {self._name} sends transfer {twice[0]} twice while {message.id} waits"
+        assert not twice, (
+            f"bulk P3: {self._name} sends transfer {twice[0]} twice while {message.id} waits"
+        )
         for counts in self._since.values():
             counts[message.id] = counts.get(message.id, 0) + 1
         self._since[message.id] = {}
@@ -194,7 +221,8 @@ class _Waiting:
 
 
 class ServerAccount:
-    """The calls that one incarnation of the server has taken and not replied to, and the order in which they may begin."""
+    """The calls that one incarnation of the server has taken and not replied to, and the order in
+    which they may begin."""
 
     def __init__(self, sim: RpcWorld) -> None:
         self.batches = BatchAccount(sim)
@@ -211,7 +239,9 @@ class ServerAccount:
         """Note that the server's table has taken a call."""
         calls = self._held.setdefault(peer, set())
         calls.add(served)
-        assert len(calls) <= self._sim.pending_max, f"calls P6: {len(calls)} calls of one client are unanswered"
+        assert len(calls) <= self._sim.pending_max, (
+            f"calls P6: {len(calls)} calls of one client are unanswered"
+        )
 
     def finished(self, peer: Hashable, served: ServedCall) -> None:
         """Note that a call has got its reply, or needs none any more."""
@@ -222,7 +252,9 @@ class ServerAccount:
         _, all_max, _, client_max = self._sim.turn_bounds
         its = self._of(peer).unasked
         total = sum(sum(each.unasked.values()) for each in self._waiting.values())
-        fits = (sum(its.values()) + nbytes <= client_max or not its) and (total + nbytes <= all_max or not total)
+        fits = (sum(its.values()) + nbytes <= client_max or not its) and (
+            total + nbytes <= all_max or not total
+        )
         assert fits != bool(refused), (
             f"turns P5: {nbytes} bytes beside {sum(its.values())} and {total}: {refused or 'taken'}"
         )
@@ -238,13 +270,19 @@ class ServerAccount:
         """Note that the server has admitted the arguments of a call."""
         all_max, _, client_max, _ = self._sim.turn_bounds
         its = self._of(peer)
-        assert its.outside[:1] == [key], "turns P4: a call was let in before an earlier one of its client"
+        assert its.outside[:1] == [key], (
+            "turns P4: a call was let in before an earlier one of its client"
+        )
         its.outside.remove(key)
         its.pulled[key] = self._sizes.pop(key)
         own = sum(its.pulled.values())
         every = [nbytes for each in self._waiting.values() for nbytes in each.pulled.values()]
-        assert own <= client_max or len(its.pulled) == 1, f"turns P3: {own} pulled bytes of a client"
-        assert sum(every) <= all_max or len(every) == 1, f"turns P3: {sum(every)} pulled bytes of all clients"
+        assert own <= client_max or len(its.pulled) == 1, (
+            f"turns P3: {own} pulled bytes of a client"
+        )
+        assert sum(every) <= all_max or len(every) == 1, (
+            f"turns P3: {sum(every)} pulled bytes of all clients"
+        )
 
     def ready(self, peer: Hashable, key: Any) -> None:
         """Note that all arguments of a call have arrived, and that it waits for a thread."""
@@ -256,10 +294,16 @@ class ServerAccount:
     def begun(self, peer: Hashable, key: Any) -> None:
         """Note that a call begins, and check that it is its turn."""
         its = self._of(peer)
-        assert its.ready[:1] == [id(key)], "turns P2: the calls of a client begin out of their order"
+        assert its.ready[:1] == [id(key)], (
+            "turns P2: the calls of a client begin out of their order"
+        )
         before = its.last_turn
         for other in self._waiting.values():
-            passed = other is not its and other.ready and max(other.ready_since, other.last_turn) < before
+            passed = (
+                other is not its
+                and other.ready
+                and max(other.ready_since, other.last_turn) < before
+            )
             assert not passed, "turns P2: a client has two turns while another one waits"
         self._turn += 1
         its.last_turn = self._turn
@@ -298,7 +342,8 @@ class BatchAccount:
         self._sim = sim
         self._came: dict[Question, float] = {}
         self._dropped: dict[int, list[float]] = {}
-        """Kind -> the times at which dropped calls of it came. A dropped call may have opened a batch, which keeps that time."""
+        """Kind -> the times at which dropped calls of it came. A dropped call may have opened a
+        batch, which keeps that time."""
 
     def arrived(self, question: Question, now: float) -> None:
         """Note that a call waits for a batch."""
@@ -312,12 +357,15 @@ class BatchAccount:
     def closed(self, batch: list[Question]) -> None:
         """Check the calls of a batch, and remove them."""
         waiting = [question for question in self._came if question.kind == batch[0].kind]
-        assert batch == waiting[: len(batch)], "batching P1: a batch is not the first calls of one kind"
+        assert batch == waiting[: len(batch)], (
+            "batching P1: a batch is not the first calls of one kind"
+        )
         rows = sum(question.rows for question in batch)
         assert rows <= self._sim.rows_max or len(batch) == 1, f"batching P2: a batch of {rows} rows"
         last = max(self._came.pop(question) for question in batch)
         kind = batch[0].kind
-        # A call that came in the same instant as the batch's last call may have opened the next batch.
+        # A call that came in the same instant as the batch's last call may have opened the next
+        # batch.
         self._dropped[kind] = [came for came in self._dropped.get(kind, ()) if came >= last]
 
     def begun(self, batch: list[Question], sim: RpcWorld) -> None:
@@ -325,7 +373,11 @@ class BatchAccount:
         now, first = sim.clock.now, self._came[batch[0]]
         ripe = [came for came in self._came.values() if came + sim.delay_s <= now]
         opened = min([first, *self._dropped.get(batch[0].kind, ())])
-        assert opened <= min(ripe, default=inf), "batching P4: an older batch that may run is passed over"
+        assert opened <= min(ripe, default=inf), (
+            "batching P4: an older batch that may run is passed over"
+        )
         may_wait = max(first + sim.delay_s, self.free_since) + LATE_S
-        assert now <= may_wait or sim.server_was_late, f"batching P3: a batch has waited {now - first:.3f} s"
+        assert now <= may_wait or sim.server_was_late, (
+            f"batching P3: a batch has waited {now - first:.3f} s"
+        )
         self.closed(batch)

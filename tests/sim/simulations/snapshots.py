@@ -1,10 +1,12 @@
-"""A data service that writes snapshots, in steps that a seed chooses: the real machine of each snapshot, models of folder and workers.
+"""A data service that writes snapshots, in steps that a seed chooses: the real machine of each
+snapshot, models of folder and workers.
 
-Faults: workers die, noticed by the dispatcher or not, and come back; the dispatcher counts a worker as lost that continues to write; the
-dispatcher dies between a record and its reply, and restores the machines from the folders; replies are lost; writing fails; a pipeline
-raises.
+Faults: workers die, noticed by the dispatcher or not, and come back; the dispatcher counts a worker
+as lost that continues to write; the dispatcher dies between a record and its reply, and restores
+the machines from the folders; replies are lost; writing fails; a pipeline raises.
 
-The simulation raises `Broken` if a promise of machine.py is broken, or if the chunks of a complete snapshot do not hold each position once.
+The simulation raises `Broken` if a promise of machine.py is broken, or if the chunks of a complete
+snapshot do not hold each position once.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Crashed(Exception):
 
 @dataclass
 class Folder:
-    """The files on the disk. `numbers`: (stream, source, repetition) -> its positions, by the stream's own indexes."""
+    """The files on the disk. `numbers`: (stream, source, repetition) -> its positions, by the
+    stream's own indexes."""
 
     counts: list[int]
     repetitions: list[int]
@@ -53,15 +56,23 @@ class Folder:
         match record:
             case m.OwnerChanged(stream, worker):
                 others = [
-                    each for each, owner in self.owners.items() if owner == worker and each not in self.stream_done
+                    each
+                    for each, owner in self.owners.items()
+                    if owner == worker and each not in self.stream_done
                 ]
                 if others:
                     raise Broken(f"P2: {worker} has stream {others[0]} and gets {stream}")
                 self.owners[stream] = worker
             case m.PositionsGiven(stream, source, repetition, run):
-                given = sum(len(n) for (_, *key), n in self.numbers.items() if key == [source, repetition])
+                given = sum(
+                    len(n) for (_, *key), n in self.numbers.items() if key == [source, repetition]
+                )
                 mine = self.numbers.setdefault((stream, source, repetition), [])
-                if run.start != given or run.local != len(mine) or run.start + run.count > self.counts[source]:
+                if (
+                    run.start != given
+                    or run.local != len(mine)
+                    or run.start + run.count > self.counts[source]
+                ):
                     raise Broken(f"P1: {record} where {given} positions were handed out")
                 mine += range(run.start, run.start + run.count)
             case m.SnapshotCompleted():
@@ -80,14 +91,19 @@ class Folder:
             streams.append(m.StreamAssignment(index, owner, state))
         for record in self.records:
             if isinstance(record, m.PositionsGiven):
-                streams[record.stream].runs.setdefault((record.source, record.repetition), []).append(record.run)
-        failures = [error for index, error in self.stream_errors.items() if index not in self.stream_done]
+                streams[record.stream].runs.setdefault(
+                    (record.source, record.repetition), []
+                ).append(record.run)
+        failures = [
+            error for index, error in self.stream_errors.items() if index not in self.stream_done
+        ]
         return streams, self.done, self.error, failures
 
 
 @dataclass
 class Writer:
-    """A worker's stream, from its checkpoint on. `places`: (source, repetition) -> the number of positions that it has used."""
+    """A worker's stream, from its checkpoint on. `places`: (source, repetition) -> the number of
+    positions that it has used."""
 
     path: str
     stream: int
@@ -122,19 +138,26 @@ class SnapshotWorld:
         for number in range(self.random.randint(1, 4)):
             sources = self.random.randint(1, 2)
             counts = [self.random.randint(0, 40) for _ in range(sources)]
-            self.folders[f"s{number}"] = Folder(counts, [self.random.randint(1, 2) for _ in range(sources)])
+            self.folders[f"s{number}"] = Folder(
+                counts, [self.random.randint(1, 2) for _ in range(sources)]
+            )
         self.workers = [WorkerModel(f"w{number}") for number in range(self.random.randint(1, 4))]
         self.machines: dict[str, m.SnapshotMachine] = {}
         self.begin_dispatcher()
 
-    # -- the dispatcher -----------------------------------------------------------------------------------------------------
+    # -- the dispatcher ----------------------------------------------------------------------------
 
     def begin_dispatcher(self) -> None:
-        """Restore all machines from the folders. Owners that are dead, or do not come back, count as lost."""
+        """Restore all machines from the folders. Owners that are dead, or do not come back, count
+        as lost."""
         for path, folder in self.folders.items():
-            machine = self.machines[path] = m.SnapshotMachine(path, folder.counts, folder.repetitions)
+            machine = self.machines[path] = m.SnapshotMachine(
+                path, folder.counts, folder.repetitions
+            )
             self.carry_out(path, machine.restore(*folder.read()), certain=True)
-            for address in machine.owners() - {worker.address for worker in self.workers if worker.alive}:
+            for address in machine.owners() - {
+                worker.address for worker in self.workers if worker.alive
+            }:
                 machine.worker_lost(address)
 
     def carry_out(self, path: str, records: list[m.Record], certain: bool = False) -> None:
@@ -174,7 +197,8 @@ class SnapshotWorld:
         for path, stream in found.items():
             if self.folders[path].owners.get(stream) != worker:
                 raise Broken(
-                    f"P4: {worker} is told to write stream {stream} of {path}, of which the folder knows nothing"
+                    f"P4: {worker} is told to write stream {stream} of {path}, of which the "
+                    f"folder knows nothing"
                 )
         return found
 
@@ -182,14 +206,16 @@ class SnapshotWorld:
         """Return whether a fault of this kind happens now; `share` is its part of all faults."""
         return self.random.random() < share * self.faults
 
-    # -- the workers --------------------------------------------------------------------------------------------------------
+    # -- the workers -------------------------------------------------------------------------------
 
     def poll(self, worker: WorkerModel) -> None:
         """Have a worker request its streams."""
         found = self.assign(worker.address)
         if self.lost():
             return
-        worker.writing = {path: each for path, each in worker.writing.items() if found.get(path) == each.stream}
+        worker.writing = {
+            path: each for path, each in worker.writing.items() if found.get(path) == each.stream
+        }
         for path, stream in found.items():
             if path not in worker.writing:
                 self._lives += 1
@@ -223,7 +249,9 @@ class SnapshotWorld:
     def failed(self, worker: WorkerModel, writer: Writer) -> list[m.Record]:
         """Report a failed stream to the dispatcher, which writes its records."""
         self.met["a pipeline raises"] += 1
-        return self.machines[writer.path].failed(worker.address, writer.stream, DataLossError("a bad file"))
+        return self.machines[writer.path].failed(
+            worker.address, writer.stream, DataLossError("a bad file")
+        )
 
     def ask(self, worker: WorkerModel, writer: Writer) -> None:
         """Request positions of the stream's current source and repetition."""
@@ -231,13 +259,20 @@ class SnapshotWorld:
         local, folder = writer.places.get(key, 0), self.folders[writer.path]
         count = self.random.choice((1, 2, 8))
         machine = self.machines[writer.path]
-        (start, number), records = machine.hand_out(worker.address, writer.stream, *key, local, count)
+        (start, number), records = machine.hand_out(
+            worker.address, writer.stream, *key, local, count
+        )
         self.carry_out(writer.path, records)
         if folder.owners[writer.stream] != worker.address:
-            raise Broken(f"P2: {worker.address} gets positions of stream {writer.stream}, which is not its own")
+            raise Broken(
+                f"P2: {worker.address} gets positions of stream {writer.stream}, which is not its "
+                f"own"
+            )
         on_disk = folder.numbers.get((writer.stream, *key), [])[local : local + number]
         if on_disk != list(range(start, start + number)):
-            raise Broken(f"P1: {worker.address} is told {start}+{number}, the folder says {on_disk}")
+            raise Broken(
+                f"P1: {worker.address} is told {start}+{number}, the folder says {on_disk}"
+            )
         if self.lost():
             return
         if not number:
@@ -266,7 +301,9 @@ class SnapshotWorld:
                 del worker.writing[writer.path]
             return
         try:
-            self.carry_out(writer.path, self.machines[writer.path].finished(worker.address, writer.stream))
+            self.carry_out(
+                writer.path, self.machines[writer.path].finished(worker.address, writer.stream)
+            )
         except Crashed:
             return  # the worker sends the report again
         except OpError:
@@ -274,7 +311,7 @@ class SnapshotWorld:
         if not self.lost():
             worker.writing.pop(writer.path, None)
 
-    # -- steps --------------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def run(self) -> SnapshotWorld:
         """Take steps until all snapshots are over. Raises Broken."""
@@ -288,7 +325,10 @@ class SnapshotWorld:
                 for worker in self.workers[:1]:  # the other workers stay away if they are away
                     worker.alive = True
             self.step()
-        raise Broken(f"P5: not over after {STEPS_MAX} steps: {[machine.mode for machine in self.machines.values()]}")
+        raise Broken(
+            f"P5: not over after {STEPS_MAX} steps: "
+            f"{[machine.mode for machine in self.machines.values()]}"
+        )
 
     def step(self) -> None:
         """Cause a fault, or take a step of a worker."""
@@ -329,17 +369,22 @@ class SnapshotWorld:
             machine.worker_lost(worker.address)
 
     def check_whole(self) -> None:
-        """Check that the chunks of a complete snapshot hold each position once, and that its machine knows of the end, even if writing it
-        into the folder failed.
+        """Check that the chunks of a complete snapshot hold each position once, and that its
+        machine knows of the end, even if writing it into the folder failed.
         """
         for path, folder in self.folders.items():
             whole = {
                 (source, repetition, position)
-                for source, (count, times) in enumerate(zip(folder.counts, folder.repetitions, strict=True))
+                for source, (count, times) in enumerate(
+                    zip(folder.counts, folder.repetitions, strict=True)
+                )
                 for repetition, position in product(range(times), range(count))
             }
             if folder.done and folder.chunks != Counter(whole):
-                raise Broken(f"P1: the chunks of {path} lack {whole - set(folder.chunks)}, or have some twice")
+                raise Broken(
+                    f"P1: the chunks of {path} lack {whole - set(folder.chunks)}, or have some "
+                    f"twice"
+                )
             if folder.error is not None and not self.fails and not self.met["writing fails"]:
                 raise Broken(f"P3: {path} has failed without a reason")
             if not (folder.done or folder.error is not None or self.met["writing fails"]):

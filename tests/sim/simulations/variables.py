@@ -1,10 +1,12 @@
-"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and AppliedUpdates. A value is
-the list of its updates.
+"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and
+AppliedUpdates. A value is the list of its updates.
 
-Workers send updates, some with a key, some in synchronous steps, and repeat each request until they get a reply. A program saves the value
-now and then, and creates the variable again from the saved value if the server has lost it. Faults: workers die, and another one repeats
-their update with its key; the server dies and comes back empty; the program dies, and another one takes its place after a while;
-connections end with replies on the way; updates are refused. In the end every request has its reply.
+Workers send updates, some with a key, some in synchronous steps, and repeat each request until they
+get a reply. A program saves the value now and then, and creates the variable again from the saved
+value if the server has lost it. Faults: workers die, and another one repeats their update with its
+key; the server dies and comes back empty; the program dies, and another one takes its place after a
+while; connections end with replies on the way; updates are refused. In the end every request has
+its reply.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ FAULTS_S = 5.0
 WORKING_S = 7.0
 END_S = 20.0
 GONE_S = 0.5
-"""How long a program's connection may be gone until the server drops the program's session, in seconds."""
+"""How long a program's connection may be gone until the server drops the program's session, in
+seconds."""
 AGAIN_S = 0.05
 DOWN_S = 0.4
 TAKES_S = 0.02
@@ -66,11 +69,16 @@ class SimServer:
         self._applied: set[tuple[int, int]] = set()
         self._answers: dict[tuple[int, int], Any] = {}
         self._steps_ended: dict[tuple[int, int], dict[str, str]] = {}
-        self.host.methods |= {"open": self._open, "create": self._create, "saved": self._saved, "update": self._update}
+        self.host.methods |= {
+            "open": self._open,
+            "create": self._create,
+            "saved": self._saved,
+            "update": self._update,
+        }
         self.host.on_left = self._left
         world.network.start(self.host)
 
-    # -- sessions ---------------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def _open(self, call: SimCall, program: int, session: int) -> None:
         now, world = self.world.clock.now, self.world
@@ -79,7 +87,10 @@ class SimServer:
         self.gone_at.pop(program, None)
         for dropped in self.known.open(program, session, program, present, now):
             away_s = now - self.gone_at.get(world.program_of[dropped], now)
-            world.promise(away_s >= GONE_S, "U7: the session of a program is dropped that was not away for long")
+            world.promise(
+                away_s >= GONE_S,
+                "U7: the session of a program is dropped that was not away for long",
+            )
             self._drop(dropped)
         self.sessions.setdefault(session, SimSession())
         call.answer(None)
@@ -95,7 +106,9 @@ class SimServer:
     def _left(self, peer: SimHost) -> None:
         if peer.name == "program":
             self._connections = {
-                each: life for each, life in self._connections.items() if each.open or life != peer.life
+                each: life
+                for each, life in self._connections.items()
+                if each.open or life != peer.life
             }
             self.known.disconnected(peer.life, self.world.clock.now)
             self.gone_at.setdefault(peer.life, self.world.clock.now)
@@ -118,10 +131,17 @@ class SimServer:
             return
         call.answer((found.version, found.value, found.once.saved(0, found.steps.applied)))
 
-    # -- updates ----------------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------
 
     def _update(
-        self, call: SimCall, session: int, id: tuple[int, int, int], key: str, step: int, wanted: int, token: str
+        self,
+        call: SimCall,
+        session: int,
+        id: tuple[int, int, int],
+        key: str,
+        step: int,
+        wanted: int,
+        token: str,
     ) -> None:
         found = self.sessions.get(session)
         if found is None or not found.made:
@@ -140,9 +160,14 @@ class SimServer:
 
     def _again(self, client: int, sequence: int, answer: Any) -> None:
         before = self._answers.setdefault((client, sequence), answer)
-        self.world.promise(answer is None or before == answer, "U2: a question that comes again gets another answer")
+        self.world.promise(
+            answer is None or before == answer,
+            "U2: a question that comes again gets another answer",
+        )
 
-    def _carry_out(self, session: SimSession, update: Update, step: int, wanted: int, token: str) -> None:
+    def _carry_out(
+        self, session: SimSession, update: Update, step: int, wanted: int, token: str
+    ) -> None:
         if session.gone or self.world.random.random() < self.world.refused:
             self._fail(update, ABORTED if session.gone else INVALID_ARGUMENT)
             return
@@ -158,14 +183,18 @@ class SimServer:
     def _apply(self, session: SimSession, update: Update, token: str) -> None:
         world = self.world
         world.promise(update.id not in self._applied, "U1: carried out twice by its id")
-        world.promise(not update.key or token not in session.value, "U1: carried out twice by its key")
+        world.promise(
+            not update.key or token not in session.value, "U1: carried out twice by its key"
+        )
         self._applied.add(update.id)
         session.value.append(token)
         session.version += 1
         if update.key:
             session.once.note(update.key, [(0, session.version, True)])
 
-    def _push(self, session: SimSession, update: Update, step: int, wanted: int, token: str) -> None:
+    def _push(
+        self, session: SimSession, update: Update, step: int, wanted: int, token: str
+    ) -> None:
         world = self.world
         try:
             before = session.steps.applied
@@ -224,7 +253,11 @@ class SimUpdater:
             if kind == "step":
                 step = world.pushes // world.per_step
                 world.pushes += 1
-            key = f"key {world.new_life()}" if kind == "key" or (kind == "step" and world.random.random() < 0.5) else ""
+            key = (
+                f"key {world.new_life()}"
+                if kind == "key" or (kind == "step" and world.random.random() < 0.5)
+                else ""
+            )
         else:
             return
         self._last += 1
@@ -238,7 +271,9 @@ class SimUpdater:
         then = partial(self._answered, number, question)
         self.world.network.call(self.host, "ps:0", "update", *question, then=then)
 
-    def _answered(self, number: int, question: tuple[Any, ...], answer: Any, code: int, message: str) -> None:
+    def _answered(
+        self, number: int, question: tuple[Any, ...], answer: Any, code: int, message: str
+    ) -> None:
         world = self.world
         ours = question[0] == world.session
         if code in (UNAVAILABLE, ABORTED) and ours:  # the same request, with the same id
@@ -254,7 +289,8 @@ class SimUpdater:
 
 
 class SimProgram:
-    """The program that owns the variable: it creates the variable, saves its value, and creates it again after a loss."""
+    """The program that owns the variable: it creates the variable, saves its value, and creates it
+    again after a loss."""
 
     def __init__(self, world: VariablesSim) -> None:
         self.world = world
@@ -314,8 +350,14 @@ class VariablesSim(SimWorld):
         self.promise(unanswered <= in_steps, "U2: a question has no answer")
         value = session.value
         keyed = [token for token in value if token.startswith("key")]
-        self.promise(len(keyed) == len(set(keyed)), "U1: an update with a key is in the value twice")
-        kept = {token for life, number, token in self.acknowledged if (life, number) == (self.servers, self.session)}
+        self.promise(
+            len(keyed) == len(set(keyed)), "U1: an update with a key is in the value twice"
+        )
+        kept = {
+            token
+            for life, number, token in self.acknowledged
+            if (life, number) == (self.servers, self.session)
+        }
         self.promise(kept <= set(value), "U1: an update that was answered is not in the value")
 
     def _fault(self) -> None:
@@ -331,7 +373,9 @@ class VariablesSim(SimWorld):
             self.network.kill("program")
             self.clock.after(self.random.random() * 2 * GONE_S, self._program_starts)
         else:
-            self.network.cut(self.random.choice(("program", "worker:0", "worker:1", "worker:2")), "ps:0")
+            self.network.cut(
+                self.random.choice(("program", "worker:0", "worker:1", "worker:2")), "ps:0"
+            )
 
     def _server_starts(self) -> None:
         self.server = SimServer(self)

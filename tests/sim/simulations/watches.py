@@ -1,7 +1,8 @@
 """Tasks that watch each other in virtual time, with the real WatchedTasks of each task.
 
-Each task begins to watch the others at some time, sends them messages, and passes on which incarnation it has last heard from. Faults: a
-task ends and comes back in another incarnation, a connection ends. After FAULTS_S no more faults come.
+Each task begins to watch the others at some time, sends them messages, and passes on which
+incarnation it has last heard from. Faults: a task ends and comes back in another incarnation, a
+connection ends. After FAULTS_S no more faults come.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Any
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.coordination.replies import Task, task_name
-from zmqdist.tasks.watches_machine import ProbeTask, ReportGone, ReportSeen, WatchedTasks, WatchEffect, WatchTask
+from zmqdist.tasks.watches_machine import (
+    ProbeTask,
+    ReportGone,
+    ReportSeen,
+    WatchedTasks,
+    WatchEffect,
+    WatchTask,
+)
 
 TASKS: tuple[Task, ...] = (("worker", 0), ("worker", 1), ("worker", 2))
 FAULTS_S = 4.0
@@ -19,7 +27,8 @@ END_S = 8.0
 DOWN_S = 0.6
 SPEAK_S = 0.4
 APPEARS_S = 0.3
-"""The longest time until a call that waits for a server finds it, in seconds: its client connects again with back-off."""
+"""The longest time until a call that waits for a server finds it, in seconds: its client connects
+again with back-off."""
 
 NOTICED_S = 0.2
 """Within this time the end of a task is noticed by those to which it was connected."""
@@ -30,18 +39,24 @@ class SimTask:
 
     Attributes:
       heard: the incarnation of each task that last sent a message to this one directly.
-      heard_while_watched: the incarnation of each watched task that last sent a message to this one.
-      taken_on_trust: the tasks that are no longer gone, because another task has passed on a message of theirs.
+      heard_while_watched: the incarnation of each watched task that last sent a message to this
+        one.
+      taken_on_trust: the tasks that are no longer gone, because another task has passed on a
+        message of theirs.
       in_flight: the watches that have not ended, by task.
-      faults_seen: by task, the world's count of faults between the two when that task last replied to
-        a watch; at first, when this incarnation started.
+      faults_seen: by task, the world's count of faults between the two when that task last replied
+        to a watch; at first, when this incarnation started.
     """
 
     def __init__(self, world: WatchesSim, task: Task) -> None:
         self.world = world
         self.task = task
         self.host = SimHost(world.network, task_name(task), world.new_life())
-        self.host.methods |= {"watch": self._watch_call, "speak": self._spoken, "relay": self._relayed}
+        self.host.methods |= {
+            "watch": self._watch_call,
+            "speak": self._spoken,
+            "relay": self._relayed,
+        }
         self.host.on_left = self._left
         self.machine = WatchedTasks(task)
         self.heard: dict[Task, int] = {}
@@ -65,7 +80,10 @@ class SimTask:
             match effect:
                 case WatchTask(other, incarnation):
                     self.in_flight[other] = self.in_flight.get(other, 0) + 1
-                    world.promise(self.in_flight[other] == 1, "watches W1: two watches of a task are in flight")
+                    world.promise(
+                        self.in_flight[other] == 1,
+                        "watches W1: two watches of a task are in flight",
+                    )
                     self._send_watch(other, incarnation)
                 case ProbeTask(other):
                     name, then = task_name(other), partial(self._probe_ended, other)
@@ -83,10 +101,13 @@ class SimTask:
         world, name = self.world, task_name(other)
         if not incarnation and name not in world.network.hosts:
             world.clock.after(
-                world.random.random() * APPEARS_S, lambda: self.host.post(lambda: self._send_watch(other, incarnation))
+                world.random.random() * APPEARS_S,
+                lambda: self.host.post(lambda: self._send_watch(other, incarnation)),
             )
             return
-        world.network.call(self.host, name, "watch", incarnation, then=partial(self._watch_ended, other))
+        world.network.call(
+            self.host, name, "watch", incarnation, then=partial(self._watch_ended, other)
+        )
 
     def _watch_ended(self, other: Task, value: Any, code: int, message: str) -> None:
         self.in_flight[other] -= 1
@@ -97,12 +118,14 @@ class SimTask:
 
     def _left(self, peer: SimHost) -> None:
         other = self.world.task_of(peer)
-        self._perform(self.machine.connection_ended(other, self.world.network.is_connected(self.host, peer)))
+        self._perform(
+            self.machine.connection_ended(other, self.world.network.is_connected(self.host, peer))
+        )
 
     def _alive(self, other: Task) -> None:
         self.faults_seen[other] = self.world.faults_between(self.task, other)
 
-    # -- methods ------------------------------------------------------------------------------------------------------
+    # -- methods -----------------------------------------------------------------------------------
 
     def _watch_call(self, call: SimCall, incarnation: int) -> None:
         if incarnation != self.host.life:
@@ -121,7 +144,9 @@ class SimTask:
             self.taken_on_trust.discard(other)
             if self.machine.is_watched(other):
                 self.heard_while_watched[other] = life
-            world.promise(not still or life == known, "watches W2: a task that speaks counts as gone")
+            world.promise(
+                not still or life == known, "watches W2: a task that speaks counts as gone"
+            )
 
     def _relayed(self, call: SimCall, index: int, life: int) -> None:
         other = TASKS[index]
@@ -133,10 +158,14 @@ class SimTask:
         if gone and not still:
             self.taken_on_trust.add(other)
         if gone and life == (known or self.heard.get(other, 0)):
-            self.world.promise(bool(still), "watches W3: a late message, passed on, makes a task up")
+            self.world.promise(
+                bool(still), "watches W3: a late message, passed on, makes a task up"
+            )
 
     def _later(self) -> None:
-        self.world.clock.after(self.world.random.random() * SPEAK_S, lambda: self.host.post(self._speak))
+        self.world.clock.after(
+            self.world.random.random() * SPEAK_S, lambda: self.host.post(self._speak)
+        )
 
     def _speak(self) -> None:
         world = self.world
@@ -169,7 +198,9 @@ class WatchesSim(SimWorld):
         for _ in range(faults):
             self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
         if faults and self._stays_down is not None:
-            self.clock.after(FAULTS_S + DOWN_S, lambda: self._end(TASKS[seed % len(TASKS)], returns=False))
+            self.clock.after(
+                FAULTS_S + DOWN_S, lambda: self._end(TASKS[seed % len(TASKS)], returns=False)
+            )
 
     def faults_between(self, one: Task, other: Task) -> int:
         """How often the other task has ended, or a connection between the two."""
@@ -184,12 +215,18 @@ class WatchesSim(SimWorld):
             for other in watcher.machine.tasks:
                 running = self.tasks.get(other)
                 gone, seen = watcher.machine.gone_message(other), watcher.machine.incarnation(other)
-                self.promise(watcher.in_flight.get(other) == 1, f"watches W1: {task} has no watch of {other}")
+                self.promise(
+                    watcher.in_flight.get(other) == 1, f"watches W1: {task} has no watch of {other}"
+                )
                 if running is not None:
                     up = not gone and seen == running.host.life
                     self.promise(up, f"watches W5: {task} does not see {other}, which runs")
-                elif (seen or other in watcher.heard_while_watched) and other not in watcher.taken_on_trust:
-                    self.promise(bool(gone), f"watches W2: {other} has ended, and {task} does not know")
+                elif (
+                    seen or other in watcher.heard_while_watched
+                ) and other not in watcher.taken_on_trust:
+                    self.promise(
+                        bool(gone), f"watches W2: {other} has ended, and {task} does not know"
+                    )
 
     def _start(self, task: Task) -> None:
         self.tasks[task] = SimTask(self, task)

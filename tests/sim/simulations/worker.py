@@ -1,7 +1,7 @@
 """A simulated worker: the real machine, with slots that run functions in virtual time.
 
-The payload of a function is b"kind|coordinator|work", and the kind determines its duration and outcome. `Oracle` records the facts of each
-run for the checks.
+The payload of a function is b"kind|coordinator|work", and the kind determines its duration and
+outcome. `Oracle` records the facts of each run for the checks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Protocol
 from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.network import SimConnection, SimProcess
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
+from zmqdist.messages import (
+    BULK,
+    ERROR,
+    INPUT_LOST,
+    VALUE,
+    Assign,
+    Done,
+    LeasesReturned,
+    Message,
+    SlotsLost,
+)
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -58,14 +68,17 @@ PIPE_S = 0.0001
 
 @dataclass
 class Oracle:
-    """The facts that the checks of a simulation need, and that no single part of the cluster knows."""
+    """The facts that the checks of a simulation need, and that no single part of the cluster
+    knows.
+    """
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) of each result that the dispatcher had when a coordinator told the dispatcher to keep the result."""
+    """(coordinator, work) of each result that the dispatcher had when a coordinator told the
+    dispatcher to keep the result."""
 
 
 @dataclass(eq=False)
@@ -90,7 +103,8 @@ class WorkerSurroundings(Protocol):
     """The simulated cluster around a worker (cluster.py).
 
     Attributes:
-      incarnation: incarnation of the dispatcher; while no dispatcher runs, the incarnation of the last dispatcher.
+      incarnation: incarnation of the dispatcher; while no dispatcher runs, the incarnation of the
+        last dispatcher.
     """
 
     clock: SimClock
@@ -101,13 +115,18 @@ class WorkerSurroundings(Protocol):
     incarnation: int
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the
+        client."""
 
     def end_connection(
-        self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
+        self,
+        connection: SimConnection,
+        *,
+        noticed_by_client: bool = True,
+        noticed_by_server: bool = True,
     ) -> None:
-        """End a connection. Messages in flight are lost. Each side notices the end at a random time, or never if the flag of the side is
-        False."""
+        """End a connection. Messages in flight are lost. Each side notices the end at a random
+        time, or never if the flag of the side is False."""
 
     def worker_exited(self, worker: SimWorker) -> None:
         """Record that a worker's process has ended by itself."""
@@ -119,14 +138,17 @@ class WorkerSurroundings(Protocol):
         """Return the number of a new run of a function."""
 
     def is_held(self, run: int) -> bool:
-        """Return whether a live worker holds the result of the function run that has this number."""
+        """Return whether a live worker holds the result of the function run that has this
+        number.
+        """
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        """Raise AssertionError if a worker registers with leases of another dispatcher, or without leases while its functions run."""
+        """Raise AssertionError if a worker registers with leases of another dispatcher, or without
+        leases while its functions run."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if the lease has `report_before_start`, and the worker begins the work before its report of the start has
-        reached the dispatcher.
+        """Raise AssertionError if the lease has `report_before_start`, and the worker begins the
+        work before its report of the start has reached the dispatcher.
         """
 
 
@@ -134,7 +156,13 @@ class SimWorker:
     """One incarnation of a worker's process."""
 
     def __init__(
-        self, cluster: WorkerSurroundings, index: int, incarnation: int, *, can_kill: bool, slots: int
+        self,
+        cluster: WorkerSurroundings,
+        index: int,
+        incarnation: int,
+        *,
+        can_kill: bool,
+        slots: int,
     ) -> None:
         self.cluster = cluster
         self.process = SimProcess()
@@ -148,7 +176,8 @@ class SimWorker:
         self.has_disconnected = False
         """Whether the worker has lost a connection at least once."""
         self.thawed_unheard = False
-        """Whether the worker was frozen with its slots, and has not connected to the dispatcher since then."""
+        """Whether the worker was frozen with its slots, and has not connected to the dispatcher
+        since then."""
         self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
@@ -173,14 +202,17 @@ class SimWorker:
         self._perform(self.machine.start())
         self.connect()
 
-    # -- start, connection and end --------------------------------------------------------------------------------
+    # -- start, connection and end -----------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect to the dispatcher. While it is down, or while this worker has no network, try again later."""
+        """Connect to the dispatcher. While it is down, or while this worker has no network, try
+        again later."""
         if not self.process.alive or (self.connection is not None and self.connection.open):
             return
         if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
-            self.cluster.clock.after(self._random.uniform(0.05, 0.6), lambda: self.process.post(self.connect))
+            self.cluster.clock.after(
+                self._random.uniform(0.05, 0.6), lambda: self.process.post(self.connect)
+            )
             return
         connection = self.connection = self.cluster.new_connection(self.key, self._receive)
         incarnation = self.cluster.incarnation
@@ -197,7 +229,9 @@ class SimWorker:
             self.connection = None
             self.has_disconnected = True
             self.handle(DispatcherDisconnected())
-            self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
+            self.cluster.clock.after(
+                self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect)
+            )
 
     def kill(self) -> None:
         """Kill the process with SIGKILL; its slots die with it."""
@@ -212,7 +246,8 @@ class SimWorker:
     def freeze(self, *, slots_too: bool) -> None:
         """Freeze the worker's process, as SIGSTOP does. With `slots_too`, freeze its slots as well.
 
-        The zygote ends slots that are not frozen, because it notices that their worker does not run (process/zygote.py).
+        The zygote ends slots that are not frozen, because it notices that their worker does not run
+        (process/zygote.py).
         """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
@@ -232,7 +267,9 @@ class SimWorker:
         if not self.process.alive or self.slots_frozen:
             return []
         return [
-            slot.running[1:] for slot in self._slots if slot is not None and slot.alive and slot.running is not None
+            slot.running[1:]
+            for slot in self._slots
+            if slot is not None and slot.alive and slot.running is not None
         ]
 
     def kill_slot(self) -> None:
@@ -251,7 +288,7 @@ class SimWorker:
                 if slot is not None and slot.alive and self.machine.can_kill:
                     self._kill(slot, -9)
 
-    # -- the runtime ------------------------------------------------------------------------------------------------
+    # -- the runtime -------------------------------------------------------------------------------
 
     def _note_starts(self, message: Message) -> None:
         leases = message.started if isinstance(message, Done) else []
@@ -285,7 +322,12 @@ class SimWorker:
 
     def _check_given_back(self, effects: list[Effect]) -> None:
         messages = [effect.message for effect in effects if isinstance(effect, Send)]
-        back = {lease for message in messages if isinstance(message, LeasesReturned) for lease in message.leases}
+        back = {
+            lease
+            for message in messages
+            if isinstance(message, LeasesReturned)
+            for lease in message.leases
+        }
         assert not back & self._begun, "worker P10: work that a slot has begun is given back"
 
     def _rearm(self) -> None:
@@ -329,7 +371,7 @@ class SimWorker:
                     self.kill()
                     self.cluster.worker_exited(self)
 
-    # -- slots ----------------------------------------------------------------------------------------------------
+    # -- slots -------------------------------------------------------------------------------------
 
     def _later(self, delay_s: float, event: Event) -> None:
         self.cluster.clock.after(delay_s, lambda: self.process.post(lambda: self.handle(event)))
@@ -344,20 +386,28 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Check that the machine hands pinned work to slots before other work, and in order. Work with `report_before_start` is exempt."""
+        """Check that the machine hands pinned work to slots before other work, and in order. Work
+        with `report_before_start` is exempt."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
         assert not waiting or not early, "worker P9: pinned work waits for other work"
-        given, waiting = leases & self.own - self.report_before_start, waiting - self.report_before_start
-        assert not given or not waiting or max(given) < min(waiting), "worker P9: pinned work is out of order"
+        given, waiting = (
+            leases & self.own - self.report_before_start,
+            waiting - self.report_before_start,
+        )
+        assert not given or not waiting or max(given) < min(waiting), (
+            "worker P9: pinned work is out of order"
+        )
 
     def _give(self, give: Give) -> None:
         slot = self._slots[give.slot]
         assert slot is not None
         slot.given_to = give.items[-1][0]
         if not self.machine.can_kill:
-            assert (slot.running, len(give.items)) == (None, 1), "worker P1: a thread has one item at a time"
+            assert (slot.running, len(give.items)) == (None, 1), (
+                "worker P1: a thread has one item at a time"
+            )
         self._check_own(give)
 
         def arrive() -> None:
@@ -373,8 +423,8 @@ class SimWorker:
         self.cluster.clock.after(PIPE_S, arrive)
 
     def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
-        """Have a slot forget functions. The message arrives after all work that was sent to the slot earlier, because this work may need
-        the functions."""
+        """Have a slot forget functions. The message arrives after all work that was sent to the
+        slot earlier, because this work may need the functions."""
         slot = self._slots[index]
         if slot is not None:
             self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))
@@ -396,14 +446,18 @@ class SimWorker:
         kind, _, work, *inputs = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
-            assert lease not in self._begun, "worker P10: work that has begun at a slot begins again"
+            assert lease not in self._begun, (
+                "worker P10: work that has begun at a slot begins again"
+            )
             self._begun.add(lease)
             self.cluster.check_reported_before_start(self, lease)
         slot.position = position
         slot.running = (position, coordinator, int(work))
         slot.run = self.cluster.new_run(coordinator, int(work))
         self.cluster.clock.after(POLL_S, lambda: self._look(slot, position))
-        lost = next((text for text in inputs if not self.cluster.is_held(int(text.partition(":")[2]))), None)
+        lost = next(
+            (text for text in inputs if not self.cluster.is_held(int(text.partition(":")[2]))), None
+        )
         if lost is not None:
             slot.running = None
             self._report(slot, position, INPUT_LOST, lost.partition(":")[0].encode())
@@ -414,7 +468,9 @@ class SimWorker:
 
     def _look(self, slot: SimSlot, position: int) -> None:
         if slot.alive and slot.running is not None and slot.running[0] == position:
-            self.process.post(lambda: self.handle(SlotSeen(slot.index, position)) if slot.alive else None)
+            self.process.post(
+                lambda: self.handle(SlotSeen(slot.index, position)) if slot.alive else None
+            )
 
     def _end_of(self, slot: SimSlot, position: int, kind: str) -> None:
         if not slot.alive or slot.running is None or slot.running[0] != position:
@@ -441,7 +497,9 @@ class SimWorker:
         def leave() -> None:
             if slot.alive:
                 slot.reported = max(slot.reported, position)
-                self.process.post(lambda: self.handle(SlotFinished(slot.index, [(position, kind, payload)])))
+                self.process.post(
+                    lambda: self.handle(SlotFinished(slot.index, [(position, kind, payload)]))
+                )
 
         self.cluster.clock.after(0.001, leave)
 

@@ -1,4 +1,6 @@
-"""Hundreds of connections that end at the same time, as when processes are killed, are all noticed."""
+"""Hundreds of connections that end at the same time, as when processes are killed, are all
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def crowd() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     def make(address: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", CROWD, address, str(CONNECTIONS)]
-        made.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        made.append(
+            subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
         return made[-1]
 
     yield make

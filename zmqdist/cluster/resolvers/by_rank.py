@@ -1,11 +1,14 @@
-"""The base class of resolvers for systems that give each process a number, its rank. The rank of a process determines its task.
+"""The base class of resolvers for systems that give each process a number, its rank. The rank of a
+process determines its task.
 
 Rules
-    Every process computes the same list of addresses. The list goes through the hosts in order, and has an address for each process of a
-    host, with ports from `port_base` on. The first job in the order of names gets the first addresses, the next job the following ones, and
-    so on. The rank of a process is the position of its address in the list.
+    Every process computes the same list of addresses. The list goes through the hosts in order, and
+    has an address for each process of a host, with ports from `port_base` on. The first job in the
+    order of names gets the first addresses, the next job the following ones, and so on. The rank of
+    a process is the position of its address in the list.
 
-    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py) and does not read ranks.
+    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster
+    (launched.py) and does not read ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from zmqdist.field_types import checked
 
 @checked
 class ResolverByRank(ClusterResolver):
-    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in a process of `zmqdist launch`."""
+    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in
+    a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
         self._launched = launched_cluster()
@@ -32,13 +36,14 @@ class ResolverByRank(ClusterResolver):
         self._per_node: dict[str, int] = {}
 
     def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
-        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host. The hosts are in the order
-        in which ranks fill them. Only the ports are checked.
+        """Set the rank of this process, the number of tasks of each job, and the number of tasks on
+        each host. The hosts are in the order in which ranks fill them. Only the ports are checked.
         """
         last = self._port_base + max(per_node.values(), default=1) - 1
         if not 1 <= self._port_base <= last <= PORT_MAX:
             raise ValueError(
-                f"port_base is {self._port_base}, and the tasks of a host have the ports up to {last}: wants 1 to {PORT_MAX} for "
+                f"port_base is {self._port_base}, and the tasks of a host have the ports up to "
+                f"{last}: wants 1 to {PORT_MAX} for "
                 "all of them"
             )
         self._rank = rank
@@ -46,7 +51,8 @@ class ResolverByRank(ClusterResolver):
         self._per_node = dict(per_node)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster of the ranks, or in a process of `zmqdist launch` the cluster of the launcher.
+        """Return the cluster of the ranks, or in a process of `zmqdist launch` the cluster of the
+        launcher.
 
         >>> import os, unittest.mock
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -66,8 +72,11 @@ class ResolverByRank(ClusterResolver):
             first += count
         return ClusterSpec(cluster)
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address.
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the URL of a task, by default of the task of this process. "" means that this task
+        is unknown or has no address.
 
         >>> import os, unittest.mock
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -83,7 +92,8 @@ class ResolverByRank(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process, or the value that a user has set. It is None if a user has set only `task_id`."""
+        """The job of this process, or the value that a user has set. It is None if a user has set
+        only `task_id`."""
         return self._own_task()[0]
 
     @task_type.setter
@@ -92,7 +102,8 @@ class ResolverByRank(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job, or the value that a user has set. It is None if a user has set only `task_type`."""
+        """The index of this process in its job, or the value that a user has set. It is None if a
+        user has set only `task_type`."""
         return self._own_task()[1]
 
     @task_id.setter
@@ -112,5 +123,6 @@ class ResolverByRank(ClusterResolver):
         return None, None
 
     def _places(self) -> list[tuple[str, int]]:
-        """Return for each rank the host of the task, and the number of the task among the tasks of this host, from 0."""
+        """Return for each rank the host of the task, and the number of the task among the tasks of
+        this host, from 0."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]

@@ -3,8 +3,9 @@
     hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list of hosts; each [...] means one host for each of its numbers
     tasks     3(x2),2,1                                        3, 3, 2, 1
 
-If a host has several brackets, the number in the last bracket varies fastest. Order and leading zeros are kept. If a text does not follow
-this grammar, the functions raise a ValueError that quotes the text.
+If a host has several brackets, the number in the last bracket varies fastest. Order and leading
+zeros are kept. If a text does not follow this grammar, the functions raise a ValueError that quotes
+the text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
     for text in tasks.split(","):
         match = _REPEATED.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{tasks!r} is no list of tasks per node: {text!r} is not of the form 3 or 3(x2)")
+            raise ValueError(
+                f"{tasks!r} is no list of tasks per node: {text!r} is not of the form 3 or 3(x2)"
+            )
         count, times = int(match[1]), int(match[2] or 1)
         counts += _bounded(itertools.repeat(count, times), len(counts), tasks)
     return counts
@@ -59,18 +62,25 @@ def _split(hostlist: str) -> Iterator[str]:
         match = _HOST.match(hostlist, place)
         if match is None:
             rest = hostlist[place:]
-            raise ValueError(f"{hostlist!r} is no host list: expected a host at {rest!r}, with brackets in pairs")
+            raise ValueError(
+                f"{hostlist!r} is no host list: expected a host at {rest!r}, with brackets in pairs"
+            )
         yield match[0]
         place = match.end()
         if place == len(hostlist):
             return
         if hostlist[place] != ",":
-            raise ValueError(f"{hostlist!r} is no host list: {hostlist[place:]!r} does not belong there")
+            raise ValueError(
+                f"{hostlist!r} is no host list: {hostlist[place:]!r} does not belong there"
+            )
         place += 1
 
 
 def _hosts(text: str, hostlist: str) -> Iterator[str]:
-    choices = [[piece[2]] if piece[1] is None else _numbers(piece[1], hostlist) for piece in _PIECE.finditer(text)]
+    choices = [
+        [piece[2]] if piece[1] is None else _numbers(piece[1], hostlist)
+        for piece in _PIECE.finditer(text)
+    ]
     return map("".join, itertools.product(*choices))
 
 
@@ -90,8 +100,8 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
-    """Return the items as a list. Raise ValueError if the text describes more than WORKERS_MAX items, because a short text can describe
-    billions of them.
+    """Return the items as a list. Raise ValueError if the text describes more than WORKERS_MAX
+    items, because a short text can describe billions of them.
 
     Args:
       before: the number of items that were found earlier in `text`.

@@ -1,16 +1,19 @@
-"""The resolver that finds the cluster by the labels of pods. It needs the package `kubernetes` (extra `kubernetes`), or a client from the
-caller.
+"""The resolver that finds the cluster by the labels of pods. It needs the package `kubernetes`
+(extra `kubernetes`), or a client from the caller.
 
 Rules
-    A job is a list of label selectors. Its tasks are the pods that the first selector matches, then those that the second matches, and so
-    on. The pods of a selector are sorted by name. A number at the end of a name is compared as a number, so that worker-2 precedes
-    worker-10, and each pod of a StatefulSet gets its index in the set. If a pod does not run, `cluster_spec` raises. If it left the pod
-    out instead, another pod would get the pod's index.
+    A job is a list of label selectors. Its tasks are the pods that the first selector matches, then
+    those that the second matches, and so on. The pods of a selector are sorted by name. A number at
+    the end of a name is compared as a number, so that worker-2 precedes worker-10, and each pod of
+    a StatefulSet gets its index in the set. If a pod does not run, `cluster_spec` raises. If it
+    left the pod out instead, another pod would get the pod's index.
 
-    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py), because such a process has
-    no right to list pods. If the caller passes a client or OFF_CLUSTER, the resolver lists pods nevertheless.
+    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster
+    (launched.py), because such a process has no right to list pods. If the caller passes a client
+    or OFF_CLUSTER, the resolver lists pods nevertheless.
 
-No method waits for pods unless `wait_s` is set. Each request to the API server has its own time-out.
+No method waits for pods unless `wait_s` is set. Each request to the API server has its own
+time-out.
 """
 
 from __future__ import annotations
@@ -48,23 +51,31 @@ class _NotYet(Exception):
 
 @checked
 class KubernetesClusterResolver(ClusterResolver):
-    """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec` requests the pods from the API server.
+    """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec`
+    requests the pods from the API server.
 
-    In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and the arguments have no effect. If
-    `override_client` is given or `executable_location` is OFF_CLUSTER, the resolver lists pods in such a process, too.
+    In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and
+    the arguments have no effect. If `override_client` is given or `executable_location` is
+    OFF_CLUSTER, the resolver lists pods in such a process, too.
 
     Args:
-      job_to_label_mapping: the label selectors of each job. By default the workers are the pods with `job-name=tensorflow`.
+      job_to_label_mapping: the label selectors of each job. By default the workers are the pods
+        with `job-name=tensorflow`.
       tf_server_port: the port of every task.
-      override_client: a client to use in place of a `kubernetes.client.CoreV1Api`. The package `kubernetes` is then not needed.
-      executable_location: WITHIN_CLUSTER or OFF_CLUSTER. It has no effect if `override_client` is given.
-      address_type: "host_ip" selects the address of the node, which is right for pods with `hostNetwork`. "pod_ip" selects the address of
-        the pod. "dns" selects the name of the pod, which a pod of a StatefulSet keeps when it is restarted; the headless Service of the pod
+      override_client: a client to use in place of a `kubernetes.client.CoreV1Api`. The package
+        `kubernetes` is then not needed.
+      executable_location: WITHIN_CLUSTER or OFF_CLUSTER. It has no effect if `override_client` is
+        given.
+      address_type: "host_ip" selects the address of the node, which is right for pods with
+        `hostNetwork`. "pod_ip" selects the address of the pod. "dns" selects the name of the pod,
+        which a pod of a StatefulSet keeps when it is restarted; the headless Service of the pod
         must exist.
-      namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
-      wait_s: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait. If it waits, each job
-        without `num_tasks` must have at least one pod.
-      num_tasks: how many pods each job must have, so that a cluster that is still starting is not taken for complete.
+      namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right
+        to do.
+      wait_s: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it
+        does not wait. If it waits, each job without `num_tasks` must have at least one pod.
+      num_tasks: how many pods each job must have, so that a cluster that is still starting is not
+        taken for complete.
 
     Raises:
       ImportError: the package `kubernetes` is not installed.
@@ -86,8 +97,14 @@ class KubernetesClusterResolver(ClusterResolver):
         num_tasks: Mapping[str, int] | None = None,
     ) -> None:
         if address_type not in ("host_ip", "pod_ip", "dns"):
-            raise ValueError(f'address_type must be "host_ip", "pod_ip" or "dns", not {address_type!r}')
-        mapping = {"worker": ["job-name=tensorflow"]} if job_to_label_mapping is None else job_to_label_mapping
+            raise ValueError(
+                f'address_type must be "host_ip", "pod_ip" or "dns", not {address_type!r}'
+            )
+        mapping = (
+            {"worker": ["job-name=tensorflow"]}
+            if job_to_label_mapping is None
+            else job_to_label_mapping
+        )
         self._selectors = {job: list(selectors) for job, selectors in mapping.items()}
         self._port = tf_server_port
         self._rpc_layer = rpc_layer
@@ -96,9 +113,15 @@ class KubernetesClusterResolver(ClusterResolver):
         self._wait_s = duration("wait_s", wait_s)
         self._num_tasks = dict(num_tasks or {})
         if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
-            raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
-        executable_location = converted("executable_location", ExecutableLocation, executable_location)
-        within = override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
+            raise ValueError(
+                f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}"
+            )
+        executable_location = converted(
+            "executable_location", ExecutableLocation, executable_location
+        )
+        within = (
+            override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
+        )
         self._launched = launched_cluster() if within else None
         if self._launched is not None:
             self._task_type, self._task_id = self._launched.task_type, self._launched.task_id
@@ -111,8 +134,9 @@ class KubernetesClusterResolver(ClusterResolver):
         """Return the tasks of the pods as they are now.
 
         Raises:
-          RuntimeError: after `wait_s` a pod does not run or has no address, or pods are missing. If a pod has ended or has no name in
-            DNS ("dns"), or if this process has no right to list pods, this is raised at once. Other errors of the client are not caught.
+          RuntimeError: after `wait_s` a pod does not run or has no address, or pods are missing. If
+            a pod has ended or has no name in DNS ("dns"), or if this process has no right to list
+            pods, this is raised at once. Other errors of the client are not caught.
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
@@ -127,8 +151,11 @@ class KubernetesClusterResolver(ClusterResolver):
                     raise RuntimeError(f"{problem}{waited}") from None
             time.sleep(min(left, limits.POD_POLL_S))
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address."""
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the URL of a task, by default of the task of this process. "" means that this task
+        is unknown or has no address."""
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)
@@ -143,7 +170,9 @@ class KubernetesClusterResolver(ClusterResolver):
         wanted = self._num_tasks.get(job, 1 if self._wait_s else 0)
         if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
             text = " or ".join(self._selectors[job])
-            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}")
+            raise _NotYet(
+                f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}"
+            )
         return [join_address(self._host(pod), self._port) for pod in pods]
 
     def _pods(self, selector: str) -> list[Any]:
@@ -158,7 +187,9 @@ class KubernetesClusterResolver(ClusterResolver):
                 raise
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
             text = f"the API server does not let us list the pods of {where}: give the service account that right"
-            raise RuntimeError(text + (", or name a namespace" if self._namespace is None else "")) from error
+            raise RuntimeError(
+                text + (", or name a namespace" if self._namespace is None else "")
+            ) from error
         return sorted(found.items, key=lambda pod: _order(str(pod.metadata.name)))
 
     def _host(self, pod: Any) -> str:
@@ -176,7 +207,9 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Return the sort key of a pod: the pod's name without the number at its end, and this number."""
+    """Return the sort key of a pod: the pod's name without the number at its end, and this
+    number.
+    """
     front, dash, number = name.rpartition("-")
     return (front, int(number)) if dash and number.isascii() and number.isdecimal() else (name, -1)
 
@@ -186,7 +219,8 @@ def _client(location: ExecutableLocation) -> Any:
         import kubernetes
     except ImportError:
         raise ImportError(
-            "KubernetesClusterResolver needs the Python client of Kubernetes: pip install zmqdist[kubernetes]"
+            "KubernetesClusterResolver needs the Python client of Kubernetes: pip install "
+            "zmqdist[kubernetes]"
         ) from None
     within = ExecutableLocation(location) is ExecutableLocation.WITHIN_CLUSTER
     load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config
@@ -194,9 +228,11 @@ def _client(location: ExecutableLocation) -> Any:
         load()
     except kubernetes.config.ConfigException as error:
         hint = (
-            "this is not a pod with a service account; elsewhere pass executable_location=ExecutableLocation.OFF_CLUSTER"
+            "this is not a pod with a service account; elsewhere pass "
+            "executable_location=ExecutableLocation.OFF_CLUSTER"
             if within
-            else "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITHIN_CLUSTER"
+            else "there is no kubeconfig that can be used; in a pod pass "
+            "ExecutableLocation.WITHIN_CLUSTER"
         )
         raise RuntimeError(f"no Kubernetes API server is known ({error}): {hint}") from error
     return kubernetes.client.CoreV1Api()

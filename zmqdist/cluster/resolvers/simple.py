@@ -23,7 +23,8 @@ class SimpleClusterResolver(ClusterResolver):
       num_accelerators: the result of the method `num_accelerators`, for any task.
 
     Raises:
-      TypeError: `cluster_spec` is not a ClusterSpec (a dict is not accepted), or `master` is not text.
+      TypeError: `cluster_spec` is not a ClusterSpec (a dict is not accepted), or `master` is not
+        text.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class SimpleClusterResolver(ClusterResolver):
         """
         return self._spec
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the URL of the argument `master`.
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the
+        URL of the argument `master`.
 
         >>> spec = zd.ClusterSpec({"worker": ["host1:5000"]})
         >>> zd.resolvers.SimpleClusterResolver(spec).master("worker", 0, "zmq")
@@ -71,7 +75,10 @@ class SimpleClusterResolver(ClusterResolver):
         return self._environment
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Mapping[str, Any] | None = None,
     ) -> dict[str, int]:
         """Return a copy of the argument `num_accelerators`, for any task.
 

@@ -1,13 +1,15 @@
-"""The resolver for the processes of a Slurm job step. It reads the environment variables that Slurm sets.
+"""The resolver for the processes of a Slurm job step. It reads the environment variables that Slurm
+sets.
 
 Rules
     The rules of by_rank.py hold, and SLURM_PROCID is the rank of a process.
 
-    If a variable of the step is absent, the resolver reads the variable of the job instead, such as SLURM_JOB_NODELIST in place of
-    SLURM_STEP_NODELIST. It therefore also works in a script of `sbatch` without `srun`.
+    If a variable of the step is absent, the resolver reads the variable of the job instead, such as
+    SLURM_JOB_NODELIST in place of SLURM_STEP_NODELIST. It therefore also works in a script of
+    `sbatch` without `srun`.
 
-Not here: the components of a heterogeneous job. Slurm tells each component only its own nodes, so pass `jobs`, and a dict for
-`tasks_per_node`.
+Not here: the components of a heterogeneous job. Slurm tells each component only its own nodes, so
+pass `jobs`, and a dict for `tasks_per_node`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 @checked
 class SlurmClusterResolver(ResolverByRank):
-    """A resolver whose tasks are the processes of a Slurm job step. The constructor reads Slurm's variables, and `cluster_spec` assigns
-    GPUs to this process.
+    """A resolver whose tasks are the processes of a Slurm job step. The constructor reads Slurm's
+    variables, and `cluster_spec` assigns GPUs to this process.
 
     >>> import os, unittest.mock
     >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -40,25 +42,30 @@ class SlurmClusterResolver(ResolverByRank):
     ...     print(resolver.cluster_spec().as_dict(), resolver.task_id)
     {'worker': ['n1:8888', 'n2:8888']} 1
 
-    `task_type` and `task_id` are known at once. As in TensorFlow, `get_task_info` and `master` know the task of this process only after the
-    first call of `cluster_spec`, or after a user has set the task. In a process that `zmqdist launch` has started, the resolver describes
-    the launcher's cluster, and the arguments have no effect.
+    `task_type` and `task_id` are known at once. As in TensorFlow, `get_task_info` and `master` know
+    the task of this process only after the first call of `cluster_spec`, or after a user has set
+    the task. In a process that `zmqdist launch` has started, the resolver describes the launcher's
+    cluster, and the arguments have no effect.
 
     Args:
       jobs: the number of tasks of each job. By default all tasks are workers.
-      port_base: the port of the first task of each host. The other tasks of the host have the next ports.
-      gpus_per_node: the number of GPUs of a node. The default is the number in CUDA_VISIBLE_DEVICES, or else the number that nvidia-smi
-        lists. Without nvidia-smi it is 0.
-      gpus_per_task: the number of GPUs of a task. The default is the GPUs of a node, divided by the largest number of tasks on a node.
+      port_base: the port of the first task of each host. The other tasks of the host have the next
+        ports.
+      gpus_per_node: the number of GPUs of a node. The default is the number in
+        CUDA_VISIBLE_DEVICES, or else the number that nvidia-smi lists. Without nvidia-smi it is 0.
+      gpus_per_task: the number of GPUs of a task. The default is the GPUs of a node, divided by the
+        largest number of tasks on a node.
       tasks_per_node: a number for all nodes, or {host: number}. The default is Slurm's numbers.
-      auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs. Without GPUs it changes nothing.
-      order: "name" sorts hosts by name, so that n10 precedes n9. "nodelist" uses Slurm's order of hosts, in which Slurm itself numbers
-        tasks unless a user changes their distribution. With the wrong order a task gets the address of another host, which `validate`
-        reports.
+      auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs.
+        Without GPUs it changes nothing.
+      order: "name" sorts hosts by name, so that n10 precedes n9. "nodelist" uses Slurm's order of
+        hosts, in which Slurm itself numbers tasks unless a user changes their distribution. With
+        the wrong order a task gets the address of another host, which `validate` reports.
 
     Raises:
-      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks do not match, this process is not one of
-        the tasks, or the tasks of a node need more GPUs than the node has.
+      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks do
+        not match, this process is not one of the tasks, or the tasks of a node need more GPUs than
+        the node has.
       ValueError: `order` is neither "name" nor "nodelist".
     """
 
@@ -87,7 +94,9 @@ class SlurmClusterResolver(ResolverByRank):
             tasks_per_node = self._resolve_task_configuration()
         elif not isinstance(tasks_per_node, Mapping):
             tasks_per_node = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
-        self._place(rank, jobs, dict(sorted(tasks_per_node.items())) if order == "name" else tasks_per_node)
+        self._place(
+            rank, jobs, dict(sorted(tasks_per_node.items())) if order == "name" else tasks_per_node
+        )
         self._check_tasks()
         self._share_gpus(gpus_per_node, gpus_per_task)
 
@@ -110,7 +119,8 @@ class SlurmClusterResolver(ResolverByRank):
         return super().cluster_spec()
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Return (task_type, task_id). Both are None before the first call of `cluster_spec`, unless they were set.
+        """Return (task_type, task_id). Both are None before the first call of `cluster_spec`,
+        unless they were set.
 
         >>> import os, unittest.mock
         >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -124,8 +134,11 @@ class SlurmClusterResolver(ResolverByRank):
         known = self._asked or (self._task_type, self._task_id) != (None, None)
         return (self.task_type, self.task_id) if known else (None, None)
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that this task has no address or is not known yet.
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the URL of a task, by default of the task of this process. "" means that this task
+        has no address or is not known yet.
 
         >>> import os, unittest.mock
         >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -138,10 +151,17 @@ class SlurmClusterResolver(ResolverByRank):
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
-        return "" if task_type is None or task_id is None else super().master(task_type, task_id, rpc_layer)
+        return (
+            ""
+            if task_type is None or task_id is None
+            else super().master(task_type, task_id, rpc_layer)
+        )
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Mapping[str, Any] | None = None,
     ) -> dict[str, int]:
         """Return the number of GPUs of a task, as {"GPU": 2}. All tasks have equally many GPUs.
 
@@ -158,7 +178,8 @@ class SlurmClusterResolver(ResolverByRank):
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
-        """Return the problems that the base class finds. Also check that this process runs on the host of its address.
+        """Return the problems that the base class finds. Also check that this process runs on the
+        host of its address.
 
         >>> import os, unittest.mock
         >>> srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -179,7 +200,7 @@ class SlurmClusterResolver(ResolverByRank):
             )
         return problems
 
-    # -- Slurm's variables; a subclass for a similar system overrides these ------------------------------------------
+    # -- Slurm's variables; a subclass for a similar system overrides these ------------------------
 
     def _resolve_own_rank(self) -> int:
         """Return the number of this process among all tasks, from 0."""
@@ -207,22 +228,25 @@ class SlurmClusterResolver(ResolverByRank):
             raise RuntimeError(f"{variable}: {error}") from None
         if len(hosts) != len(counts):
             raise RuntimeError(
-                f"{variable} is {text!r}, for {len(counts)} nodes, but the list of nodes has {len(hosts)}"
+                f"{variable} is {text!r}, for {len(counts)} nodes, but the list of nodes has "
+                f"{len(hosts)}"
             )
         return dict(zip(hosts, counts, strict=True))
 
-    # -- tasks and GPUs ---------------------------------------------------------------------------------------------
+    # -- tasks and GPUs ----------------------------------------------------------------------------
 
     def _check_tasks(self) -> None:
         wanted, placed = sum(self._jobs.values()), len(self._places())
         if wanted != placed:
             jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
             raise RuntimeError(
-                f"the jobs ({jobs}) have {wanted} tasks together, but Slurm gives {placed}: change jobs, or srun --ntasks"
+                f"the jobs ({jobs}) have {wanted} tasks together, but Slurm gives {placed}: "
+                f"change jobs, or srun --ntasks"
             )
         if not 0 <= self._rank < placed:
             raise RuntimeError(
-                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, with the numbers 0 to {placed - 1}: is this a part of a "
+                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, with the numbers 0 "
+                f"to {placed - 1}: is this a part of a "
                 "heterogeneous job? Then give jobs, and {host: number} for tasks_per_node"
             )
 
@@ -233,9 +257,11 @@ class SlurmClusterResolver(ResolverByRank):
         self._gpus_per_task = per_node // most if per_task is None else per_task
         if most * self._gpus_per_task > per_node:
             raise RuntimeError(
-                f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} GPUs that a node has"
+                f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} "
+                f"GPUs that a node has"
             )
-        # Prefer the named ids to 0, 1, 2, ..., because CUDA_VISIBLE_DEVICES may list only some of the node's GPUs, such as 4,5,6,7.
+        # Prefer the named ids to 0, 1, 2, ..., because CUDA_VISIBLE_DEVICES may list only some of
+        # the node's GPUs, such as 4,5,6,7.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 

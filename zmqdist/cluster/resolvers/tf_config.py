@@ -1,11 +1,15 @@
-"""The resolver that reads the cluster from an environment variable: TF_CONFIG, which TensorFlow's platforms set, or ZMQDIST_CONFIG.
+"""The resolver that reads the cluster from an environment variable: TF_CONFIG, which TensorFlow's
+platforms set, or ZMQDIST_CONFIG.
 
 Rules
-    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}. Every key may be
-    absent. ZMQDIST_CONFIG is JSON of this form, or the path of a cluster file, which names no task. If both variables are set, only
-    TF_CONFIG is read, because `zmqdist launch` sets both, and only TF_CONFIG has the task. If neither is set, the cluster is empty.
+    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ...,
+    "session_master": ...}. Every key may be absent. ZMQDIST_CONFIG is JSON of this form, or the
+    path of a cluster file, which names no task. If both variables are set, only TF_CONFIG is read,
+    because `zmqdist launch` sets both, and only TF_CONFIG has the task. If neither is set, the
+    cluster is empty.
 
-    Arguments and attributes of the resolver win over the variables. Each call of a method reads the environment again.
+    Arguments and attributes of the resolver win over the variables. Each call of a method reads the
+    environment again.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from zmqdist.field_types import checked
 
 @checked
 class TFConfigClusterResolver(ClusterResolver):
-    """A resolver of the cluster in TF_CONFIG or else in ZMQDIST_CONFIG. Each method and attribute reads the variable when it is used.
+    """A resolver of the cluster in TF_CONFIG or else in ZMQDIST_CONFIG. Each method and attribute
+    reads the variable when it is used.
 
     >>> import json, os
     >>> spec, own = {"worker": ["host1:5000"]}, {"type": "worker", "index": 0}
@@ -72,7 +77,9 @@ class TFConfigClusterResolver(ClusterResolver):
         except (TypeError, ValueError) as error:
             raise type(error)(f"{variable}: cluster: {error}") from None
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
         """Return the URL of a task, by default of the task of this process.
 
         >>> import os
@@ -82,10 +89,12 @@ class TFConfigClusterResolver(ClusterResolver):
         'zmq://host1:5000'
         >>> del os.environ["TF_CONFIG"]
 
-        If the variable has a `session_master`, return this value unchanged. Otherwise, if the cluster has at most one task, return "".
+        If the variable has a `session_master`, return this value unchanged. Otherwise, if the
+        cluster has at most one task, return "".
 
         Raises:
-          ValueError: the cluster has no such task, or it has several tasks and neither the arguments nor the variable name one of them.
+          ValueError: the cluster has no such task, or it has several tasks and neither the
+            arguments nor the variable name one of them.
         """
         variable, config = _read()
         if config.get("session_master") is not None:
@@ -98,7 +107,8 @@ class TFConfigClusterResolver(ClusterResolver):
         if task_type is None or task_id is None:
             raise ValueError(
                 f"{variable} does not say which task this process is; "
-                'add "task": {"type": "worker", "index": 0}, or give task_type and task_id to the resolver'
+                'add "task": {"type": "worker", "index": 0}, or give task_type and task_id to the '
+                "resolver"
             )
         try:
             address = spec.task_address(task_type, task_id)
@@ -131,7 +141,9 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             return None if value is None else int(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {value!r}") from None
+            raise ValueError(
+                f"{_read()[0]}: task: the index must be a number, not {value!r}"
+            ) from None
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -149,9 +161,13 @@ class TFConfigClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Mapping[str, Any] | None = None,
     ) -> dict[str, int]:
-        """Return how many accelerators of each type a task has, by default the task of this process.
+        """Return how many accelerators of each type a task has, by default the task of this
+        process.
 
         >>> zd.resolvers.TFConfigClusterResolver().num_accelerators()
         {}
@@ -165,12 +181,16 @@ def _task() -> dict[str, Any]:
     variable, config = _read()
     task = config.get("task") or {}
     if not isinstance(task, dict):
-        raise ValueError(f'{variable}: task must be an object like {{"type": "worker", "index": 0}}, not {task!r}')
+        raise ValueError(
+            f'{variable}: task must be an object like {{"type": "worker", "index": 0}}, not '
+            f"{task!r}"
+        )
     return task
 
 
 def _read() -> tuple[str, dict[str, Any]]:
-    """Return the name of the environment variable that describes the cluster, and its content as a dict in the form of TF_CONFIG."""
+    """Return the name of the environment variable that describes the cluster, and its content as a
+    dict in the form of TF_CONFIG."""
     text = os.environ.get(TF_CONFIG_ENV)
     if text is not None:
         return TF_CONFIG_ENV, _parsed(TF_CONFIG_ENV, text)
@@ -187,12 +207,16 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
         message = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
         raise json.JSONDecodeError(message, text, error.pos) from None
     if not isinstance(config, dict):
-        raise ValueError(f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}')
+        raise ValueError(
+            f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}'
+        )
     return config
 
 
 def _of_file() -> dict[str, Any]:
-    """Return the content of the cluster file that ZMQDIST_CONFIG names, in the form of TF_CONFIG."""
+    """Return the content of the cluster file that ZMQDIST_CONFIG names, in the form of
+    TF_CONFIG.
+    """
     from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
 
     config = ClusterConfig.from_environment()

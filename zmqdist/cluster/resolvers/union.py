@@ -1,4 +1,5 @@
-"""A resolver that combines several resolvers, for example when the ps run on one platform and the workers on another."""
+"""A resolver that combines several resolvers, for example when the ps run on one platform and the
+workers on another."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from zmqdist.field_types import checked
 
 @checked
 class UnionResolver(ClusterResolver):
-    """A resolver with the jobs of several resolvers. All other values are those of the first resolver, unless an argument overrides them.
+    """A resolver with the jobs of several resolvers. All other values are those of the first
+    resolver, unless an argument overrides them.
 
     >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
     >>> servers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"ps": ["host2:5000"]}))
     >>> sorted(zd.resolvers.UnionResolver(workers, servers).cluster_spec().jobs)
     ['ps', 'worker']
 
-    If a job is in several resolvers and dense in all of them, its lists of tasks are concatenated. If the job is sparse in one of them, its
-    tasks keep their indices.
+    If a job is in several resolvers and dense in all of them, its lists of tasks are concatenated.
+    If the job is sparse in one of them, its tasks keep their indices.
 
     Raises:
       ValueError: no resolver is given, or a keyword is unknown.
@@ -56,7 +58,8 @@ class UnionResolver(ClusterResolver):
         ['worker']
 
         Raises:
-          KeyError: a job is sparse in one resolver, and two resolvers have a task of this job with the same index.
+          KeyError: a job is sparse in one resolver, and two resolvers have a task of this job with
+            the same index.
         """
         found: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
@@ -64,8 +67,11 @@ class UnionResolver(ClusterResolver):
                 found.setdefault(job, []).append(tasks or [])
         return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
 
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the master of the first resolver.
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the
+        master of the first resolver.
 
         >>> workers = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec({"worker": ["host1:5000"]}))
         >>> zd.resolvers.UnionResolver(workers).master("worker", 0, "zmq")
@@ -105,7 +111,10 @@ class UnionResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Mapping[str, Any] | None = None,
     ) -> dict[str, int]:
         """Return the accelerators that the first resolver reports.
 

@@ -1,5 +1,5 @@
-"""The data service and the constants under their names in tf.data.experimental. They are the same objects as in `zmqdist.data.service` and
-`zmqdist.data.constants`.
+"""The data service and the constants under their names in tf.data.experimental. They are the same
+objects as in `zmqdist.data.service` and `zmqdist.data.constants`.
 """
 
 from __future__ import annotations
@@ -22,5 +22,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'zmqdist.data.experimental' has no attribute {name!r}")
 
 
-__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "distributed_save", "service"]
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "SHARD_HINT",
+    "UNKNOWN_CARDINALITY",
+    "distributed_save",
+    "service",
+]
 __dir__ = __all__.copy  # dir() and completion show no other names

@@ -1,17 +1,19 @@
-"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel operators share. The threads of the parallel
-operators are in parallel.py.
+"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel
+operators share. The threads of the parallel operators are in parallel.py.
 
 Rules
-    A thread belongs to one node. It stops with the node's iterator, at the end of the data or when the iterator is closed or dropped.
-    Closing the iterator waits until running user functions have returned.
+    A thread belongs to one node. It stops with the node's iterator, at the end of the data or when
+    the iterator is closed or dropped. Closing the iterator waits until running user functions have
+    returned.
 
-    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in which they are ready. An error takes the
-    place of its element, and only that element is lost.
+    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in
+    which they are ready. An error takes the place of its element, and only that element is lost.
 
-    A state contains the elements that were read ahead. The state of a parallel map contains inputs instead, and after a load the function
-    is called on them again.
+    A state contains the elements that were read ahead. The state of a parallel map contains inputs
+    instead, and after a load the function is called on them again.
 
-All Python functions of a process share the interpreter lock, so threads help only if a function waits or computes in NumPy.
+All Python functions of a process share the interpreter lock, so threads help only if a function
+waits or computes in NumPy.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from typing import Any, ClassVar
 from zmqdist import clock as time
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import (
+    BufferedError,
+    Context,
+    OperatorNode,
+    load_elements,
+    save_elements,
+)
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import checked_int, invalid
 from zmqdist.errors import FailedPreconditionError
@@ -39,12 +47,13 @@ AHEAD_MAX = 4096
 """The largest number of elements that are read ahead if the user has set no number."""
 
 AHEAD_SPLITS_MAX = 64
-"""The largest number of elements that are read ahead if a dispatcher gives out the positions. It is small because a position that one
-process has taken is unavailable to other processes, and is lost if the process crashes."""
+"""The largest number of elements that are read ahead if a dispatcher gives out the positions. It is
+small because a position that one process has taken is unavailable to other processes, and is lost
+if the process crashes."""
 
 SHORT_S = 0.001
-"""Seconds. If less time than this passes from one run (`ReadAheadLimit`) to the next, threads are woken too often, and the limit is
-doubled."""
+"""Seconds. If less time than this passes from one run (`ReadAheadLimit`) to the next, threads are
+woken too often, and the limit is doubled."""
 
 FORKED = "this iterator belongs to the parent of this forked process: create another iterator here"
 
@@ -52,16 +61,18 @@ _END = object()
 
 
 class ReadAheadLimit:
-    """The number of elements that are read ahead, adapted to the time in which they are computed and taken.
+    """The number of elements that are read ahead, adapted to the time in which they are computed
+    and taken.
 
-    Waking a thread takes as much time as computing twenty cheap elements, so the threads pass elements in runs. If less than SHORT_S passes
-    from one run to the next, the limit is doubled. If more than ten times SHORT_S passes, the limit is halved. In this way some
-    milliseconds of work are read ahead, and never fewer than `least` elements.
+    Waking a thread takes as much time as computing twenty cheap elements, so the threads pass
+    elements in runs. If less than SHORT_S passes from one run to the next, the limit is doubled. If
+    more than ten times SHORT_S passes, the limit is halved. In this way some milliseconds of work
+    are read ahead, and never fewer than `least` elements.
 
     Attributes:
       size: the current limit.
-      low: the next run starts when at most this number of elements is left, so that it has room for a quarter of the limit, or for one
-        element if that is more.
+      low: the next run starts when at most this number of elements is left, so that it has room for
+        a quarter of the limit, or for one element if that is more.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -73,7 +84,9 @@ class ReadAheadLimit:
         self._since = time.perf_counter()
 
     def run_finished(self) -> None:
-        """Record that a run has finished, and adapt the limit to the time since the previous call."""
+        """Record that a run has finished, and adapt the limit to the time since the previous
+        call.
+        """
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:
@@ -87,24 +100,30 @@ class ReadAheadLimit:
 
 
 class ReadAhead:
-    """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to `most` elements if they are computed
-    quickly.
+    """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to
+    `most` elements if they are computed quickly.
 
-    The reading thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when
-    the limit is reached, when another thread waits for an element or to save the state (`wake_requested`), or when `halt` is called. No run
-    begins while a state is saved (`_state_pending`).
+    The reading thread starts with the first read, or with `begin`. It reads in runs, and holds
+    `_run_lock` during a run. A run ends when the limit is reached, when another thread waits for an
+    element or to save the state (`wake_requested`), or when `halt` is called. No run begins while a
+    state is saved (`_state_pending`).
 
-    No wake-up is lost, because the other thread sets `wake_requested` before it checks whether it has to wait, and the reading thread
-    appends an element before it checks `wake_requested`.
+    No wake-up is lost, because the other thread sets `wake_requested` before it checks whether it
+    has to wait, and the reading thread appends an element before it checks `wake_requested`.
     """
 
     def __init__(
-        self, node: OperatorNode, least: int, most: int = 0, changed: threading.Condition | None = None
+        self,
+        node: OperatorNode,
+        least: int,
+        most: int = 0,
+        changed: threading.Condition | None = None,
     ) -> None:
         """Prepare to read `node`. The thread is not started yet.
 
         Args:
-          changed: a condition that all candidates of one `wait_for_one` must share. None creates a condition for this object alone.
+          changed: a condition that all candidates of one `wait_for_one` must share. None creates a
+            condition for this object alone.
         """
         self._node = node
         self._limit = ReadAheadLimit(least, most)
@@ -120,7 +139,8 @@ class ReadAhead:
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
-        """Yield the remaining elements. Unlike `OperatorNode.stream`, each call creates a generator."""
+        """Yield the remaining elements. Unlike `OperatorNode.stream`, each call creates a
+        generator."""
         buffer, limit = self._buffer, self._limit
         while buffer or self._wait():
             x = buffer.popleft()
@@ -136,13 +156,15 @@ class ReadAhead:
             self._start()
 
     def ready(self) -> bool:
-        """Return whether the next element or the end is available without waiting. Starts the thread."""
+        """Return whether the next element or the end is available without waiting. Starts the
+        thread."""
         self.begin()
         return bool(self._buffer) or self._ended or self._stop
 
     @staticmethod
     def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
-        """Wait until one of the candidates is ready. All candidates must share the condition `changed`."""
+        """Wait until one of the candidates is ready. All candidates must share the condition
+        `changed`."""
         for each in candidates:
             each.begin_checked()
         with candidates[0].changed:
@@ -153,8 +175,8 @@ class ReadAhead:
                     candidates[0].changed.wait()
 
     def begin_checked(self) -> None:
-        """Start the thread if it was not started. Raises FailedPreconditionError in the child of a fork, because the thread does not exist
-        there.
+        """Start the thread if it was not started. Raises FailedPreconditionError in the child of a
+        fork, because the thread does not exist there.
         """
         if self._thread is None:
             self._start()
@@ -162,7 +184,8 @@ class ReadAhead:
             raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
-        """Wait for an element. Return False if no further element will come, because the node has ended or `halt` was called."""
+        """Wait for an element. Return False if no further element will come, because the node has
+        ended or `halt` was called."""
         self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
@@ -172,7 +195,8 @@ class ReadAhead:
         return bool(self._buffer)
 
     def _pause(self) -> None:
-        """Wait until the buffer has room for another run, and no state is being saved. Called in the reading thread."""
+        """Wait until the buffer has room for another run, and no state is being saved. Called in
+        the reading thread."""
         with self.changed:
             self._full = True
             while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
@@ -186,10 +210,14 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # start the thread under the lock, because `halt` must not join a thread that is not started
+        with self.changed:
+            # start the thread under the lock, because `halt` must not join a thread that is not
+            # started
             self._stop = False
             self._pid = os.getpid()
-            self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
+            self._thread = threading.Thread(
+                target=self._read, name="zmqdist-data-ahead", daemon=True
+            )
             self._thread.start()
 
     def _read(self) -> None:
@@ -200,7 +228,8 @@ class ReadAhead:
             with self._run_lock:
                 try:
                     self._run()
-                except BaseException as error:  # pass on every error, because the consumer may wait for the element
+                except BaseException as error:
+                    # pass on every error, because the consumer may wait for the element
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
             if self.wake_requested:
@@ -223,7 +252,8 @@ class ReadAhead:
             self._stop = True
             self._wake()
             thread, self._thread = self._thread, None
-        # Do not join the current thread: a finalizer that closes the iterator may run in the reading thread itself.
+        # Do not join the current thread: a finalizer that closes the iterator may run in the
+        # reading thread itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -234,12 +264,15 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()  # interrupt a blocking call of the node first, because `halt` waits for the thread
+        # interrupt a blocking call of the node first, because `halt` waits for the thread
+        self._node.abandon()
         self.halt()
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the elements that were read ahead, and the state of the node after these elements."""
+        """Return the elements that were read ahead, and the state of the node after these
+        elements.
+        """
         # Have the thread end its run and begin no other, so that `_run_lock` becomes free.
         self._state_pending = self.wake_requested = True
         try:
@@ -262,7 +295,11 @@ class ReadAhead:
 class _PrefetchNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
+        size, most = (
+            (PREFETCH_AUTOTUNE, ahead_max(context))
+            if self.op.size == AUTOTUNE
+            else (self.op.size, 0)
+        )
         if size and not context.probing:
             self.children = [ReadAhead(self.children[0], size, most)]  # type: ignore[list-item]
             context.interrupts.close_blocks = True
@@ -274,7 +311,8 @@ class _PrefetchNode(OperatorNode):
 @operator("prefetch", _PrefetchNode)
 @dataclass(frozen=True)
 class Prefetch(Op):
-    """Reads `size` elements ahead in a thread. AUTOTUNE adapts the number, and with 0 there is no thread."""
+    """Reads `size` elements ahead in a thread. AUTOTUNE adapts the number, and with 0 there is no
+    thread."""
 
     in_background: ClassVar[bool] = True
 
@@ -293,19 +331,23 @@ class Prefetch(Op):
         """
         count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
-            raise invalid(f"buffer_size must be greater than or equal to 0, or AUTOTUNE, not {size}")
+            raise invalid(
+                f"buffer_size must be greater than or equal to 0, or AUTOTUNE, not {size}"
+            )
         return count
 
 
 def threads_for(parallel: int, context: Context) -> int:
-    """Return the number of threads for an operator: the requested number, but at most `threading.private_threadpool_size`."""
+    """Return the number of threads for an operator: the requested number, but at most
+    `threading.private_threadpool_size`."""
     requested = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
     bound = context.options.threading.private_threadpool_size
     return min(requested, bound) if bound else requested
 
 
 def ahead_max(context: Context) -> int:
-    """Return the largest number of elements that an operator may read ahead if the user has set no number."""
+    """Return the largest number of elements that an operator may read ahead if the user has set no
+    number."""
     return AHEAD_SPLITS_MAX if context.has_splits else AHEAD_MAX
 
 

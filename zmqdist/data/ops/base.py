@@ -1,15 +1,19 @@
-"""`Op`: the description of an operator, and the facts that can be computed from it without running the operator.
+"""`Op`: the description of an operator, and the facts that can be computed from it without running
+the operator.
 
 Rules
-    An operator is a frozen dataclass of plain arguments, values and functions. Its inputs are in the Dataset, not in the operator. It
-    computes the cardinality and spec of its elements from its arguments and from the cardinalities and specs of the inputs. Only `open`
-    creates an object that runs.
+    An operator is a frozen dataclass of plain arguments, values and functions. Its inputs are in
+    the Dataset, not in the operator. It computes the cardinality and spec of its elements from its
+    arguments and from the cardinalities and specs of the inputs. Only `open` creates an object that
+    runs.
 
-    `describe` returns the arguments as JSON types. Plain arguments are unchanged, arrays and specs are encoded by the safe codec, and a
-    function or any other object becomes an opaque pickle. A dispatcher reads such a description without unpickling anything, because a
-    function is unpickled only when `PickledFunction.value` is first read.
+    `describe` returns the arguments as JSON types. Plain arguments are unchanged, arrays and specs
+    are encoded by the safe codec, and a function or any other object becomes an opaque pickle. A
+    dispatcher reads such a description without unpickling anything, because a function is unpickled
+    only when `PickledFunction.value` is first read.
 
-    State that must outlive an iterator, such as a cache in memory, is in the Dataset's `memory`, not in the operator.
+    State that must outlive an iterator, such as a cache in memory, is in the Dataset's `memory`,
+    not in the operator.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ _UNSET: Any = object()
 
 
 class PickledFunction:
-    """A user function, or another object that only pickle can encode. It is pickled when `blob` is first read, and unpickled when `value`
-    is first read.
+    """A user function, or another object that only pickle can encode. It is pickled when `blob` is
+    first read, and unpickled when `value` is first read.
     """
 
     __slots__ = ("_blob", "_value")
@@ -45,8 +49,8 @@ class PickledFunction:
 
     @property
     def value(self) -> Any:
-        """The function. If it is from a description, the first access unpickles it, which runs code that the sender of the description has
-        chosen.
+        """The function. If it is from a description, the first access unpickles it, which runs code
+        that the sender of the description has chosen.
         """
         if self._value is _UNSET:
             from zmqdist.wire.trusted import unpack
@@ -55,14 +59,15 @@ class PickledFunction:
         return self._value
 
     def marked(self, name: str) -> bool:
-        """Return whether the function has an attribute with this name whose value is true. If the function is still pickled, return False
-        and do not unpickle it.
+        """Return whether the function has an attribute with this name whose value is true. If the
+        function is still pickled, return False and do not unpickle it.
         """
         return bool(getattr(self._value, name, False))
 
     @property
     def blob(self) -> bytes:
-        """The pickle of the function. Raises InvalidArgumentError if an object in the function cannot be pickled."""
+        """The pickle of the function. Raises InvalidArgumentError if an object in the function
+        cannot be pickled."""
         if self._blob is None:
             from zmqdist.wire.trusted import pack_function
 
@@ -94,8 +99,10 @@ class Op:
       name: the name in the registry, in descriptions and in `explain`.
       node: the class that runs the operator.
       in_background: whether the operator reads its inputs in a thread.
-      is_reader: whether the operator reads the files that its input names. FILE sharding looks for such operators.
-      instead: the end of the error text of `per_split`, which says what else the user can do; empty if there is no advice.
+      is_reader: whether the operator reads the files that its input names. FILE sharding looks for
+        such operators.
+      instead: the end of the error text of `per_split`, which says what else the user can do; empty
+        if there is no advice.
     """
 
     name: ClassVar[str]
@@ -106,7 +113,8 @@ class Op:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs take elements from this operator too, so that a pass may be empty although a later pass has elements."""
+        """Whether other programs take elements from this operator too, so that a pass may be empty
+        although a later pass has elements."""
         return False
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -114,60 +122,69 @@ class Op:
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
-        """Return the cardinality of the operator's result, where `inputs` are the cardinalities of its inputs. By default, return the
-        cardinality of the first input.
+        """Return the cardinality of the operator's result, where `inputs` are the cardinalities of
+        its inputs. By default, return the cardinality of the first input.
         """
         return inputs[0]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the spec of the operator's elements, where `inputs` are the specs of its inputs. Return UNKNOWN_SPEC if only running the
-        pipeline shows the spec. By default, return the spec of the first input.
+        """Return the spec of the operator's elements, where `inputs` are the specs of its inputs.
+        Return UNKNOWN_SPEC if only running the pipeline shows the spec. By default, return the spec
+        of the first input.
         """
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Compute the first element of `dataset`, whose last operator this is, and return the element's spec. Return UNKNOWN_SPEC if
-        `dataset` is empty.
+        """Compute the first element of `dataset`, whose last operator this is, and return the
+        element's spec. Return UNKNOWN_SPEC if `dataset` is empty.
         """
         for first in dataset.probe():
             return spec_of(first)
         return UNKNOWN_SPEC
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        """Return the indices of the inputs that a data service splits among its workers. Each worker reads the other inputs whole."""
+        """Return the indices of the inputs that a data service splits among its workers. Each
+        worker reads the other inputs whole."""
         return tuple(range(count))
 
     @property
     def repetitions(self) -> int:
-        """How often the operator opens its inputs; INFINITE_CARDINALITY if it opens them again and again without end."""
+        """How often the operator opens its inputs; INFINITE_CARDINALITY if it opens them again and
+        again without end."""
         return 1
 
     def split_count(self) -> int:
-        """Return the number of positions of a source. Raises UnimplementedError if the source cannot be split."""
-        raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
+        """Return the number of positions of a source. Raises UnimplementedError if the source
+        cannot be split."""
+        raise UnimplementedError(
+            f"Splitting is not implemented for {self.one_line()}: it has no positions"
+        )
 
     def per_split(self) -> Fraction | None:
-        """Return how many elements the operator yields for each input element or, if it is a source, for each position. Return None if this
-        number varies.
+        """Return how many elements the operator yields for each input element or, if it is a
+        source, for each position. Return None if this number varies.
 
         Raises:
-          UnimplementedError: the operator does not look at one element at a time, so the portions of the input would yield other elements
-            than the whole input.
+          UnimplementedError: the operator does not look at one element at a time, so the portions
+            of the input would yield other elements than the whole input.
         """
         raise UnimplementedError(
-            f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, as exactly-once"
+            f"{self.name}() does not look at one element at a time, so it cannot run on portions "
+            f"of the data, as exactly-once"
             f" delivery and reading in order require: put it behind distribute(){self.instead}",
         )
 
     def stateful(self) -> bool:
-        """Return whether the operator's elements depend on state outside its description, so that another process may compute other
-        elements.
+        """Return whether the operator's elements depend on state outside its description, so that
+        another process may compute other elements.
         """
         return False
 
     def describe(self) -> dict[str, Any]:
         """Return the operator's arguments as JSON types, by name."""
-        return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {
+            field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> Op:
@@ -175,7 +192,8 @@ class Op:
         return cls(**{name: _restored(value) for name, value in described.items()})
 
     def one_line(self) -> str:
-        """Return one line for `explain`: the name, and the arguments that differ from their defaults."""
+        """Return one line for `explain`: the name, and the arguments that differ from their
+        defaults."""
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -194,7 +212,8 @@ def _described(value: Any) -> Any:
     try:
         return {"value": to_json(value)}
     except InvalidArgumentError:
-        # Pickle what the safe codec refuses: other objects, and namedtuples of user classes with methods.
+        # Pickle what the safe codec refuses: other objects, and namedtuples of user classes with
+        # methods.
         return {"pickle": base64.b64encode(PickledFunction(value).blob).decode()}
 
 
@@ -212,8 +231,8 @@ def finite(count: int) -> bool:
 
 
 def all_of(counts: tuple[int, ...], combine: Callable[[list[int]], int]) -> int:
-    """Return `combine` of the finite counts. Return UNKNOWN_CARDINALITY if a count is unknown, and INFINITE_CARDINALITY if all counts are
-    infinite.
+    """Return `combine` of the finite counts. Return UNKNOWN_CARDINALITY if a count is unknown, and
+    INFINITE_CARDINALITY if all counts are infinite.
     """
     if UNKNOWN_CARDINALITY in counts:
         return UNKNOWN_CARDINALITY

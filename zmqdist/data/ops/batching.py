@@ -1,4 +1,5 @@
-"""batch, unbatch and rebatch: operators that join several elements to one element, or split elements."""
+"""batch, unbatch and rebatch: operators that join several elements to one element, or split
+elements."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Runs an operator that joins each `size` consecutive elements: collects elements in `held`, and joins them when they are enough.
+    """Runs an operator that joins each `size` consecutive elements: collects elements in `held`,
+    and joins them when they are enough.
 
-    After an error of the input, `held` has all elements before the failed element, so that only the failed element is lost.
+    After an error of the input, `held` has all elements before the failed element, so that only the
+    failed element is lost.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -49,12 +52,15 @@ class GatheringNode(OperatorNode):
         size = self.op.size
         source = self.source()
         while True:
-            # If the input raises, no element is lost, because `extend` has added the elements before the error to `held`.
+            # If the input raises, no element is lost, because `extend` has added the elements
+            # before the error to `held`.
             self.held.extend(islice(source, size - len(self.held)))
             held = self.held
             if len(held) < size:
                 break
-            self.held = []  # empty `held` before `join`, so that a batch for which `join` raises is not joined again
+            # empty `held` before `join`, so that a batch for which `join` raises is not joined
+            # again
+            self.held = []
             yield self.join(held)
         if held and not self.op.drop_remainder:
             self.held = []
@@ -76,7 +82,8 @@ class Gathering(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the batch size as an int. Raises InvalidArgumentError if it is not positive, and TypeError if it is not an integer."""
+        """Return the batch size as an int. Raises InvalidArgumentError if it is not positive, and
+        TypeError if it is not an integer."""
         count = checked_int(size, "batch_size")
         if count < 1:
             raise invalid(f"batch_size must be greater than zero, not {size}")
@@ -95,7 +102,8 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Runs a parallel `batch`: collects the elements of a batch in `held`, and has threads stack the batches."""
+    """Runs a parallel `batch`: collects the elements of a batch in `held`, and has threads stack
+    the batches."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -125,7 +133,8 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape, in `parallel` threads. With 0, the thread that reads the dataset stacks them."""
+    """Stacks elements of one shape, in `parallel` threads. With 0, the thread that reads the
+    dataset stacks them."""
 
     parallel: int = 0
     deterministic: bool | None = None
@@ -159,7 +168,10 @@ class _UnbatchNode(OperatorNode):
         self.batch = None
 
     def state(self) -> dict[str, Any]:
-        return {"batch": save_elements([] if self.batch is None else [self.batch]), "position": self.position}
+        return {
+            "batch": save_elements([] if self.batch is None else [self.batch]),
+            "position": self.position,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         held = load_elements(state["batch"])
@@ -187,8 +199,8 @@ class Unbatch(Op):
 
 
 def rows_in(spec: Any) -> int | None:
-    """Return the length along axis 0 that a spec states for all leaves, or None if the length of a leaf is unknown. Raises ValueError for
-    scalars and different lengths.
+    """Return the length along axis 0 that a spec states for all leaves, or None if the length of a
+    leaf is unknown. Raises ValueError for scalars and different lengths.
     """
     sizes: set[int | None] = set()
     for one in leaves_of(spec):
@@ -205,8 +217,8 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Runs `rebatch`: collects the rows of batches in `held`, and stacks them again. `turn` counts the yielded batches, to select the next
-    size.
+    """Runs `rebatch`: collects the rows of batches in `held`, and stacks them again. `turn` counts
+    the yielded batches, to select the next size.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -260,5 +272,7 @@ class Rebatch(Op):
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         rows, size = rows_in(inputs[0]), self.sizes[0]
-        fixed = len(set(self.sizes)) == 1 and (self.drop_remainder or (rows is not None and rows % size == 0))
+        fixed = len(set(self.sizes)) == 1 and (
+            self.drop_remainder or (rows is not None and rows % size == 0)
+        )
         return batched(unbatched(inputs[0]), size if fixed else None)

@@ -1,18 +1,22 @@
 """cache: elements that are computed once, and recorded in memory or in a file.
 
 Rules
-    The record of the first complete pass is kept, and the record of a pass that ends early is dropped. An iterator that finds a record when
-    it is opened reads the record. An iterator that finds no record records its own pass.
+    The record of the first complete pass is kept, and the record of a pass that ends early is
+    dropped. An iterator that finds a record when it is opened reads the record. An iterator that
+    finds no record records its own pass.
 
-    The record in memory belongs to the Dataset object. All pipelines that name the same file share the record in the file (chunks.py). An
-    iterator writes the record as `<filename>.data.part`, and renames it at the end of the pass. If `<filename>.data.part` exists already,
-    because another iterator is writing it or a crashed program has left it, the iterator raises AlreadyExistsError.
+    The record in memory belongs to the Dataset object. All pipelines that name the same file share
+    the record in the file (chunks.py). An iterator writes the record as `<filename>.data.part`, and
+    renames it at the end of the pass. If `<filename>.data.part` exists already, because another
+    iterator is writing it or a crashed program has left it, the iterator raises AlreadyExistsError.
 
-    A state contains the elements that were recorded so far, or the whole record if it is in memory, so that another process can continue.
+    A state contains the elements that were recorded so far, or the whole record if it is in memory,
+    so that another process can continue.
 
-    Elements of a record in memory are yielded read-only, also in the pass that records them. Otherwise a reader that changed an element
-    would find the change in the next pass. The pass that records a file yields read-only elements too. Elements that are read from the
-    file belong to their reader.
+    Elements of a record in memory are yielded read-only, also in the pass that records them.
+    Otherwise a reader that changed an element would find the change in the next pass. The pass that
+    records a file yields read-only elements too. Elements that are read from the file belong to
+    their reader.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:  # a probe for the spec is no pass over the dataset, so it leaves no record
+        if not self.context.probing:
+            # a probe for the spec is no pass over the dataset, so it leaves no record
             self._keep(self.recorded)
 
     def _keep(self, record: list[Any]) -> None:
@@ -72,7 +77,8 @@ class _CacheNode(OperatorNode):
         self.dataset.memory.values["cache"] = record
 
     def _record(self, x: Any) -> Any:
-        """Record an element. Return the element as the node yields it: read-only, with dicts of its own."""
+        """Record an element. Return the element as the node yields it: read-only, with dicts of its
+        own."""
         stored = read_only(x)
         self.recorded.append(stored)
         output = read_only(stored)
@@ -81,7 +87,11 @@ class _CacheNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         held = self.recorded if self.reading is None else self.reading
-        return {"position": self.position, "reading": self.reading is not None, "held": save_elements(held)}
+        return {
+            "position": self.position,
+            "reading": self.reading is not None,
+            "held": save_elements(held),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         held = list(map(read_only, load_elements(state["held"])))
@@ -95,7 +105,9 @@ class _CacheNode(OperatorNode):
 @operator("cache", _CacheNode)
 @dataclass(frozen=True)
 class Cache(Op):
-    """Records the elements of the first complete pass in memory, and yields them in later passes."""
+    """Records the elements of the first complete pass in memory, and yields them in later
+    passes.
+    """
 
 
 class _FileCacheNode(OperatorNode):
@@ -104,7 +116,8 @@ class _FileCacheNode(OperatorNode):
     Attributes:
       position: how many elements were yielded.
       reading: whether this pass reads the elements from the file.
-      carried: the elements from a loaded state, which have to be written to the file before any new element.
+      carried: the elements from a loaded state, which have to be written to the file before any new
+        element.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -125,7 +138,8 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                # Yield read-only arrays, because they are written to the file later, with their block, and must not change until then.
+                # Yield read-only arrays, because they are written to the file later, with their
+                # block, and must not change until then.
                 yield read_only(x)
             part.close()
             storage.rename(self.path + ".part", self.path)
@@ -133,12 +147,14 @@ class _FileCacheNode(OperatorNode):
 
     def _opened(self) -> ElementsFile:
         if self.part is None:
-            # Create the file exclusively, so that of several iterators that begin to record at the same time only one succeeds.
+            # Create the file exclusively, so that of several iterators that begin to record at the
+            # same time only one succeeds.
             with contextlib.suppress(FileExistsError), open(self.path + ".part", "xb"):
                 self.part = ElementsFile(self.path + ".part", "")
             if self.part is None:
                 raise AlreadyExistsError(
-                    f"There appears to be a concurrent caching iterator running: {self.path}.part exists."
+                    f"There appears to be a concurrent caching iterator running: {self.path}.part "
+                    f"exists."
                     " If a program that crashed has left it, delete it.",
                 )
             for x in self.carried:
@@ -167,7 +183,8 @@ class _FileCacheNode(OperatorNode):
         if self.part is None:
             held = save_elements(self.carried)
         else:
-            # The state contains the elements, and not the name of the file, because `close` deletes the file.
+            # The state contains the elements, and not the name of the file, because `close` deletes
+            # the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 held = save_elements(read_elements(file, self.path))
@@ -182,6 +199,7 @@ class _FileCacheNode(OperatorNode):
 @operator("cache_file", _FileCacheNode)
 @dataclass(frozen=True)
 class FileCache(Op):
-    """Records the elements of the first complete pass in a file, from which later passes and other processes read them."""
+    """Records the elements of the first complete pass in a file, from which later passes and other
+    processes read them."""
 
     filename: str = ""

@@ -1,5 +1,5 @@
-"""zip, concatenate, repeat, flat_map, interleave, choose and sample: operators that join several datasets, or that read a dataset several
-times.
+"""zip, concatenate, repeat, flat_map, interleave, choose and sample: operators that join several
+datasets, or that read a dataset several times.
 """
 
 from __future__ import annotations
@@ -31,12 +31,21 @@ from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
 from zmqdist.data.ops.in_step import InStepOp
 from zmqdist.data.ops.opening import DeferredNode
 from zmqdist.data.seeds import RandomNode
-from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
+from zmqdist.data.structure import (
+    UNKNOWN_SPEC,
+    NoElements,
+    checked_int,
+    common_spec,
+    invalid,
+    is_dataset,
+    read_only,
+)
 from zmqdist.random import in_function
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`. `ended` says whether an input has ended. If so, the node reads no further row, not even after a load."""
+    """Runs `zip`. `ended` says whether an input has ended. If so, the node reads no further row,
+    not even after a load."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -54,8 +63,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # One input has ended. Read this row from the inputs after it, too. If one of them also ends here, a cache in it has then
-                # reached its end, and keeps its record.
+                # One input has ended. Read this row from the inputs after it, too. If one of them
+                # also ends here, a cache in it has then reached its end, and keeps its record.
                 self._skip_row(len(row))
                 return
             except Exception:
@@ -70,8 +79,9 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Read one element from each input after number `failed`, which has ended or raised an error. All inputs are then at the next row,
-        so that the elements of a later row belong together.
+        """Read one element from each input after number `failed`, which has ended or raised an
+        error. All inputs are then at the next row, so that the elements of a later row belong
+        together.
         """
         for child in self.children[failed + 1 :]:
             try:
@@ -163,17 +173,18 @@ class _RepeatNode(OperatorNode):
                 return
             self.epoch += 1
             if self.epoch != count:
-                # Open a new node for each pass, so that a shuffle draws its next order, and a cache reads the record of the first pass.
+                # Open a new node for each pass, so that a shuffle draws its next order, and a cache
+                # reads the record of the first pass.
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether the node must end after an empty pass. It must end if every later pass would be empty, or if empty passes might
-        follow without end.
+        """Return whether the node must end after an empty pass. It must end if every later pass
+        would be empty, or if empty passes might follow without end.
 
-        Empty passes do not follow without end if other processes take elements too. These may have taken all elements of this pass, and a
-        later pass may have elements.
+        Empty passes do not follow without end if other processes take elements too. These may have
+        taken all elements of this pass, and a later pass may have elements.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -191,7 +202,8 @@ class _RepeatNode(OperatorNode):
 @operator("repeat", _RepeatNode)
 @dataclass(frozen=True)
 class Repeat(Op):
-    """Yields the elements of the input `count` times, or without end if `count` is negative. The input is opened again each time."""
+    """Yields the elements of the input `count` times, or without end if `count` is negative. The
+    input is opened again each time."""
 
     count: int
 
@@ -210,26 +222,33 @@ class Repeat(Op):
         return inputs[0] * self.count if finite(inputs[0]) else UNKNOWN_CARDINALITY
 
 
-# -- datasets of a function ---------------------------------------------------------------------------------------
+# -- datasets of a function ------------------------------------------------------------------------
 
 
 def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
-    """Return `value`, the result of a user function of the operator. Raises TypeError if `value` is not a dataset."""
+    """Return `value`, the result of a user function of the operator. Raises TypeError if `value` is
+    not a dataset."""
     if not is_dataset(value):
-        raise TypeError(f"the function of {operator_name} must return a Dataset, not {type(value).__name__}")
+        raise TypeError(
+            f"the function of {operator_name} must return a Dataset, not {type(value).__name__}"
+        )
     return value  # type: ignore[no-any-return]
 
 
 class InterleaveNode(NumberedNode):
-    """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
+    """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of
+    one open dataset in the cycle.
 
-    Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
-    threads, the slot is filled at once, so that a thread can read the dataset ahead. If the input raises an error at this moment,
-    (BufferedError, None) is in the slot until the slot's turn. If the order of the elements is kept, it is the same with and without
-    threads, because a slot becomes free in its own turn, so that slots get new datasets in the order of their turns.
+    Without threads, a slot whose dataset has ended gets the dataset of the next input element when
+    it is the slot's turn again. With threads, the slot is filled at once, so that a thread can read
+    the dataset ahead. If the input raises an error at this moment, (BufferedError, None) is in the
+    slot until the slot's turn. If the order of the elements is kept, it is the same with and
+    without threads, because a slot becomes free in its own turn, so that slots get new datasets in
+    the order of their turns.
 
     Attributes:
-      slots: for each slot (input element, node of its dataset, number of the input element), or None if the slot is empty.
+      slots: for each slot (input element, node of its dataset, number of the input element), or
+        None if the slot is empty.
       opened: the number of input elements so far.
       turn: the number of the current slot.
       taken: the number of elements of the current block that were yielded.
@@ -245,7 +264,11 @@ class InterleaveNode(NumberedNode):
         self.ended = False
         self.threads = 0
         if self.op.parallel and not context.probing:
-            self.threads = len(self.slots) if self.op.parallel == AUTOTUNE else threads_for(self.op.parallel, context)
+            self.threads = (
+                len(self.slots)
+                if self.op.parallel == AUTOTUNE
+                else threads_for(self.op.parallel, context)
+            )
             context.interrupts.close_blocks = True
         self.ordered = in_order(self.op.deterministic, context)
         self.changed = None if self.ordered else threading.Condition()
@@ -273,7 +296,9 @@ class InterleaveNode(NumberedNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()  # advance before the yield, because a state that is saved during the yield contains these fields
+                    # advance before the yield, because a state that is saved during the yield
+                    # contains these fields
+                    self._advance()
                     yield x
                     break
             else:
@@ -285,7 +310,8 @@ class InterleaveNode(NumberedNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """Move `turn` to the next slot with an element that is ready. If there is no such slot, wait for one."""
+        """Move `turn` to the next slot with an element that is ready. If there is no such slot,
+        wait for one."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
@@ -293,7 +319,8 @@ class InterleaveNode(NumberedNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            # No node is ready, so all nodes are ReadAheads, because a node of any other class counts as ready.
+            # No node is ready, so all nodes are ReadAheads, because a node of any other class
+            # counts as ready.
             ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
@@ -304,8 +331,8 @@ class InterleaveNode(NumberedNode):
                 return
 
     def _fill(self, number: int) -> bool:
-        """Open the dataset of the next input element in slot `number`. Return False if the input has no more elements, or if another thread
-        is closing the iterator.
+        """Open the dataset of the next input element in slot `number`. Return False if the input
+        has no more elements, or if another thread is closing the iterator.
         """
         if self.ended or self.abandoned.is_set():
             return False
@@ -314,7 +341,8 @@ class InterleaveNode(NumberedNode):
                 self.opened += 1
                 node = self._open_inner(number, x, self.opened)
                 self.slots[number] = (x, node, self.opened)
-                # If another thread is closing the iterator, close the node here, because that thread has not seen this slot.
+                # If another thread is closing the iterator, close the node here, because that
+                # thread has not seen this slot.
                 if self.abandoned.is_set():
                     node.abandon()
                     node.close()
@@ -322,7 +350,8 @@ class InterleaveNode(NumberedNode):
         except Exception as error:
             if not self.threads:
                 raise
-            # With threads, a slot is filled before its turn, so keep the error in the slot until the turn comes.
+            # With threads, a slot is filled before its turn, so keep the error in the slot until
+            # the turn comes.
             self.slots[number] = (BufferedError(error), None, self.opened)
             self.children[0].restart()
             return True
@@ -330,10 +359,11 @@ class InterleaveNode(NumberedNode):
         return False
 
     def _open_inner(self, number: int, x: Any, opened: int, state: Any = None) -> Any:
-        """Open the dataset that the function returns for `x`, the input element number `opened`, and return its node. With `state`, load
-        this state.
+        """Open the dataset that the function returns for `x`, the input element number `opened`,
+        and return its node. With `state`, load this state.
 
-        The function gets `x` read-only, because a state contains `x`, and a load calls the function on it again.
+        The function gets `x` read-only, because a state contains `x`, and a load calls the function
+        on it again.
         """
         if self.threads:
             return self._open_ahead(number, x, self.inner_context(opened), state)
@@ -383,25 +413,44 @@ class InterleaveNode(NumberedNode):
             node.close()
 
     def state(self) -> dict[str, Any]:
-        inner = [slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict(), slot[2]] for slot in self.slots]
-        return {"slots": inner, "opened": self.opened, "turn": self.turn, "taken": self.taken, "ended": self.ended}
+        inner = [
+            slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict(), slot[2]]
+            for slot in self.slots
+        ]
+        return {
+            "slots": inner,
+            "opened": self.opened,
+            "turn": self.turn,
+            "taken": self.taken,
+            "ended": self.ended,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self._close_slots()
         self.slots[:] = [None] * len(self.slots)
-        self.turn, self.taken, self.ended, self.opened = state["turn"], state["taken"], state["ended"], state["opened"]
+        self.turn, self.taken, self.ended, self.opened = (
+            state["turn"],
+            state["taken"],
+            state["ended"],
+            state["opened"],
+        )
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
             slot_state = state["slots"][number]
             if slot_state is not None:
                 elements, inner_state, opened = slot_state
                 (x,) = load_elements(elements)
-                node = None if type(x) is BufferedError else self._open_inner(number, x, opened, inner_state)
+                node = (
+                    None
+                    if type(x) is BufferedError
+                    else self._open_inner(number, x, opened, inner_state)
+                )
                 self.slots[number] = (x, node, opened)
 
 
 def default_cycle_length(parallel: int | None) -> int:
-    """Return how many datasets `interleave` has open by default, if it makes `parallel` calls at the same time."""
+    """Return how many datasets `interleave` has open by default, if it makes `parallel` calls at
+    the same time."""
     cpus = os.cpu_count() or 1
     if parallel is None:
         return cpus
@@ -411,8 +460,8 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Yields blocks of elements from several datasets in turn. A function returns the dataset for each input element. flat_map is
-    interleave with one dataset at a time.
+    """Yields blocks of elements from several datasets in turn. A function returns the dataset for
+    each input element. flat_map is interleave with one dataset at a time.
     """
 
     function: PickledFunction
@@ -439,14 +488,19 @@ class Interleave(Op):
         return UNKNOWN_SPEC
 
     def dataset_of(self, x: Any) -> DatasetLike:
-        """Return the dataset that the function returns for an element. Raises TypeError if the function returns no dataset."""
+        """Return the dataset that the function returns for an element. Raises TypeError if the
+        function returns no dataset."""
         fn = self.function.value
-        called = "flat_map" if (self.cycle_length, self.block_length, self.parallel) == (1, 1, 0) else self.name
+        called = (
+            "flat_map"
+            if (self.cycle_length, self.block_length, self.parallel) == (1, 1, 0)
+            else self.name
+        )
         with in_function():
             return returned_dataset(fn(*x) if type(x) is tuple else fn(x), called)
 
 
-# -- one of several at a time ---------------------------------------------------------------------------------------
+# -- one of several at a time ----------------------------------------------------------------------
 
 
 class _ChooseNode(OperatorNode):
@@ -499,7 +553,9 @@ class _Selecting(InStepOp):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if not self.stop_on_empty_dataset and INFINITE_CARDINALITY in inputs[1:]:
-            return INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+            return (
+                INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+            )
         everything = set(inputs) == {INFINITE_CARDINALITY}
         return INFINITE_CARDINALITY if everything else UNKNOWN_CARDINALITY
 
@@ -518,19 +574,21 @@ class _Selecting(InStepOp):
         return some_left_out and set(inputs) != {INFINITE_CARDINALITY}
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        return tuple(range(1, count))  # split all inputs except the selector, which each worker reads whole
+        # split all inputs except the selector, which each worker reads whole
+        return tuple(range(1, count))
 
 
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Yields, for each index that the first input yields, the next element of another input. Index 0 means the second input, index 1 the
-    third, and so on.
+    """Yields, for each index that the first input yields, the next element of another input. Index
+    0 means the second input, index 1 the third, and so on.
     """
 
 
 class _SelectorNode(RandomNode):
-    """Runs a Selector: draws random indices by weight. If the node has an input, this input yields the weights for each draw."""
+    """Runs a Selector: draws random indices by weight. If the node has an input, this input yields
+    the weights for each draw."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context, dataset.op.rerandomize)
@@ -551,7 +609,8 @@ class _SelectorNode(RandomNode):
 @operator("selector", _SelectorNode)
 @dataclass(frozen=True)
 class Selector(Op):
-    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with a Selector as the first input."""
+    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with a
+    Selector as the first input."""
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None

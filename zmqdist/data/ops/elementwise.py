@@ -32,7 +32,8 @@ class _MapNode(OperatorNode):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the dataset calls the function."""
+    """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the
+    dataset calls the function."""
 
     function: PickledFunction
     output_signature: Any = None
@@ -40,9 +41,14 @@ class Map(Op):
     deterministic: bool | None = None
 
     def fitting(self) -> PickledFunction:
-        """Return the function. If there is a signature, wrap the function, so that its results are checked and converted to it."""
+        """Return the function. If there is a signature, wrap the function, so that its results are
+        checked and converted to it."""
         spec = self.output_signature
-        return self.function if spec is None else PickledFunction(CheckedFunction(self.function.value, spec, "map"))
+        return (
+            self.function
+            if spec is None
+            else PickledFunction(CheckedFunction(self.function.value, spec, "map"))
+        )
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing
@@ -56,7 +62,8 @@ class Map(Op):
 
 
 class _ScanNode(OperatorNode):
-    """Runs `scan`. The function gets the state read-only, and the reader gets the output read-only, because they may be the same array."""
+    """Runs `scan`. The function gets the state read-only, and the reader gets the output read-only,
+    because they may be the same array."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -68,11 +75,14 @@ class _ScanNode(OperatorNode):
         for x in self.source():
             result = fn(read_only(self.carried), x)
             if type(result) is not tuple or len(result) != 2:
-                raise TypeError(f"the function of scan must return (state, output), not {type(result).__name__}")
+                raise TypeError(
+                    f"the function of scan must return (state, output), not {type(result).__name__}"
+                )
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
-            # Assign the state only after all calls that may raise, so that an error leaves the state unchanged.
+            # Assign the state only after all calls that may raise, so that an error leaves the
+            # state unchanged.
             self.carried = carried
             yield out if type(out) in READY else read_only(out)
 
@@ -87,13 +97,16 @@ def check_state(value: Any, spec: Any, operator_name: str) -> None:
     """Raise TypeError if a new state differs from the first state in structure, dtype or shape."""
     problem = problem_of(value, spec)
     if problem is not None:
-        raise TypeError(f"the state of {operator_name} must keep its structure, dtype and shape: {problem}")
+        raise TypeError(
+            f"the state of {operator_name} must keep its structure, dtype and shape: {problem}"
+        )
 
 
 @operator("scan", _ScanNode)
 @dataclass(frozen=True)
 class Scan(Op):
-    """Applies a function to a state and each element. The function returns the next state and an output element."""
+    """Applies a function to a state and each element. The function returns the next state and an
+    output element."""
 
     initial: Any
     function: PickledFunction
@@ -145,7 +158,9 @@ class Enumerate(InStepOp):
     def in_step(self, dataset: DatasetLike) -> bool:
         # As in tf.data, each process numbers its own elements if the data has no end, unless the
         # position tells the number.
-        return dataset.cardinality() != INFINITE_CARDINALITY or aligned_positions(dataset) is not None
+        return (
+            dataset.cardinality() != INFINITE_CARDINALITY or aligned_positions(dataset) is not None
+        )
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.int64), inputs[0]
@@ -168,9 +183,15 @@ class WithOptions(Op):
 
 
 def truth(value: Any, operator_name: str) -> bool:
-    """Return the result of a predicate as a bool. Raises TypeError if the result is not a single bool."""
+    """Return the result of a predicate as a bool. Raises TypeError if the result is not a single
+    bool."""
     if value is True or value is False:
         return bool(value)
-    if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
+    if isinstance(value, np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
+    ):
         return bool(value)
-    raise TypeError(f"the function of {operator_name} must return a bool, not {type(value).__name__} {value!r:.60}")
+    raise TypeError(
+        f"the function of {operator_name} must return a bool, not {type(value).__name__} "
+        f"{value!r:.60}"
+    )

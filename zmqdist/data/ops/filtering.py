@@ -1,4 +1,6 @@
-"""filter, take, skip, shard, take_while, unique, ignore_errors: operators that leave out elements."""
+"""filter, take, skip, shard, take_while, unique, ignore_errors: operators that leave out
+elements.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,9 @@ class _TakeNode(_CountingNode):
     """Runs `take`. `position` is the number of yielded elements.
 
     Attributes:
-      end_checked: whether the node has checked, after its last element, whether it must read its input to the end. It must if the input
-        is known to have at most `count` elements, because a cache in the input keeps its record only if the cache is read to its end.
+      end_checked: whether the node has checked, after its last element, whether it must read its
+        input to the end. It must if the input is known to have at most `count` elements, because a
+        cache in the input keeps its record only if the cache is read to its end.
     """
 
     end_checked = False
@@ -148,12 +151,13 @@ class _ShardNode(_CountingNode):
 
 
 class _FullShardNode(_ShardNode):
-    """Reads the first element of every shard before it yields the elements of its own shard, so that each shard notices if the input has
-    elements, but fewer than there are shards.
+    """Reads the first element of every shard before it yields the elements of its own shard, so
+    that each shard notices if the input has elements, but fewer than there are shards.
 
     Attributes:
       first: the shard's own first element, until it is yielded.
-      phase: 0 while the node reads the first element of every shard, 1 while it reads its own shard, 2 after it has raised the error.
+      phase: 0 while the node reads the first element of every shard, 1 while it reads its own
+        shard, 2 after it has raised the error.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -169,11 +173,14 @@ class _FullShardNode(_ShardNode):
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                # Raise the error only once, so that an ignore_errors() after this operator reaches the end.
+                # Raise the error only once, so that an ignore_errors() after this operator reaches
+                # the end.
                 self.phase = 2
                 raise invalid(
-                    f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
-                    f" for the required {count} shards/workers. Split your files into more, smaller ones,"
+                    f"Could not apply sharding: the dataset only has {self.position} file(s) or "
+                    f"element(s), which is not enough"
+                    f" for the required {count} shards/workers. Split your files into more, "
+                    f"smaller ones,"
                     " or use ShardingPolicy.DATA or DYNAMIC."
                 )
             self.position, self.phase = 0, 1
@@ -193,8 +200,9 @@ class _FullShardNode(_ShardNode):
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class ShardOp(Op):
-    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the sharding policies FILE and HINT set, iterating
-    raises an error if the input has elements, but too few for all shards.
+    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the
+    sharding policies FILE and HINT set, iterating raises an error if the input has elements, but
+    too few for all shards.
     """
 
     count: int
@@ -206,14 +214,18 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Check the arguments, and return the operator. Raises InvalidArgumentError if `count` is neither positive nor SHARD_HINT, or if
-        `index` is not in [0, count).
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if `count` is
+        neither positive nor SHARD_HINT, or if `index` is not in [0, count).
         """
         if count != SHARD_HINT:
             if count < 1:
-                raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
+                raise invalid(
+                    f"Number of shards must be greater than zero (currently num_shards = {count})."
+                )
             if not 0 <= index < count:
-                raise invalid(f"Index must be between 0 and {count - 1} (currently index = {index}).")
+                raise invalid(
+                    f"Index must be between 0 and {count - 1} (currently index = {index})."
+                )
         return cls(count, index, full)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -294,7 +306,9 @@ class _IgnoreErrorsNode(OperatorNode):
             except Exception as error:
                 child.restart()
                 if self.op.log_warning:
-                    _log.warning("ignore_errors() left out an element: %s: %s", type(error).__name__, error)
+                    _log.warning(
+                        "ignore_errors() left out an element: %s: %s", type(error).__name__, error
+                    )
 
 
 @operator("ignore_errors", _IgnoreErrorsNode)

@@ -104,6 +104,8 @@ def aligned_positions(dataset: DatasetLike) -> int | None:
     op = dataset.op
     with contextlib.suppress(UnimplementedError):
         if op.repetitions == 1 and (op.name == "enumerate" or op.per_split() == 1):
-            counts = tuple(aligned_positions(each) for each in dataset.inputs) or (op.split_count(),)
+            counts = tuple(aligned_positions(each) for each in dataset.inputs) or (
+                op.split_count(),
+            )
             return None if None in counts else all_of(counts, min)  # type: ignore[arg-type]
     return None

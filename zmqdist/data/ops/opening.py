@@ -1,9 +1,10 @@
-"""The node of a dataset in a parallel interleave. The thread that reads the dataset creates and opens it, while other threads create and
-open other datasets.
+"""The node of a dataset in a parallel interleave. The thread that reads the dataset creates and
+opens it, while other threads create and open other datasets.
 
 Rules
-    The user functions run concurrently, and in any order: the random numbers of a dataset depend on the number of its input element
-    (`NumberedNode.inner_context`), and not on which thread is the fastest.
+    The user functions run concurrently, and in any order: the random numbers of a dataset depend on
+    the number of its input element (`NumberedNode.inner_context`), and not on which thread is the
+    fastest.
 
     A dataset that cannot be opened raises its error once, and then ends.
 """
@@ -20,7 +21,8 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at the first read."""
+    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at
+    the first read."""
 
     def __init__(self, make_dataset: Callable[[], DatasetLike], context: Context) -> None:
         """Prepare to open a node. `make_dataset` is not called yet.
@@ -38,7 +40,8 @@ class DeferredNode:
         self._abandoned = False
 
     def stream(self) -> Iterator[Any]:
-        """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the dataset."""
+        """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the
+        dataset."""
         if self._failed:
             return iter(())
         return self.open().stream()
@@ -58,7 +61,8 @@ class DeferredNode:
                 raise
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # abandon the new node too, because `abandon` was called before it was created
+            if abandoned:
+                # abandon the new node too, because `abandon` was called before it was created
                 self._node.abandon()
         return self._node
 
@@ -90,11 +94,13 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether opening the node has failed ("over"), and the state of the node ("node"), which is None until the node is open."""
+        """Return whether opening the node has failed ("over"), and the state of the node ("node"),
+        which is None until the node is open."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned. Opens the node, unless the state says that opening it has failed."""
+        """Continue from a state that `state_dict` returned. Opens the node, unless the state says
+        that opening it has failed."""
         self._failed, self._saved = state["over"], state["node"]
         if not self._failed:
             self.open()

@@ -1,4 +1,6 @@
-"""padded_batch, ragged_batch, bucket_by_sequence_length: batches of elements that differ in length."""
+"""padded_batch, ragged_batch, bucket_by_sequence_length: batches of elements that differ in
+length.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,12 @@ def _default_padding(dtype: np.dtype[Any]) -> Any:
 
 
 def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
-    """Stack leaves of one rank on a new axis 0. Each leaf is padded at the end of each axis to `shape`, in which None means the largest
-    size.
+    """Stack leaves of one rank on a new axis 0. Each leaf is padded at the end of each axis to
+    `shape`, in which None means the largest size.
 
     Raises:
-      InvalidArgumentError: the ranks or dtypes differ. DataLossError: a leaf is larger than `shape`.
+      InvalidArgumentError: the ranks or dtypes differ. DataLossError: a leaf is larger than
+        `shape`.
     """
     check_leaves(leaves)
     arrays = [np.asarray(leaf) for leaf in leaves]
@@ -54,14 +57,22 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
-            raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")
+            raise invalid(
+                f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of "
+                f"{dtype}"
+            )
     largest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    sizes = [most if target is None else target for most, target in zip(largest, shape, strict=True)]
+    sizes = [
+        most if target is None else target for most, target in zip(largest, shape, strict=True)
+    ]
     if any(most > size for most, size in zip(largest, sizes, strict=True)):
         raise DataLossError(
-            f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
+            f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to "
+            f"{tuple(sizes)}"
         )
-    batch = np.full((len(arrays), *sizes), _default_padding(dtype) if value is None else value, dtype)
+    batch = np.full(
+        (len(arrays), *sizes), _default_padding(dtype) if value is None else value, dtype
+    )
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))
         batch[place] = array
@@ -69,7 +80,8 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
 
 
 class _LeafColumn:
-    """Holds the leaves that several elements have at the same place in their structure. `nest.flatten` takes this object for one leaf."""
+    """Holds the leaves that several elements have at the same place in their structure.
+    `nest.flatten` takes this object for one leaf."""
 
     __slots__ = ("leaves",)
 
@@ -85,23 +97,27 @@ class _PaddedNode(GatheringNode):
         shapes = _shapes(self.op.shapes, spec)
         values = _values(self.op.values, nest.flatten(spec))
         columns = nest.flatten(stack(elements, _LeafColumn))
-        padded = [pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)]
+        padded = [
+            pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)
+        ]
         return nest.pack_sequence_as(first, padded)
 
 
 def _check_arrays(spec: Any) -> None:
-    """Raise TypeError if a spec has leaves that cannot be padded, which are Ragged, Sparse and datasets."""
+    """Raise TypeError if a spec has leaves that cannot be padded, which are Ragged, Sparse and
+    datasets."""
     for one in leaves_of(spec):
         if not isinstance(one, TensorSpec):
             raise TypeError(
-                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: apply to_dense() or unbatch() first,"
+                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: "
+                f"apply to_dense() or unbatch() first,"
                 " or batch() if the elements have one shape"
             )
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
-    """Return a padded shape for each leaf of the spec. Raises ValueError if `shapes` has another structure, or if the rank of a leaf is
-    unknown.
+    """Return a padded shape for each leaf of the spec. Raises ValueError if `shapes` has another
+    structure, or if the rank of a leaf is unknown.
     """
     leaves = nest.flatten(spec)
     if shapes is None:
@@ -109,7 +125,9 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
     elif isinstance(spec, dict) and isinstance(shapes, dict) and shapes.keys() == spec.keys():
         found = [shape for key in sorted(spec) for shape in _shapes(shapes[key], spec[key])]
     elif isinstance(spec, tuple) and isinstance(shapes, (tuple, list)) and len(spec) == len(shapes):
-        found = [shape for one, part in zip(shapes, spec, strict=True) for shape in _shapes(one, part)]
+        found = [
+            shape for one, part in zip(shapes, spec, strict=True) for shape in _shapes(one, part)
+        ]
     elif isinstance(spec, (dict, tuple)):
         raise ValueError(f"padded_shapes {shapes!r} has another structure than the elements")
     else:
@@ -123,38 +141,51 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
 
 
 def declared_shapes(spec: Any, shapes: Any) -> Any:
-    """Return the padded shapes that the declared spec of the input tells if `shapes` is None. Raises
-    ValueError for `shapes` that no element can have.
+    """Return the padded shapes that the declared spec of the input tells if `shapes` is None.
+    Raises ValueError for `shapes` that no element can have.
     """
     leaves = list(leaves_of(spec))
-    if spec is UNKNOWN_SPEC or not all(isinstance(leaf, TensorSpec) and leaf.shape is not None for leaf in leaves):
+    if spec is UNKNOWN_SPEC or not all(
+        isinstance(leaf, TensorSpec) and leaf.shape is not None for leaf in leaves
+    ):
         return None
     if shapes is None:
         return map_specs(lambda leaf: list(leaf.shape), spec)
     for shape, leaf in zip(_shapes(shapes, spec), nest.flatten(spec), strict=True):
-        too_small = any(None not in (size, most) and size < most for size, most in zip(shape, leaf.shape, strict=False))
+        too_small = any(
+            None not in (size, most) and size < most
+            for size, most in zip(shape, leaf.shape, strict=False)
+        )
         if len(shape) != len(leaf.shape) or too_small:
-            raise ValueError(f"the padded shape {shape} does not fit elements of the shape {leaf.shape}")
+            raise ValueError(
+                f"the padded shape {shape} does not fit elements of the shape {leaf.shape}"
+            )
     return None
 
 
 def _shape(shape: Any) -> Any:
-    sizes = [shape] if isinstance(shape, (int, np.integer)) else converted("padded_shapes", list, shape)
+    sizes = (
+        [shape] if isinstance(shape, (int, np.integer)) else converted("padded_shapes", list, shape)
+    )
     counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
     if any(count is not None and count < -1 for count in counts):
         raise ValueError(
-            f"a size in padded_shapes is positive or 0, or None or -1 for the largest, not {min(filter(None, counts))}"
+            f"a size in padded_shapes is positive or 0, or None or -1 for the largest, not "
+            f"{min(filter(None, counts))}"
         )
     return tuple(None if count is None or count < 0 else count for count in counts)
 
 
 def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Return a padding value for each leaf. None in `values` stands for the default. Raises TypeError if a value has another type than its
-    leaf, and ValueError if there is another number of values than of leaves.
+    """Return a padding value for each leaf. None in `values` stands for the default. Raises
+    TypeError if a value has another type than its leaf, and ValueError if there is another number
+    of values than of leaves.
     """
     found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
     if len(found) != len(leaves):
-        raise ValueError(f"there are {len(found)} padding_values, but an element has {len(leaves)} leaves")
+        raise ValueError(
+            f"there are {len(found)} padding_values, but an element has {len(leaves)} leaves"
+        )
     for value, leaf in zip(found, leaves, strict=True):
         if value is None:
             continue
@@ -162,11 +193,18 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
         if array.shape:
             raise ValueError(f"a padding value is a scalar, not of shape {array.shape}")
         weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
-        fits = array.dtype.kind == dtype.kind or (weak and array.dtype.kind == "i" and dtype.kind in "uf")
+        fits = array.dtype.kind == dtype.kind or (
+            weak and array.dtype.kind == "i" and dtype.kind in "uf"
+        )
         if not fits or (not weak and plain_dtype(array.dtype) != plain_dtype(dtype)):
-            raise TypeError(f"padding_values: padding value {value!r} ({array.dtype}) does not fit elements of {dtype}")
+            raise TypeError(
+                f"padding_values: padding value {value!r} ({array.dtype}) does not fit elements "
+                f"of {dtype}"
+            )
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-            raise TypeError(f"padding_values: padding value {value!r} does not fit elements of {dtype}")
+            raise TypeError(
+                f"padding_values: padding value {value!r} does not fit elements of {dtype}"
+            )
         check_end(value)
     return found
 
@@ -179,10 +217,12 @@ class PaddedBatch(Gathering):
     shapes: Any = None
     values: Any = None
     declared: Any = None
-    """The padded shapes that the spec of the elements has if `shapes` is None; None if nothing is known."""
+    """The padded shapes that the spec of the elements has if `shapes` is None; None if nothing is
+    known."""
 
     def check(self, spec: Any) -> None:
-        """Check the arguments against the spec of the input. Raises the errors of `_check_arrays`, `_shapes` and `_values`."""
+        """Check the arguments against the spec of the input. Raises the errors of `_check_arrays`,
+        `_shapes` and `_values`."""
         if spec is not UNKNOWN_SPEC:
             _check_arrays(spec)
             _shapes(self.shapes, spec)
@@ -193,7 +233,8 @@ class PaddedBatch(Gathering):
         size = self.size if self.drop_remainder else None
         shapes = _shapes(self.declared if self.shapes is None else self.shapes, inputs[0])
         specs = [
-            TensorSpec((size, *shape), leaf.dtype) for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
+            TensorSpec((size, *shape), leaf.dtype)
+            for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
         ]
         return nest.pack_sequence_as(inputs[0], specs)
 
@@ -206,8 +247,14 @@ class _RaggedNode(GatheringNode):
         check_leaves(leaves)
         arrays = [np.asarray(leaf) for leaf in leaves]
         if len({plain_dtype(array.dtype) for array in arrays}) > 1:
-            raise invalid(f"cannot batch {arrays[0].dtype} with other dtypes: rows of a ragged batch have one dtype")
-        if any(array.shape[1:] != arrays[0].shape[1:] or array.ndim != arrays[0].ndim for array in arrays):
+            raise invalid(
+                f"cannot batch {arrays[0].dtype} with other dtypes: rows of a ragged batch have "
+                f"one dtype"
+            )
+        if any(
+            array.shape[1:] != arrays[0].shape[1:] or array.ndim != arrays[0].ndim
+            for array in arrays
+        ):
             raise invalid("rows of a ragged batch may differ along their first axis only")
         if not arrays[0].ndim:
             return stack(leaves)
@@ -218,7 +265,8 @@ class _RaggedNode(GatheringNode):
 @operator("ragged_batch", _RaggedNode)
 @dataclass(frozen=True)
 class RaggedBatch(Gathering):
-    """Joins each `size` consecutive elements. Each leaf of the result is a Ragged with a row for each element. Scalars are stacked."""
+    """Joins each `size` consecutive elements. Each leaf of the result is a Ragged with a row for
+    each element. Scalars are stacked."""
 
     row_splits_dtype: str = "<i8"
 
@@ -229,7 +277,10 @@ class RaggedBatch(Gathering):
             if type(leaf) in COMPOSITES:
                 return batched_spec(leaf)
             if leaf.shape is None:
-                raise ValueError("ragged_batch needs the rank of the elements, which is unknown: give output_signature")
+                raise ValueError(
+                    "ragged_batch needs the rank of the elements, which is unknown: give "
+                    "output_signature"
+                )
             if leaf.shape == ():
                 return TensorSpec((size,), leaf.dtype)
             splits = TensorSpec((None if size is None else size + 1,), self.row_splits_dtype)
@@ -239,7 +290,8 @@ class RaggedBatch(Gathering):
 
 
 class Bucket:
-    """A picklable function that returns the bucket of an element: the number of boundaries that the element's length has reached."""
+    """A picklable function that returns the bucket of an element: the number of boundaries that the
+    element's length has reached."""
 
     def __init__(self, length_function: Any, boundaries: Sequence[int]) -> None:
         self.length_function = length_function
@@ -264,12 +316,19 @@ class BucketBatch:
     """A picklable function that returns the batch of a bucket's elements.
 
     Attributes:
-      boundaries: a boundary for each bucket except the last. A batch is padded to the boundary of its bucket minus 1, which is the longest
-        length in the bucket. If `boundaries` is None, the batch is padded to its longest element.
+      boundaries: a boundary for each bucket except the last. A batch is padded to the boundary of
+        its bucket minus 1, which is the longest length in the bucket. If `boundaries` is None, the
+        batch is padded to its longest element.
     """
 
     def __init__(
-        self, sizes: Sequence[int], shapes: Any, values: Any, boundaries: Sequence[int] | None, padded: bool, drop: bool
+        self,
+        sizes: Sequence[int],
+        shapes: Any,
+        values: Any,
+        boundaries: Sequence[int] | None,
+        padded: bool,
+        drop: bool,
     ) -> None:
         self.sizes = list(sizes)
         self.shapes, self.values, self.padded, self.drop = shapes, values, padded, drop
@@ -282,18 +341,26 @@ class BucketBatch:
         shapes = self.shapes
         if self.boundaries is not None:
             if int(bucket) >= len(self.boundaries):
-                raise invalid("pad_to_bucket_boundary: the length of an element reaches or exceeds the last boundary")
+                raise invalid(
+                    "pad_to_bucket_boundary: the length of an element reaches or exceeds the last "
+                    "boundary"
+                )
             shapes = _to_boundary(self.boundaries[int(bucket)] - 1, shapes, window.element_spec)
         return window.padded_batch(size, shapes, self.values, drop_remainder=self.drop)
 
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
-    """Return `shapes` with `target` in place of each None. If `shapes` is None, return for each leaf of `spec` a shape whose first axis has
-    the size `target`.
+    """Return `shapes` with `target` in place of each None. If `shapes` is None, return for each
+    leaf of `spec` a shape whose first axis has the size `target`.
     """
     _check_arrays(spec)
     if shapes is None:
-        filled = [(target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)]
+        filled = [
+            (target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)
+        ]
     else:
-        filled = [tuple(target if size is None else size for size in shape) for shape in _shapes(shapes, spec)]
+        filled = [
+            tuple(target if size is None else size for size in shape)
+            for shape in _shapes(shapes, spec)
+        ]
     return nest.pack_sequence_as(spec, filled)

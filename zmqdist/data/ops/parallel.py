@@ -1,15 +1,16 @@
 """Functions that run in several threads, for parallel map and parallel batch.
 
 Theory
-    The reading thread has `pending`, a queue of calls in the order of the input. Worker threads take the calls one by one from a common
-    queue, so that no thread is idle while another thread has a long call. A worker thread sleeps only when the queue is empty, and the
-    reading thread only when the call that it needs is not done. Only sleeping threads are woken. With cheap functions there are therefore
-    long runs without a thread switch.
+    The reading thread has `pending`, a queue of calls in the order of the input. Worker threads
+    take the calls one by one from a common queue, so that no thread is idle while another thread
+    has a long call. A worker thread sleeps only when the queue is empty, and the reading thread
+    only when the call that it needs is not done. Only sleeping threads are woken. With cheap
+    functions there are therefore long runs without a thread switch.
 
 Rules
-    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in which they are ready. If a call raises,
-    only its element is lost. The state contains the inputs of the pending calls. After a load, the function is called on these inputs
-    again.
+    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in
+    which they are ready. If a call raises, only its element is lost. The state contains the inputs
+    of the pending calls. After a load, the function is called on these inputs again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike
-from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import (
+    BufferedError,
+    Context,
+    OperatorNode,
+    load_elements,
+    save_elements,
+)
 from zmqdist.data.ops.background import ReadAheadLimit, ahead_max, in_order, threads_for
 from zmqdist.data.structure import READY, element
 
@@ -33,7 +40,8 @@ class MapCall:
 
     Attributes:
       x: the input.
-      y: the output, or a BufferedError if the call or its input has failed. It is valid when `done` is True.
+      y: the output, or a BufferedError if the call or its input has failed. It is valid when `done`
+        is True.
     """
 
     __slots__ = ("done", "x", "y")
@@ -45,11 +53,13 @@ class MapCall:
 
 
 class MapThreads:
-    """Threads that run the calls in a queue. They have no reference to the iterator, so that they do not keep it alive.
+    """Threads that run the calls in a queue. They have no reference to the iterator, so that they
+    do not keep it alive.
 
-    No wake-up is lost, because a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue
-    before it checks whether a thread sleeps. In the same way, `wait` sets `_awaited` before it checks `done`, and a worker thread sets
-    `done` before it checks `_awaited`.
+    No wake-up is lost, because a thread announces that it will sleep before it checks the queue a
+    last time, and `add` appends to the queue before it checks whether a thread sleeps. In the same
+    way, `wait` sets `_awaited` before it checks `done`, and a worker thread sets `done` before it
+    checks `_awaited`.
     """
 
     def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
@@ -63,11 +73,14 @@ class MapThreads:
         self._awaited: Any = None
 
     def add(self, call: MapCall) -> None:
-        """Add a call to the queue. Wakes an idle thread, or starts a thread if fewer than `size` threads exist."""
+        """Add a call to the queue. Wakes an idle thread, or starts a thread if fewer than `size`
+        threads exist."""
         self._todo.append(call)
         if self._idle:
             with self._work:
-                if self._idle:  # count the woken thread as busy at once, so that the next call wakes another thread
+                if self._idle:
+                    # count the woken thread as busy at once, so that the next call wakes another
+                    # thread
                     self._idle -= 1
                     self._work.notify()
         elif len(self._threads) < self._size:
@@ -76,7 +89,8 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """Wait until a call is done, and return that call. With `ordered` wait for the first of the calls, otherwise for any call."""
+        """Wait until a call is done, and return that call. With `ordered` wait for the first of the
+        calls, otherwise for any call."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -95,13 +109,16 @@ class MapThreads:
         self._todo.clear()
 
     def close(self) -> None:
-        """Stop the threads, and wait for the running calls. Calls that have not begun are dropped."""
+        """Stop the threads, and wait for the running calls. Calls that have not begun are
+        dropped.
+        """
         self._todo.clear()
         with self._work:
             self._stop = True
             self._work.notify_all()
         for thread in self._threads:
-            # Do not join the current thread: a finalizer that closes the iterator may run in one of these threads.
+            # Do not join the current thread: a finalizer that closes the iterator may run in one of
+            # these threads.
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -120,7 +137,8 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # keep the error until the reading thread reaches this call
+            except BaseException as error:
+                # keep the error until the reading thread reaches this call
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -129,7 +147,8 @@ class MapThreads:
 
 
 class ParallelNode(OperatorNode):
-    """Calls a function on several inputs at once, in threads. Subclasses define the inputs (`feed`) and the function (`function`)."""
+    """Calls a function on several inputs at once, in threads. Subclasses define the inputs (`feed`)
+    and the function (`function`)."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

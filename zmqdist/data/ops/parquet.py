@@ -1,12 +1,13 @@
 """Rows of Parquet files, read by pyarrow (extra `parquet`).
 
 Rules
-    The elements of the input are row groups, as (path, number), or paths of whole files. A row group is read as a whole, and is one
-    position for a data service. A state is a row group, and the number of its elements that were yielded.
+    The elements of the input are row groups, as (path, number), or paths of whole files. A row
+    group is read as a whole, and is one position for a data service. A state is a row group, and
+    the number of its elements that were yielded.
 
-    An element is a row as a dict of columns, or a batch as a dict of arrays of `batch` rows. A batch never has rows of two row groups.
-    Columns of numbers, bools and times are converted without a Python step per row. A missing value is an error, because an array cannot
-    contain it.
+    An element is a row as a dict of columns, or a batch as a dict of arrays of `batch` rows. A
+    batch never has rows of two row groups. Columns of numbers, bools and times are converted
+    without a Python step per row. A missing value is an error, because an array cannot contain it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _pyarrow() -> Any:
 
 
 def opened(path: str) -> Any:
-    """Open a file as a pyarrow ParquetFile. Raises NotFoundError if it does not exist, DataLossError if it is no Parquet file."""
+    """Open a file as a pyarrow ParquetFile. Raises NotFoundError if it does not exist,
+    DataLossError if it is no Parquet file."""
     arrow = _pyarrow()
     try:
         return arrow.parquet.ParquetFile(path)
@@ -92,9 +94,11 @@ class Parquet(Op):
     """Yields rows, or batches of rows, of the row groups that the input names.
 
     Attributes:
-      batch: the number of rows in an element. With 0 an element is a single row, without an axis for rows.
+      batch: the number of rows in an element. With 0 an element is a single row, without an axis
+        for rows.
       spec: the spec of the elements; None if the schema does not determine the spec.
-      groups, count: the number of row groups in the input when the dataset was created, and the number of elements in them; 0 if unknown.
+      groups, count: the number of row groups in the input when the dataset was created, and the
+        number of elements in them; 0 if unknown.
     """
 
     is_reader: ClassVar[bool] = True
@@ -127,7 +131,9 @@ class Parquet(Op):
             names = checked_columns(file, self.columns, path)
             for number in range(file.num_row_groups) if group < 0 else (group,):
                 table = file.read_row_group(number, columns=names)
-                yield from self._elements(names, [_values(table[name], name, path) for name in names])
+                yield from self._elements(
+                    names, [_values(table[name], name, path) for name in names]
+                )
 
     def _elements(self, names: Sequence[str], columns: Sequence[Any]) -> Iterator[Any]:
         if not self.batch:
@@ -145,18 +151,25 @@ def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list
     available = file.schema_arrow.names
     missing = [name for name in columns or () if name not in available]
     if missing:
-        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}: it has {', '.join(map(repr, available))}")
+        raise invalid(
+            f"{path} has no column {', '.join(map(repr, missing))}: it has "
+            f"{', '.join(map(repr, available))}"
+        )
     return list(available if columns is None else columns)
 
 
 def _values(column: Any, name: str, path: str) -> Any:
-    """Return a column of numbers, bools or times as an array, and any other column as a list of elements.
+    """Return a column of numbers, bools or times as an array, and any other column as a list of
+    elements.
 
     Raises:
       InvalidArgumentError: a value is missing, or cannot be in an array.
     """
     if column.null_count:
-        raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: fill them in, or omit the column")
+        raise invalid(
+            f"{path}: column {name!r} lacks {column.null_count} values: fill them in, or omit the "
+            f"column"
+        )
     types = _pyarrow().types
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -171,7 +184,8 @@ def _values(column: Any, name: str, path: str) -> Any:
 
 
 def spec_of_schema(schema: Any, names: Sequence[str], batch: int) -> Any:
-    """Return the spec of elements of these columns, or None if the types of the columns do not determine the spec."""
+    """Return the spec of elements of these columns, or None if the types of the columns do not
+    determine the spec."""
     types = _pyarrow().types
     spec = {}
     for name in names:

@@ -1,12 +1,15 @@
-"""Operators that read the files that their input names: lines, records of one length, TFRecord files, saved elements.
+"""Operators that read the files that their input names: lines, records of one length, TFRecord
+files, saved elements.
 
 Rules
-    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, that many files are open at the
-    same time. A thread reads each open file, and the operator yields one record of each in turn. FILE sharding of a data service looks for
-    an operator with `is_reader`, and divides the file names in its input.
+    A reader takes names from its input, one after another, and reads each file to its end. With
+    `parallel`, that many files are open at the same time. A thread reads each open file, and the
+    operator yields one record of each in turn. FILE sharding of a data service looks for an
+    operator with `is_reader`, and divides the file names in its input.
 
-    A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because a
-    compressed file cannot seek. After a damaged record, reading continues with the next file.
+    A state is the current file, and the number of its records that were read. A load reads and
+    discards this number of records, because a compressed file cannot seek. After a damaged record,
+    reading continues with the next file.
 
 Lines are str, decoded from UTF-8 with invalid bytes kept as surrogates. Records are bytes.
 """
@@ -42,12 +45,16 @@ def checked_compression(compression: Any, argument: str = "compression") -> str:
     """Return the name of a compression, or "" for None. Raises ValueError for an unknown name."""
     name = compression or ""
     if name not in COMPRESSIONS:
-        raise ValueError(f"Invalid `{argument}` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
+        raise ValueError(
+            f"Invalid `{argument}` argument: {compression}. Must be one of {list(COMPRESSIONS)} "
+            f"or None."
+        )
     return str(name)
 
 
 def open_file(path: str, compression: str) -> IO[bytes]:
-    """Open a file for reading, and decompress its content. Raises NotFoundError if the file does not exist."""
+    """Open a file for reading, and decompress its content. Raises NotFoundError if the file does
+    not exist."""
     try:
         return storage.decompressing(storage.open_read(path), compression)
     except FileNotFoundError:
@@ -97,7 +104,8 @@ class ReaderNode(OperatorNode):
 
 @dataclass(frozen=True)
 class FileReader(Op):
-    """Base class of the operators that read files. The elements of their input are the names of the files."""
+    """Base class of the operators that read files. The elements of their input are the names of the
+    files."""
 
     is_reader: ClassVar[bool] = True
     block_length: ClassVar[int] = 1
@@ -105,8 +113,8 @@ class FileReader(Op):
 
     compression: str = ""
     parallel: int = field(default=0, kw_only=True)
-    """The number of files that are open at the same time, of which the operator yields one record each in turn. With 0 one file is read
-    after another.
+    """The number of files that are open at the same time, of which the operator yields one record
+    each in turn. With 0 one file is read after another.
     """
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -150,7 +158,9 @@ class TextLines(FileReader):
 @operator("fixed_length_records", ReaderNode)
 @dataclass(frozen=True)
 class FixedLengthRecords(FileReader):
-    """Yields records of `record_bytes` bytes. The header and the footer of each file are skipped."""
+    """Yields records of `record_bytes` bytes. The header and the footer of each file are
+    skipped.
+    """
 
     record_bytes: int = 1
     header_bytes: int = 0
@@ -169,19 +179,22 @@ class FixedLengthRecords(FileReader):
         else:
             return
         raise invalid(
-            f"{path}: the size without header and footer is no multiple of {size} bytes: check record_bytes, header_bytes and "
+            f"{path}: the size without header and footer is no multiple of {size} bytes: check "
+            f"record_bytes, header_bytes and "
             "footer_bytes"
         )
 
 
 def crc32c() -> Callable[[bytes], int]:
-    """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra, if the package
-    is missing.
+    """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises
+    ImportError, which names the extra, if the package is missing.
     """
     try:
         import google_crc32c
     except ImportError as error:
-        raise ImportError("TFRecordDataset needs google-crc32c: pip install zmqdist[tfrecord]") from error
+        raise ImportError(
+            "TFRecordDataset needs google-crc32c: pip install zmqdist[tfrecord]"
+        ) from error
     return google_crc32c.value  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,8 @@
 """rejection_resample: leave out elements, so that the classes occur in given proportions.
 
-An element of class c is kept with a probability proportional to target[c] / initial[c]. All elements of the class with the largest ratio
-are kept. Without an initial distribution, the counts of the classes so far are used instead.
+An element of class c is kept with a probability proportional to target[c] / initial[c]. All
+elements of the class with the largest ratio are kept. Without an initial distribution, the counts
+of the classes so far are used instead.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class _ResampleNode(RandomNode):
         for x in self.source():
             kind = int_scalar(fn(*x) if type(x) is tuple else fn(x), "class_func")
             if not 0 <= kind < len(self.seen):
-                raise invalid(f"class_func returned {kind}, but target_dist has the classes 0 to {len(self.seen) - 1}")
+                raise invalid(
+                    f"class_func returned {kind}, but target_dist has the classes 0 to "
+                    f"{len(self.seen) - 1}"
+                )
             self.seen[kind] += 1
             if uniform() < self._chance(kind):
                 yield np.int64(kind), x

@@ -4,7 +4,8 @@ Layout
     path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
     path/<run>/shard_00000      elements as in chunks.py
 
-    Saving again writes another run and does not change the old run, so that readers of the old run can continue.
+    Saving again writes another run and does not change the old run, so that readers of the old run
+    can continue.
 """
 
 from __future__ import annotations
@@ -49,18 +50,24 @@ CHECKPOINT_ELEMENTS = 1000
 
 
 class RunWriter:
-    """Writes a run, which is one saved copy of a dataset, into a folder. Readers do not see the run before `finish`.
+    """Writes a run, which is one saved copy of a dataset, into a folder. Readers do not see the run
+    before `finish`.
 
-    Between two elements, `pause` returns a place from which a later writer can continue. The later writer cuts off the elements that were
-    written after this place. In a compressed file, each pause ends a compressed stream, and the next element begins another stream. Readers
-    join the streams.
+    Between two elements, `pause` returns a place from which a later writer can continue. The later
+    writer cuts off the elements that were written after this place. In a compressed file, each
+    pause ends a compressed stream, and the next element begins another stream. Readers join the
+    streams.
 
     Attributes:
       count: the number of elements written.
     """
 
     def __init__(
-        self, path: str, compression: str, shard_func: Callable[..., Any] | None, place: dict[str, Any] | None = None
+        self,
+        path: str,
+        compression: str,
+        shard_func: Callable[..., Any] | None,
+        place: dict[str, Any] | None = None,
     ) -> None:
         self._path, self._compression, self._shard_func = path, compression, shard_func
         self._run = uuid.uuid4().hex[:16] if place is None else _run_name(place["run"])
@@ -72,7 +79,9 @@ class RunWriter:
             self._resume(place)
 
     def _resume(self, place: dict[str, Any]) -> None:
-        """Cut off the elements that were written after `place`, because they will be written again."""
+        """Cut off the elements that were written after `place`, because they will be written
+        again.
+        """
         self.count = place["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
             size = place["sizes"].get(name)
@@ -97,11 +106,14 @@ class RunWriter:
         return os.path.join(self._path, self._run, f"{_SHARD}{shard:05}")
 
     def write(self, x: Any) -> None:
-        """Append an element to the file that `shard_func` selects. Raises ValueError if `shard_func` does not return an integer."""
+        """Append an element to the file that `shard_func` selects. Raises ValueError if
+        `shard_func` does not return an integer."""
         shard = 0
         if self._shard_func is not None:
             try:
-                shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
+                shard = int_scalar(
+                    self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func"
+                )
             except StopIteration as error:
                 raise stopped_error("save") from error
         if shard not in self._files:
@@ -135,9 +147,11 @@ class RunWriter:
 
 
 def _run_name(name: Any) -> str:
-    """Return `name`, which was read from a file, if it is a valid name of a run's folder. Raises ValueError otherwise.
+    """Return `name`, which was read from a file, if it is a valid name of a run's folder. Raises
+    ValueError otherwise.
 
-    A path to another folder must not be accepted, because a save that continues a run deletes files in the run's folder.
+    A path to another folder must not be accepted, because a save that continues a run deletes files
+    in the run's folder.
     """
     if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
         raise ValueError(f"{name!r:.100} is not the name of a run of a saved dataset")
@@ -151,7 +165,8 @@ def save(
     shard_func: Callable[..., Any] | None,
     checkpoints: Checkpoints | None = None,
 ) -> None:
-    """Write the elements of a dataset as a new run in the folder `path`. Raises InvalidArgumentError if the dataset is infinite."""
+    """Write the elements of a dataset as a new run in the folder `path`. Raises
+    InvalidArgumentError if the dataset is infinite."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
     if checkpoints is not None:
@@ -176,27 +191,33 @@ class Checkpoints:
 
     @classmethod
     def of(cls, args: Any) -> Checkpoints | None:
-        """Return the Checkpoints for the argument `checkpoint_args`, or None for None. Raises ValueError if the argument is invalid."""
+        """Return the Checkpoints for the argument `checkpoint_args`, or None for None. Raises
+        ValueError if the argument is invalid."""
         if args is None:
             return None
         unknown = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
         if unknown or "directory" not in args:
             raise ValueError(
-                f"checkpoint_args has a `directory` and optionally a `checkpoint_interval`, not {sorted(args)}"
+                f"checkpoint_args has a `directory` and optionally a `checkpoint_interval`, not "
+                f"{sorted(args)}"
             )
-        interval = checked_int(args.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
+        interval = checked_int(
+            args.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval"
+        )
         if interval < 1:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
         return cls(os.fspath(args["directory"]), interval)
 
     def read_place(self) -> dict[str, Any] | None:
-        """Return the checkpoint that an interrupted save has left in the folder, or None if there is no checkpoint."""
+        """Return the checkpoint that an interrupted save has left in the folder, or None if there
+        is no checkpoint."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None
 
     def write_place(self, place: dict[str, Any]) -> None:
-        """Write `place` as the checkpoint of the save, in place of the earlier checkpoint, in one step."""
+        """Write `place` as the checkpoint of the save, in place of the earlier checkpoint, in one
+        step."""
         os.makedirs(self.directory, exist_ok=True)
         storage.write(self._name(), json.dumps(place).encode())
 
@@ -210,18 +231,29 @@ class Checkpoints:
 
 
 def _save_with_checkpoints(
-    checkpoints: Checkpoints, dataset: DatasetLike, path: str, compression: str, shard_func: Callable[..., Any] | None
+    checkpoints: Checkpoints,
+    dataset: DatasetLike,
+    path: str,
+    compression: str,
+    shard_func: Callable[..., Any] | None,
 ) -> None:
-    """Write a run, or the rest of an interrupted run. If this fails, the elements up to the last checkpoint stay for the next call.
+    """Write a run, or the rest of an interrupted run. If this fails, the elements up to the last
+    checkpoint stay for the next call.
 
     Raises:
-      FailedPreconditionError: the checkpoint belongs to a save of another dataset or to another folder.
+      FailedPreconditionError: the checkpoint belongs to a save of another dataset or to another
+        folder.
     """
-    identity = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
+    identity = {
+        "fingerprint": dataset.fingerprint(),
+        "path": os.path.abspath(path),
+        "compression": compression,
+    }
     saved = checkpoints.read_place()
     if saved is not None and {name: saved[name] for name in identity} != identity:
         raise FailedPreconditionError(
-            f"{checkpoints.directory} holds the checkpoint of a save of another dataset or to another folder: delete it,"
+            f"{checkpoints.directory} holds the checkpoint of a save of another dataset or to "
+            f"another folder: delete it,"
             " or use another directory",
         )
     writer = RunWriter(path, compression, shard_func, saved and saved["place"])
@@ -230,7 +262,9 @@ def _save_with_checkpoints(
             iterator.load_state_dict(saved["state"])
         try:
             while True:
-                checkpoints.write_place(identity | {"place": writer.pause(), "state": iterator.state_dict()})
+                checkpoints.write_place(
+                    identity | {"place": writer.pause(), "state": iterator.state_dict()}
+                )
                 before = writer.count
                 for x in islice(iterator, checkpoints.interval):
                     writer.write(x)
@@ -243,30 +277,41 @@ def _save_with_checkpoints(
 
 
 def load(
-    path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
+    path: str,
+    element_spec: Any,
+    compression: str | None,
+    reader_func: Callable[..., Any] | None,
+    wait: bool,
 ) -> Any:
-    """Return a dataset of the newest run in a folder, or of the distributed snapshot in the folder, which may be incomplete.
+    """Return a dataset of the newest run in a folder, or of the distributed snapshot in the folder,
+    which may be incomplete.
 
     Raises:
       NotFoundError: the folder has no run and no snapshot, and `wait` is False.
-      ValueError: the run or snapshot has another spec, or the snapshot has failed or has another compression.
+      ValueError: the run or snapshot has another spec, or the snapshot has failed or has another
+        compression.
       DataLossError: the run has another compression.
     """
     kind, metadata = _metadata(path, wait)
     spec = spec_from_json(metadata["spec"])
     if element_spec is not None and element_spec != spec:
-        raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
+        raise ValueError(
+            f"User specified element_spec {element_spec}, but the actual element_spec is {spec}."
+        )
     actual = metadata["compression"]
     if kind == snapshot_layout.METADATA:
         return snapshots.load(path, spec, actual, compression, reader_func)
     if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
-            f"User specified compression {compression}, but the actual compression is {actual or None}."
+            f"User specified compression {compression}, but the actual compression is "
+            f"{actual or None}."
         )
     return _load_run(path, metadata, spec, actual, reader_func)
 
 
-def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
+def _load_run(
+    path: str, metadata: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None
+) -> Any:
     try:
         run = _run_name(metadata["run"])
         if strange := [name for name in metadata["files"] if not _FILE_NAME.fullmatch(name)]:
@@ -283,7 +328,8 @@ def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
-    """Return the name and the content of the file that describes the run or snapshot in the folder. With `wait`, wait for the file."""
+    """Return the name and the content of the file that describes the run or snapshot in the folder.
+    With `wait`, wait for the file."""
     delay = WAIT_S / 100
     while True:
         for name in (_METADATA, snapshot_layout.METADATA):
@@ -299,14 +345,16 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
         delay = min(WAIT_S, delay * 1.5)
 
 
-# -- snapshot -------------------------------------------------------------------------------------------------------
+# -- snapshot --------------------------------------------------------------------------------------
 
 
 class _SnapshotNode(NumberedNode):
-    """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node writes a run while its input is read.
+    """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node
+    writes a run while its input is read.
 
-    A node that continues from the state of a pass that wrote a run writes no run itself. It lacks the elements before the state, because
-    the earlier pass deletes its incomplete run when it is closed.
+    A node that continues from the state of a pass that wrote a run writes no run itself. It lacks
+    the elements before the state, because the earlier pass deletes its incomplete run when it is
+    closed.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -332,9 +380,12 @@ class _SnapshotNode(NumberedNode):
         for x in self.source():
             if self.writer is None:
                 function = self.op.shard_func
-                self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
+                self.writer = RunWriter(
+                    self.folder, self.op.compression, None if function is None else function.value
+                )
             self.writer.write(x)
-            # Yield read-only arrays, because they are written to the file later, with their block, and must not change until then.
+            # Yield read-only arrays, because they are written to the file later, with their block,
+            # and must not change until then.
             yield read_only(x)
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
@@ -368,7 +419,8 @@ class _SnapshotNode(NumberedNode):
 @operator("snapshot", _SnapshotNode)
 @dataclass(frozen=True)
 class Snapshot(Op):
-    """Stores the elements of a complete pass in a folder that is only for this pipeline, from which later iterators read them."""
+    """Stores the elements of a complete pass in a folder that is only for this pipeline, from which
+    later iterators read them."""
 
     folder: str
     compression: str

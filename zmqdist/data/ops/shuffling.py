@@ -22,7 +22,8 @@ class _ShuffleNode(RandomNode):
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
-        # `shuffle(UNKNOWN_CARDINALITY)` sets no bound, because the user wants the whole input in the buffer, even if it fills the memory.
+        # `shuffle(UNKNOWN_CARDINALITY)` sets no bound, because the user wants the whole input in
+        # the buffer, even if it fills the memory.
         size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
         for x in self.source():
             buffer.append(x)
@@ -50,21 +51,26 @@ class _ShuffleNode(RandomNode):
 @operator("shuffle", _ShuffleNode)
 @dataclass(frozen=True)
 class Shuffle(Op):
-    """Yields random elements of a buffer of `size` elements. The next input element replaces each yielded element. If `size` is -2, the
-    buffer holds all input elements before the first is yielded.
+    """Yields random elements of a buffer of `size` elements. The next input element replaces each
+    yielded element. If `size` is -2, the buffer holds all input elements before the first is
+    yielded.
     """
 
     size: int
     seed: tuple[int, int] | None
     reshuffle: bool = True
-    instead: ClassVar[str] = ", or shuffle the file names or indices beforehand, and give them to from_tensor_slices"
+    instead: ClassVar[str] = (
+        ", or shuffle the file names or indices beforehand, and give them to from_tensor_slices"
+    )
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the buffer size as an int. Raises InvalidArgumentError if it is neither positive nor -2, and TypeError if it is not an
-        integer.
+        """Return the buffer size as an int. Raises InvalidArgumentError if it is neither positive
+        nor -2, and TypeError if it is not an integer.
         """
         count = checked_int(size, "buffer_size")
         if count < 1 and count != UNKNOWN_CARDINALITY:
-            raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
+            raise invalid(
+                f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}"
+            )
         return count

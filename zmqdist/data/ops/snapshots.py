@@ -1,15 +1,18 @@
-"""Operators that read the elements of a saved run, and the chunks of a distributed snapshot, which may be incomplete.
+"""Operators that read the elements of a saved run, and the chunks of a distributed snapshot, which
+may be incomplete.
 
 Rules
-    The chunks of a complete snapshot are read in the order (index, stream), which is the same for all readers. While the snapshot is being
-    written, a reader reads the chunks that exist before those that are committed later, and the chunks of one stream always in order.
+    The chunks of a complete snapshot are read in the order (index, stream), which is the same for
+    all readers. While the snapshot is being written, a reader reads the chunks that exist before
+    those that are committed later, and the chunks of one stream always in order.
 
-    A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
-    the writer's error, with its code.
+    A reader of a snapshot that is being written waits for the next commit, and ends when DONE
+    exists. If ERROR appears, the reader raises the writer's error, with its code.
 
-    If the dataset is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
-    unknown. Positions are then given out without end, and a process that gets a position without a chunk has reached the end. Each process
-    waits until the snapshot is complete, because only then do all processes number the chunks in the same way.
+    If the dataset is split, one chunk is one position. If splitting begins before the snapshot is
+    complete, the number of chunks is unknown. Positions are then given out without end, and a
+    process that gets a position without a chunk has reached the end. Each process waits until the
+    snapshot is complete, because only then do all processes number the chunks in the same way.
 """
 
 from __future__ import annotations
@@ -39,16 +42,28 @@ from zmqdist.specs import TensorSpec
 POLL_S = (0.02, 1.0)
 """The first and the longest pause between two checks for new chunks, in seconds."""
 
-COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "ZLIB", None: "", "": ""}
-"""Maps a user's name of a compression to the name in the metadata. SNAPPY is a zlib stream of level 1, which is fast and needs no further
-package."""
+COMPRESSIONS = {
+    "AUTO": "SNAPPY",
+    "GZIP": "GZIP",
+    "SNAPPY": "SNAPPY",
+    "ZLIB": "ZLIB",
+    None: "",
+    "": "",
+}
+"""Maps a user's name of a compression to the name in the metadata. SNAPPY is a zlib stream of level
+1, which is fast and needs no further package."""
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name, in a snapshot's metadata, of a compression that the user names. Raises InvalidArgumentError for an unknown name."""
-    if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
+    """Return the name, in a snapshot's metadata, of a compression that the user names. Raises
+    InvalidArgumentError for an unknown name."""
+    if (
+        compression is not None and not isinstance(compression, str)
+    ) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
-        raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
+        raise invalid(
+            f"Invalid `compression` argument: {compression}. Must be one of {names} or None."
+        )
     return COMPRESSIONS[compression]
 
 
@@ -76,7 +91,8 @@ class SavedFiles(FileReader):
 
 
 class OpenFile:
-    """A picklable function that returns the dataset of one file. `reader_func` of `load` gets a dataset of such datasets."""
+    """A picklable function that returns the dataset of one file. `reader_func` of `load` gets a
+    dataset of such datasets."""
 
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
@@ -86,7 +102,8 @@ class OpenFile:
 
 
 class _ChunkFilesNode(OperatorNode):
-    """Yields the paths of a snapshot's chunks, and waits for further chunks. `emitted` counts the yielded chunks of each stream."""
+    """Yields the paths of a snapshot's chunks, and waits for further chunks. `emitted` counts the
+    yielded chunks of each stream."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -103,7 +120,8 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            # Check before listing the chunks. With a check after the listing, a chunk that is committed in between would be missed.
+            # Check before listing the chunks. With a check after the listing, a chunk that is
+            # committed in between would be missed.
             done = self._is_done()
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
@@ -113,7 +131,8 @@ class _ChunkFilesNode(OperatorNode):
                     yield self._path(chunk)
                 elif chunk.index > expected and done:
                     raise DataLossError(
-                        f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its file is missing"
+                        f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its "
+                        f"file is missing"
                     )
             if done:
                 return
@@ -135,8 +154,9 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Return whether the snapshot is complete. Raises the error of a snapshot that has failed. Call this before listing the chunks.
-        A call after the listing could return True although chunks were committed since the listing.
+        """Return whether the snapshot is complete. Raises the error of a snapshot that has failed.
+        Call this before listing the chunks. A call after the listing could return True although
+        chunks were committed since the listing.
         """
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
@@ -179,9 +199,7 @@ class ChunkFiles(Op):
 
     def per_split(self) -> Fraction | None:
         if self._count() is None:
-            text = (
-                f"{self.path} is still being written: exactly-once delivery and reading in order need all of its chunks"
-            )
+            text = f"{self.path} is still being written: exactly-once delivery and reading in order need all of its chunks"
             raise UnimplementedError(text)
         return Fraction(1)
 
@@ -196,10 +214,13 @@ class ChunkFiles(Op):
 @operator("chunks", InterleaveNode)
 @dataclass(frozen=True)
 class Chunks(Op):
-    """Yields the elements of files. `cycle_length` files are open at the same time, and yield one element each in turn."""
+    """Yields the elements of files. `cycle_length` files are open at the same time, and yield one
+    element each in turn."""
 
     is_reader: ClassVar[bool] = True
-    instead: ClassVar[str] = ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
+    instead: ClassVar[str] = (
+        ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
+    )
     block_length: ClassVar[int] = 1
     parallel: ClassVar[int] = 0
     deterministic: ClassVar[bool] = True
@@ -221,11 +242,18 @@ class Chunks(Op):
         return OpenFile(self.spec, self.compression)(x)
 
 
-def load(path: str, spec: Any, compression: str, requested: str | None, reader_func: Callable[..., Any] | None) -> Any:
+def load(
+    path: str,
+    spec: Any,
+    compression: str,
+    requested: str | None,
+    reader_func: Callable[..., Any] | None,
+) -> Any:
     """Return a dataset of the elements of a distributed snapshot.
 
-    By default, as many chunks are open as there are processors, and they yield one element each in turn. While the snapshot is incomplete,
-    one chunk is read after another, because waiting for a new chunk would delay the elements of the open chunks.
+    By default, as many chunks are open as there are processors, and they yield one element each in
+    turn. While the snapshot is incomplete, one chunk is read after another, because waiting for a
+    new chunk would delay the elements of the open chunks.
 
     Raises:
       InvalidArgumentError: writing the snapshot failed, or its compression is not `requested`.
@@ -235,7 +263,10 @@ def load(path: str, spec: Any, compression: str, requested: str | None, reader_f
     if error is not None:
         raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
     if requested is not None and checked_compression(requested) != compression:
-        raise invalid(f"User specified compression {requested}, but the actual compression is {compression or None}.")
+        raise invalid(
+            f"User specified compression {requested}, but the actual compression is "
+            f"{compression or None}."
+        )
     files: Any = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))

@@ -1,11 +1,13 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too. It has
-    positions without end, and each process makes its own next draw for a position that it gets. A generator cannot be split.
+    An `Indexed` source returns the element at any position, so that it can be split by positions.
+    `random` can be split too. It has positions without end, and each process makes its own next
+    draw for a position that it gets. A generator cannot be split.
 
-    `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
-    of a user's generator are yielded as they are, and can be written to.
+    `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only
+    views of the caller's memory. The items of a user's generator are yielded as they are, and can
+    be written to.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class Indexed(Op):
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """Return some elements, from position `start` on: as many as are cheap to create at once, but at least one, unless `start` is the
-        end.
+        """Return some elements, from position `start` on: as many as are cheap to create at once,
+        but at least one, unless `start` is the end.
         """
         return (self.at(start),)
 
@@ -74,8 +76,8 @@ class _IndexedNode(OperatorNode):
 
     Attributes:
       position: the position after the current chunk.
-      chunk: the elements of the current chunk that are not yielded yet. *Invariant*: the next element has position `position -
-        length_hint(chunk)`.
+      chunk: the elements of the current chunk that are not yielded yet. *Invariant*: the next
+        element has position `position - length_hint(chunk)`.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -92,7 +94,8 @@ class _IndexedNode(OperatorNode):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            self.position += 1  # advance before reading, so that only one item is lost if reading it raises
+            # advance before reading, so that only one item is lost if reading it raises
+            self.position += 1
             chunk = op.chunk(self.position - 1)
             self.position += len(chunk) - 1
             self.chunk = iter(chunk)
@@ -122,13 +125,15 @@ class Range(Indexed):
 
     @classmethod
     def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
-        """Check the arguments, and return the operator. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot
-        represent.
+        """Check the arguments, and return the operator. Raises InvalidArgumentError for a step of
+        0, and for numbers that the dtype cannot represent.
         """
         if step == 0:
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
-            raise invalid(f"start, stop and step of a range must be finite, not {start}, {stop}, {step}")
+            raise invalid(
+                f"start, stop and step of a range must be finite, not {start}, {stop}, {step}"
+            )
         numpy_dtype = converted("output_type", np.dtype, dtype)
         made = cls(start, stop, step, numpy_dtype.str)
         if numpy_dtype.kind in "iu" and made.count():
@@ -136,7 +141,10 @@ class Range(Indexed):
             low, high = (-(2**bits) if numpy_dtype.kind == "i" else 0), 2**bits - 1
             for end in made.ends():
                 if not low <= int(end) <= high:
-                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot hold")
+                    raise invalid(
+                        f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot "
+                        f"hold"
+                    )
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
@@ -153,7 +161,8 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # compute with Python's int, because int64 could overflow
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:
+            # compute with Python's int, because int64 could overflow
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -218,10 +227,14 @@ class Slices(Indexed):
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Check the argument, and return the operator. Raises ValueError for scalars, leaves of different lengths, and composites."""
+        """Check the argument, and return the operator. Raises ValueError for scalars, leaves of
+        different lengths, and composites."""
         converted = element(value)
         if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
-            raise ValueError("from_tensor_slices does not split Ragged and Sparse: use from_tensors(...).unbatch()")
+            raise ValueError(
+                "from_tensor_slices does not split Ragged and Sparse: use "
+                "from_tensors(...).unbatch()"
+            )
         structure.length_of(converted)
         return cls(converted)
 
@@ -235,7 +248,9 @@ class Slices(Indexed):
         return list(self._rows(start, _CHUNK))
 
     def _rows(self, start: int, count: int) -> Any:
-        return structure.rows_of(nest.map_structure(lambda leaf: leaf[start : start + count], self.value))
+        return structure.rows_of(
+            nest.map_structure(lambda leaf: leaf[start : start + count], self.value)
+        )
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return structure.unbatched(spec_of(self.value))
@@ -244,7 +259,8 @@ class Slices(Indexed):
 @operator("elements", _IndexedNode)
 @dataclass(frozen=True)
 class Elements(Indexed):
-    """Yields elements that an operator has collected. A dataset with this operator is a window of `window` or `group_by_window`."""
+    """Yields elements that an operator has collected. A dataset with this operator is a window of
+    `window` or `group_by_window`."""
 
     elements: tuple[Any, ...]
     spec: Any
@@ -266,13 +282,16 @@ def _fitting(item: Any, spec: Any, origin: str) -> Any:
     try:
         return as_spec(item, spec)
     except InvalidArgumentError as error:
-        raise invalid(f"{origin} returned a value that does not fit its output_signature: {error.message}") from None
+        raise invalid(
+            f"{origin} returned a value that does not fit its output_signature: {error.message}"
+        ) from None
 
 
 @operator("from_source", _IndexedNode)
 @dataclass(frozen=True)
 class Source(Indexed):
-    """Yields the items of an object with a length and an item at each position: a torch or Hugging Face dataset, a Grain source, a list."""
+    """Yields the items of an object with a length and an item at each position: a torch or Hugging
+    Face dataset, a Grain source, a list."""
 
     source: PickledFunction
     length: int
@@ -290,15 +309,16 @@ class Source(Indexed):
 
 
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-"""The names of the methods by which iterators save and restore their position, in Grain and in stateful loaders for torch."""
+"""The names of the methods by which iterators save and restore their position, in Grain and in
+stateful loaders for torch."""
 
 
 class _GeneratorNode(OperatorNode):
     """Reads the iterator that a user's function returns.
 
-    A state is the number of items that were read, and the iterator's own state if the iterator has a state that the safe codec accepts. A
-    load calls the function again and restores the iterator's own state. If the iterator has no own state, the load skips the items that
-    were read.
+    A state is the number of items that were read, and the iterator's own state if the iterator has
+    a state that the safe codec accepts. A load calls the function again and restores the iterator's
+    own state. If the iterator has no own state, the load skips the items that were read.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -326,9 +346,14 @@ class _GeneratorNode(OperatorNode):
             return
         for item in self._opened():
             self.read += 1
-            x = element(item) if spec is UNKNOWN_SPEC or spec is None else _fitting(item, spec, "the generator")
+            x = (
+                element(item)
+                if spec is UNKNOWN_SPEC or spec is None
+                else _fitting(item, spec, "the generator")
+            )
             yield read_only(x) if self.op.kept else x
-        self.ended = True  # do not call the user's iterator again, because it may not stay at its end
+        # do not call the user's iterator again, because it may not stay at its end
+        self.ended = True
 
     def close(self) -> None:
         super().close()
@@ -341,19 +366,25 @@ class _GeneratorNode(OperatorNode):
         except ValueError as error:
             if str(error) != "generator already executing":
                 raise
-            # Another thread is running the generator, so this thread cannot close it. The generator ends when that thread drops it.
+            # Another thread is running the generator, so this thread cannot close it. The generator
+            # ends when that thread drops it.
 
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            # If the safe codec refuses this state, only the number of items is saved, and a load advances a new iterator by that number.
+            # If the safe codec refuses this state, only the number of items is saved, and a load
+            # advances a new iterator by that number.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
     def load(self, state: dict[str, Any]) -> None:
         self._items = None
-        self.read, self.ended, self.iterator_state = state["read"], state["ended"], state.get("place")
+        self.read, self.ended, self.iterator_state = (
+            state["read"],
+            state["ended"],
+            state.get("place"),
+        )
 
 
 def _state_methods(items: Any) -> tuple[Any, Any]:
@@ -373,7 +404,8 @@ class Generator(Op):
     args: tuple[Any, ...]
     spec: Any = field(default=None)
     kept: bool = False
-    """Whether the items belong to an object that keeps them, as with `from_source`. Then they are yielded read-only."""
+    """Whether the items belong to an object that keeps them, as with `from_source`. Then they are
+    yielded read-only."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
@@ -437,8 +469,8 @@ def files_matching(patterns: Any) -> list[str]:
 
 
 def spec_from(types: Any, shapes: Any) -> Any:
-    """Return the spec for the arguments `output_types` and `output_shapes` of `from_generator`: a structure of dtypes, and shapes in the
-    same structure. A shape of None is unknown.
+    """Return the spec for the arguments `output_types` and `output_shapes` of `from_generator`: a
+    structure of dtypes, and shapes in the same structure. A shape of None is unknown.
     """
     dtypes = nest.flatten(types)
     if isinstance(types, (tuple, dict)) and shapes is not None:

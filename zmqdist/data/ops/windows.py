@@ -1,6 +1,7 @@
 """window and group_by_window: elements grouped by position or by key.
 
-A window is a dataset of elements that were collected before, so that reading the window does not read from the input.
+A window is a dataset of elements that were collected before, so that reading the window does not
+read from the input.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ from zmqdist.data.iterators import Context, NumberedNode, OperatorNode, load_ele
 from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
-from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checked_int, invalid, spec_of
+from zmqdist.data.structure import (
+    UNKNOWN_SPEC,
+    DatasetSpec,
+    NoElements,
+    checked_int,
+    invalid,
+    spec_of,
+)
 from zmqdist.random import in_function
 
 
 def dataset_of_elements(elements: Sequence[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
-    """Return a dataset of these elements. Its spec is `spec` or, without `spec`, the spec of the first element."""
+    """Return a dataset of these elements. Its spec is `spec` or, without `spec`, the spec of the
+    first element."""
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
 
 def _columns(elements: list[Any], spec: Any) -> Any:
-    """Return the elements of a window, which have this spec, as `window` yields them: one dataset, or a structure with a dataset for each
-    leaf.
+    """Return the elements of a window, which have this spec, as `window` yields them: one dataset,
+    or a structure with a dataset for each leaf.
     """
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
@@ -86,7 +95,8 @@ class _WindowNode(OperatorNode):
 @operator("window", _WindowNode)
 @dataclass(frozen=True)
 class Window(Op):
-    """Yields windows of `size` elements, which are `stride` elements apart in the input. A new window starts every `shift` elements."""
+    """Yields windows of `size` elements, which are `stride` elements apart in the input. A new
+    window starts every `shift` elements."""
 
     size: int
     shift: int
@@ -95,11 +105,13 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Check the arguments, and return the operator. Raises InvalidArgumentError if a number is not positive, and TypeError if it is not
-        an integer.
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if a number is
+        not positive, and TypeError if it is not an integer.
         """
         arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
-        numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
+        numbers = {
+            argument: checked_int(number, argument) for argument, number in arguments.items()
+        }
         for argument, number in numbers.items():
             if number < 1:
                 raise invalid(f"Window {argument} must be greater than zero, not {number}")
@@ -122,7 +134,8 @@ class _GroupNode(NumberedNode):
     """Runs `group_by_window`.
 
     Attributes:
-      groups: for each key, in the order in which the keys appeared, the elements that do not fill a window yet.
+      groups: for each key, in the order in which the keys appeared, the elements that do not fill a
+        window yet.
       inner: the node of the dataset that `reduce_func` returned and that is being read, or None.
       opened: the number of windows so far.
       made_of: the key and the elements of the window from which `inner` was created, for the state.
@@ -164,7 +177,9 @@ class _GroupNode(NumberedNode):
 
     def _open(self, key: int, elements: list[Any]) -> OperatorNode:
         self.made_of = key, elements
-        self.inner = self.inner_context(self.opened).open(self.op.reduced(key, elements, self.dataset))
+        self.inner = self.inner_context(self.opened).open(
+            self.op.reduced(key, elements, self.dataset)
+        )
         return self.inner
 
     def _read(self) -> Iterator[Any]:
@@ -203,18 +218,21 @@ class _GroupNode(NumberedNode):
 
 
 def int_scalar(value: Any, argument: str) -> int:
-    """Return the result of a user function as an int. Raises ValueError if the result is not an integer scalar."""
+    """Return the result of a user function as an int. Raises ValueError if the result is not an
+    integer scalar."""
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iu":
-        raise ValueError(f"`{argument}` must return a single int64, not {array.dtype} of shape {array.shape}")
+        raise ValueError(
+            f"`{argument}` must return a single int64, not {array.dtype} of shape {array.shape}"
+        )
     return int(array)
 
 
 @operator("group_by_window", _GroupNode)
 @dataclass(frozen=True)
 class GroupByWindow(Op):
-    """Collects the elements of each key in windows, calls a function that returns a dataset for each window, and yields the elements of
-    these datasets.
+    """Collects the elements of each key in windows, calls a function that returns a dataset for
+    each window, and yields the elements of these datasets.
     """
 
     key_function: PickledFunction
@@ -234,14 +252,18 @@ class GroupByWindow(Op):
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
             except NoElements:
-                # The function returns an empty dataset for a window of one element, so run the operator with its real windows.
+                # The function returns an empty dataset for a window of one element, so run the
+                # operator with its real windows.
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 
     def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
-        """Return the dataset that `reduce_function` returns for a window of `elements` with this key. `dataset` is the dataset of this
-        operator. Raises TypeError if the function returns no dataset.
+        """Return the dataset that `reduce_function` returns for a window of `elements` with this
+        key. `dataset` is the dataset of this operator. Raises TypeError if the function returns no
+        dataset.
         """
         window = dataset_of_elements(elements, dataset.inputs[0].declared_spec)
         with in_function():
-            return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")
+            return returned_dataset(
+                self.reduce_function.value(np.int64(key), window), "group_by_window"
+            )

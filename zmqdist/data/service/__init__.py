@@ -1,6 +1,8 @@
-"""The public names of the data service: its servers, and the functions that send a pipeline to the servers.
+"""The public names of the data service: its servers, and the functions that send a pipeline to the
+servers.
 
-Each name is imported on first use. Importing all names here would make an import cycle, because the servers import pipelines.
+Each name is imported on first use. Importing all names here would make an import cycle, because the
+servers import pipelines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""`distribute`, `register_dataset` and `from_dataset_id`, with which this program reads a pipeline that runs on the workers of a data
-service.
+"""`distribute`, `register_dataset` and `from_dataset_id`, with which this program reads a pipeline
+that runs on the workers of a data service.
 
-Each function checks its arguments at once, but `distribute` does not check `service`. The transformation that `distribute` returns checks
-`service` and registers a dataset when `Dataset.apply` applies the transformation. This program requests elements only after it has created
+Each function checks its arguments at once, but `distribute` does not check `service`. The
+transformation that `distribute` returns checks `service` and registers a dataset when
+`Dataset.apply` applies the transformation. This program requests elements only after it has created
 an iterator. Error texts that programs may depend on are the same as in tf.data service.
 """
 
@@ -55,25 +56,28 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """Return a transformation for `Dataset.apply`. The operators before the transformation run on the service's workers, and the operators
-    after it run in this program.
+    """Return a transformation for `Dataset.apply`. The operators before the transformation run on
+    the service's workers, and the operators after it run in this program.
 
     >>> distributed = zd.data.service.distribute("distributed_epoch", cluster)
     >>> print(*sorted(Dataset.range(5).apply(distributed)))
     0 1 2 3 4
 
-    Use it when one program cannot compute elements fast enough. Applying the transformation registers the dataset, and blocks until a
-    dispatcher replies, for up to an hour. docs/data_service.md explains the arguments that are not listed here, which are as in tf.data
+    Use it when one program cannot compute elements fast enough. Applying the transformation
+    registers the dataset, and blocks until a dispatcher replies, for up to an hour.
+    docs/data_service.md explains the arguments that are not listed here, which are as in tf.data
     service.
 
     Args:
       processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
-      service: the dispatcher, as "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
-      delivery: with "at_most_once" and DYNAMIC, the elements that a worker holds when it dies are lost. Under the other policies, a
-        restarted worker sends its elements again from the beginning. With "exactly_once", other workers compute the elements of a dead
-        worker again, each element is delivered once, and the iterator has a state.
-      ordered: if True, the elements are delivered exactly once, in the pipeline's own order. This and "exactly_once" require
-        "distributed_epoch" (docs/delivery.md).
+      service: the dispatcher, as "host:port", "zmq://host:port", a DispatchServer, a local_cluster,
+        or a coordinator.
+      delivery: with "at_most_once" and DYNAMIC, the elements that a worker holds when it dies are
+        lost. Under the other policies, a restarted worker sends its elements again from the
+        beginning. With "exactly_once", other workers compute the elements of a dead worker again,
+        each element is delivered once, and the iterator has a state.
+      ordered: if True, the elements are delivered exactly once, in the pipeline's own order. This
+        and "exactly_once" require "distributed_epoch" (docs/delivery.md).
 
     Raises (when `distribute` is called):
       ValueError, InvalidArgumentError: an argument is invalid, or two arguments exclude each other.
@@ -82,7 +86,8 @@ def distribute(
       ValueError, NotFoundError: `service` is not an address, or names an unknown protocol.
       FailedPreconditionError: as for `register_dataset`.
       DeadlineExceededError: no dispatcher replied within an hour.
-      UnimplementedError: "exactly_once" or `ordered` was requested, and the pipeline cannot be cut into portions.
+      UnimplementedError: "exactly_once" or `ordered` was requested, and the pipeline cannot be cut
+        into portions.
     """
     read = _checked(
         processing_mode,
@@ -101,7 +106,8 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # raise an error here if the pipeline cannot be cut into portions
+            # raise an error here if the pipeline cannot be cut into portions
+            portion_rules(dataset)
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -118,25 +124,27 @@ def register_dataset(
     *,
     on_conflict: str = "keep",
 ) -> str:
-    """Register a dataset with the service. Return the dataset's id, for `from_dataset_id` in this program or another program.
+    """Register a dataset with the service. Return the dataset's id, for `from_dataset_id` in this
+    program or another program.
 
     >>> zd.data.service.register_dataset(cluster, Dataset.range(3), dataset_id="three")
     'three'
 
-    Use this when several programs read one pipeline, and only one of these programs has the pipeline's code. Blocks until a dispatcher
-    replies, for up to an hour. No element is computed.
+    Use this when several programs read one pipeline, and only one of these programs has the
+    pipeline's code. Blocks until a dispatcher replies, for up to an hour. No element is computed.
 
     Args:
       dataset_id: the id to register. With None the dispatcher chooses a new id.
-      on_conflict: what to do if another pipeline with elements of the same structure has this id: "keep" the other pipeline, "replace" it
-        by this dataset, or raise an "error".
+      on_conflict: what to do if another pipeline with elements of the same structure has this id:
+        "keep" the other pipeline, "replace" it by this dataset, or raise an "error".
 
     Raises:
       TypeError: `dataset` is not a Dataset.
       ValueError, NotFoundError: an argument is invalid.
       InvalidArgumentError: a dataset of another structure, compression or length has this id.
       AlreadyExistsError: another pipeline has this id, and `on_conflict` is "error".
-      FailedPreconditionError: the dataset cannot be serialized, or it depends on external state and its options forbid that.
+      FailedPreconditionError: the dataset cannot be serialized, or it depends on external state and
+        its options forbid that.
       DeadlineExceededError: no dispatcher replied within an hour.
     """
     _check_compression(compression)
@@ -154,7 +162,9 @@ def register_dataset(
         raise FailedPreconditionError(text) from error
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
     args = (request, id, description, metadata, on_conflict)
-    found, _ = ask_dispatcher(at, "register", *args, what=f"registering a dataset with {at.address}")
+    found, _ = ask_dispatcher(
+        at, "register", *args, what=f"registering a dataset with {at.address}"
+    )
     return str(found)
 
 
@@ -174,18 +184,21 @@ def from_dataset_id(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Dataset:
-    """Return a dataset of the elements of a registered pipeline. `distribute` explains the arguments that are not listed here.
+    """Return a dataset of the elements of a registered pipeline. `distribute` explains the
+    arguments that are not listed here.
 
     >>> id = zd.data.service.register_dataset(cluster, Dataset.range(4))
     >>> print(*sorted(zd.data.service.from_dataset_id("distributed_epoch", cluster, id)))
     0 1 2 3
 
-    Requests the dataset's metadata from the dispatcher, and blocks until the dispatcher replies, for up to an hour.
+    Requests the dataset's metadata from the dispatcher, and blocks until the dispatcher replies,
+    for up to an hour.
 
     Args:
       dataset_id: the id that `register_dataset` returned or was given.
-      element_spec: the spec of the elements. None means the spec with which the dataset was registered. Iterators compare the elements with
-        this spec. If it is None and the dataset was registered before its spec was known, iterators compare nothing, and the property
+      element_spec: the spec of the elements. None means the spec with which the dataset was
+        registered. Iterators compare the elements with this spec. If it is None and the dataset was
+        registered before its spec was known, iterators compare nothing, and the property
         `element_spec` of the returned dataset raises FailedPreconditionError.
 
     Raises:
@@ -208,11 +221,14 @@ def from_dataset_id(
     at = service_of(service)
     id, element_spec = id_of(dataset_id), declared_spec("element_spec", element_spec)
     try:
-        metadata = json.loads(ask_dispatcher(at, "metadata", id, what=f"asking {at.address} for dataset {id}"))
+        metadata = json.loads(
+            ask_dispatcher(at, "metadata", id, what=f"asking {at.address} for dataset {id}")
+        )
     except NotFoundError as error:
         if element_spec is None:
             raise ValueError(
-                f"Failed to fetch element spec for dataset id {id} from tf.data service: {error.message}"
+                f"Failed to fetch element spec for dataset id {id} from tf.data service: "
+                f"{error.message}"
             ) from error
         raise
     if element_spec is not None:
@@ -223,10 +239,13 @@ def from_dataset_id(
 
 
 def id_of(dataset_id: Any) -> str:
-    """Return a dataset id as text. Accepts str, bytes, int, or one of these in a NumPy array of rank 0. Otherwise raises ValueError."""
+    """Return a dataset id as text. Accepts str, bytes, int, or one of these in a NumPy array of
+    rank 0. Otherwise raises ValueError."""
     value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
     if not isinstance(value, (str, bytes, int)):
-        raise ValueError(f"`dataset_id` is {dataset_id!r}, wants the string that `register_dataset` returns")
+        raise ValueError(
+            f"`dataset_id` is {dataset_id!r}, wants the string that `register_dataset` returns"
+        )
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -242,12 +261,14 @@ def _checked(
     delivery: str,
     ordered: bool,
 ) -> dict[str, Any]:
-    """Return the fields of the operator `Distributed` that these arguments determine. Raises ValueError or InvalidArgumentError if an
-    argument is invalid.
+    """Return the fields of the operator `Distributed` that these arguments determine. Raises
+    ValueError or InvalidArgumentError if an argument is invalid.
     """
     mode = policy_of(processing_mode)
     if job_name is not None and not isinstance(job_name, str):
-        raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
+        raise ValueError(
+            f"`job_name` must be a string, but `job_name` was of type {type(job_name)}."
+        )
     if job_name == "":
         raise ValueError("`job_name` must not be empty")
     if num_consumers is not None and job_name is None:
@@ -261,25 +282,37 @@ def _checked(
     if num_consumers is not None and not 0 <= consumer_index < num_consumers:
         raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
     max_outstanding_requests = _number("max_outstanding_requests", max_outstanding_requests)
-    if max_outstanding_requests is not None and max_outstanding_requests != -1 and max_outstanding_requests < 1:
-        raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    if (
+        max_outstanding_requests is not None
+        and max_outstanding_requests != -1
+        and max_outstanding_requests < 1
+    ):
+        raise invalid(
+            f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}"
+        )
     if data_transfer_protocol is not None and not isinstance(data_transfer_protocol, str):
         raise ValueError(f"`data_transfer_protocol` is {data_transfer_protocol!r}, wants a string")
     if cross_trainer_cache is not None and not isinstance(cross_trainer_cache, CrossTrainerCache):
-        raise ValueError(f"`cross_trainer_cache` is {cross_trainer_cache!r}, wants a CrossTrainerCache")
+        raise ValueError(
+            f"`cross_trainer_cache` is {cross_trainer_cache!r}, wants a CrossTrainerCache"
+        )
     if not isinstance(ordered, bool):
         raise ValueError(f"`ordered` is {ordered!r}, wants True or False")
     if delivery not in DELIVERIES:
         raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
-    if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
+    if (ordered or delivery == EXACTLY_ONCE) and (
+        mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None
+    ):
         raise invalid(
-            'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
+            'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC '
+            '("distributed_epoch") without a cross-trainer cache: '
             "otherwise workers give the same elements more than once"
         )
     target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
         raise invalid(
-            f"Unrecognized target workers: {target_workers}. `target_workers` must be one of {list(TARGET_WORKERS)}"
+            f"Unrecognized target workers: {target_workers}. `target_workers` must be one of "
+            f"{list(TARGET_WORKERS)}"
         )
     return {
         "mode": int(mode),
@@ -296,7 +329,8 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Check an optional argument that is a whole number. Return it as an int, or None. Raises ValueError for other values."""
+    """Check an optional argument that is a whole number. Return it as an int, or None. Raises
+    ValueError for other values."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:
@@ -306,12 +340,17 @@ def _number(name: str, value: Any) -> Any:
 def check_dataset(dataset: Any) -> None:
     """Raise TypeError if the argument `dataset` is not a Dataset."""
     if not isinstance(dataset, Dataset):
-        raise TypeError(f"a data service runs datasets: wanted a zmqdist.data.Dataset, got {type(dataset).__name__}")
+        raise TypeError(
+            f"a data service runs datasets: wanted a zmqdist.data.Dataset, got "
+            f"{type(dataset).__name__}"
+        )
 
 
 def _check_compression(compression: Any) -> None:
     if compression not in COMPRESSIONS:
-        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}")
+        raise ValueError(
+            f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}"
+        )
 
 
 def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
@@ -335,37 +374,49 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
             dataset=id,
             spec=None if spec is None else from_json(spec),
             compression=metadata["compression"],
-            count=distributed_cardinality(metadata["cardinality"], policy, bool(read["num_consumers"])),
+            count=distributed_cardinality(
+                metadata["cardinality"], policy, bool(read["num_consumers"])
+            ),
             **read,
         )
     )
 
 
-def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Call a method of a dispatcher, and repeat the call, also across restarts of the dispatcher, until the dispatcher replies. Raises
-    DeadlineExceededError if no dispatcher replies in time.
+def ask_dispatcher(
+    service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S
+) -> Any:
+    """Call a method of a dispatcher, and repeat the call, also across restarts of the dispatcher,
+    until the dispatcher replies. Raises DeadlineExceededError if no dispatcher replies in time.
     """
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
         return call_until_answered(
-            client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due
+            client,
+            method,
+            *args,
+            what=what,
+            stopped=threading.Event(),
+            timeout_s=timeout_s,
+            due=due,
         )
 
 
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Call `distribute` with an option for tests. `task_refresh_interval_hint_ms` is the pause, in milliseconds, that a reader makes
-    between two watch requests.
+    """Call `distribute` with an option for tests. `task_refresh_interval_hint_ms` is the pause, in
+    milliseconds, that a reader makes between two watch requests.
     """
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
-def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """Call `from_dataset_id` with an option for tests. `task_refresh_interval_hint_ms` is the pause, in milliseconds, that a reader makes
-    between two watch requests.
+def _from_dataset_id(
+    *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
+) -> Dataset:
+    """Call `from_dataset_id` with an option for tests. `task_refresh_interval_hint_ms` is the
+    pause, in milliseconds, that a reader makes between two watch requests.
     """
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 

@@ -5,13 +5,15 @@
     "ZLIB", "GZIP"      zlib at its default level
     "LZ4", "ZSTD"       the packages of the extra `compression`
 
-A buffer that does not shrink by a tenth is sent uncompressed, because decompressing it would take the receiver more time than it saves. A
-codec first compresses samples of a large buffer, so that incompressible data such as pictures cost little time.
+A buffer that does not shrink by a tenth is sent uncompressed, because decompressing it would take
+the receiver more time than it saves. A codec first compresses samples of a large buffer, so that
+incompressible data such as pictures cost little time.
 
-`decompress` never returns more bytes than the number that is passed to it. A receiver checks this number against a bound before the call.
+`decompress` never returns more bytes than the number that is passed to it. A receiver checks this
+number against a bound before the call.
 
-Not here: the choice of the codec, and the form of a compressed batch, which states the number of bytes of each buffer
-(batch_compression.py).
+Not here: the choice of the codec, and the form of a compressed batch, which states the number of
+bytes of each buffer (batch_compression.py).
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ NAMES: Final = ("SNAPPY", "ZLIB", "GZIP", "LZ4", "ZSTD")
 
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 8192
-"""How many samples a codec takes of a large buffer, and the bytes of each sample. The samples are at equal distances, and show how much the
-buffer would shrink."""
+"""How many samples a codec takes of a large buffer, and the bytes of each sample. The samples are
+at equal distances, and show how much the buffer would shrink."""
 
 _SAMPLED_BYTES_MIN: Final = 16 * _SAMPLES * _SAMPLE_BYTES
-"""A codec samples a buffer of at least this many bytes. For an incompressible buffer this takes at most a sixteenth of the time that
-compressing the whole buffer would take."""
+"""A codec samples a buffer of at least this many bytes. For an incompressible buffer this takes at
+most a sixteenth of the time that compressing the whole buffer would take."""
 
 _LZ4_BYTES_MAX: Final = 0x7E000000
 """LZ4's bound for the size of a block. Larger buffers are sent uncompressed."""
@@ -46,8 +48,10 @@ class Codec(NamedTuple):
     Attributes:
       name: one of NAMES.
       compress_batch: a function that compresses a whole buffer, without sampling it.
-      ratio_max: how many bytes one compressed byte can become at most. A peer that promises more lies.
-      unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` if the data are damaged.
+      ratio_max: how many bytes one compressed byte can become at most. A peer that promises more
+        lies.
+      unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of
+        `failures` if the data are damaged.
     """
 
     name: str
@@ -57,7 +61,8 @@ class Codec(NamedTuple):
     failures: tuple[type[Exception], ...]
 
     def compress(self, buffer: Buffer) -> bytes | None:
-        """Return the compressed bytes of a contiguous buffer, or None if compression does not pay off."""
+        """Return the compressed bytes of a contiguous buffer, or None if compression does not pay
+        off."""
         view = memoryview(buffer).cast("B")
         if self.name == "LZ4" and view.nbytes > _LZ4_BYTES_MAX:
             return None
@@ -73,18 +78,23 @@ class Codec(NamedTuple):
         """Decompress `data` to `nbytes` bytes, which the caller owns.
 
         Raises:
-          WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text names the peer.
+          WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text
+            names the peer.
         """
         if nbytes > self.ratio_max * len(data):
             raise WireError(
-                peer, f"{len(data)} bytes of {self.name} data cannot hold {nbytes} bytes, as their sender says"
+                peer,
+                f"{len(data)} bytes of {self.name} data cannot hold {nbytes} bytes, as their "
+                f"sender says",
             )
         try:
             made = self.unfold(data, nbytes)
         except self.failures as error:
             raise WireError(peer, f"{self.name} data are damaged: {error}") from error
         if len(made) != nbytes:
-            raise WireError(peer, f"{self.name} data do not hold {nbytes} bytes, as their sender says")
+            raise WireError(
+                peer, f"{self.name} data do not hold {nbytes} bytes, as their sender says"
+            )
         return made if isinstance(made, bytearray) else bytearray(made)
 
 
@@ -93,7 +103,8 @@ def codec_of(name: str | None) -> Codec | None:
 
     Raises:
       ValueError: there is no such codec.
-      FailedPreconditionError: the codec's package is not installed. The error text names the extra that installs it.
+      FailedPreconditionError: the codec's package is not installed. The error text names the extra
+        that installs it.
     """
     if name is None:
         return None
@@ -103,7 +114,8 @@ def codec_of(name: str | None) -> Codec | None:
         return _MADE[name]()
     except ImportError as error:
         raise FailedPreconditionError(
-            f"compression {name} needs a package ({error}): pip install 'zmqdist[compression]', on workers and readers",
+            f"compression {name} needs a package ({error}): pip install 'zmqdist[compression]', "
+            f"on workers and readers",
         ) from error
 
 
@@ -136,11 +148,14 @@ def _lz4() -> Codec:
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # `compress` never compresses an empty buffer
+            # `compress` never compresses an empty buffer
+            raise ValueError("an empty buffer is never sent compressed")
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
-    return Codec("LZ4", compress_batch, 255, unfold, (block.LZ4BlockError, ValueError, OverflowError))
+    return Codec(
+        "LZ4", compress_batch, 255, unfold, (block.LZ4BlockError, ValueError, OverflowError)
+    )
 
 
 def _zstd() -> Codec:
@@ -153,7 +168,9 @@ def _zstd() -> Codec:
     def unfold(data: Any, nbytes: int) -> bytes:
         # Check the header first, because the package allocates as many bytes as the header states.
         if zstandard.frame_content_size(data) != nbytes:
-            raise zstandard.ZstdError(f"the header does not state {nbytes} bytes, as the sender does")
+            raise zstandard.ZstdError(
+                f"the header does not state {nbytes} bytes, as the sender does"
+            )
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 
     # a block of 4 bytes, header included, makes at most 128 KiB

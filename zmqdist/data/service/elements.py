@@ -1,31 +1,37 @@
-"""Pack many elements of a pipeline, column by column, into one value for an RPC reply, and unpack the elements again.
+"""Pack many elements of a pipeline, column by column, into one value for an RPC reply, and unpack
+the elements again.
 
 Form
-    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list. The structure of an element never
-    contains a list, so `unpack` recognizes the columns. A column is one of:
+    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list.
+    The structure of an element never contains a list, so `unpack` recognizes the columns. A column
+    is one of:
         [SCALARS, array]         NumPy scalars of one type, as one array of rank 1
         [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each, stacked on a new axis 0
         [TEXTS, kind, ...]       str (kind 1) or bytes (kind 0) of which some are large, as arrays of bytes
         [EACH, one, two, ...]    everything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
-    Each column has an entry for each element. If the elements differ in the structure of one part, such as the value of a key, a single
-    EACH column has this part of every element. If they differ in their outermost structure, the value is an EACH column of whole elements.
-    Without elements the value is an empty column.
+    Each column has an entry for each element. If the elements differ in the structure of one part,
+    such as the value of a key, a single EACH column has this part of every element. If they differ
+    in their outermost structure, the value is an EACH column of whole elements. Without elements
+    the value is an empty column.
 
 Rules
-    Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of rank 0 stay arrays, and dtypes keep
-    their byte order. There are two exceptions: a namedtuple becomes an instance of a new class with the same name and fields, and an array
-    in Fortran order may arrive in C order.
+    Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of
+    rank 0 stay arrays, and dtypes keep their byte order. There are two exceptions: a namedtuple
+    becomes an instance of a new class with the same name and fields, and an array in Fortran order
+    may arrive in C order.
 
-    A large array is sent in a frame of its own, and this module never copies it. A small array is copied into its column by the sender and
-    out of the column by the receiver, so that the receiver owns each array, may write to it, and keeps no other memory alive with it. Views
-    would save half a microsecond per row, but one row in a shuffle buffer would then keep a whole column in memory. A frozen array in an
-    EACH column stays frozen.
+    A large array is sent in a frame of its own, and this module never copies it. A small array is
+    copied into its column by the sender and out of the column by the receiver, so that the receiver
+    owns each array, may write to it, and keeps no other memory alive with it. Views would save half
+    a microsecond per row, but one row in a shuffle buffer would then keep a whole column in memory.
+    A frozen array in an EACH column stays frozen.
 
-    For any value, `unpack` either returns elements or raises WireError. The elements take about as much memory as the value, except that an
-    entry of one byte becomes an object of about 100 bytes.
+    For any value, `unpack` either returns elements or raises WireError. The elements take about as
+    much memory as the value, except that an entry of one byte becomes an object of about 100 bytes.
 
-The safe codec has no bound for the bytes and the number of the arrays, texts and bytes of a batch, but one for the rest, which `fits` does
-not let several elements reach: the structure, its keys, and scalars.
+The safe codec has no bound for the bytes and the number of the arrays, texts and bytes of a batch,
+but one for the rest, which `fits` does not let several elements reach: the structure, its keys, and
+scalars.
 
 Not here: the encoding into bytes (wire/safe.py).
 """
@@ -39,7 +45,15 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from zmqdist.data.structure import LEAVES, UNKNOWN_SPEC, DatasetSpec, element, invalid, is_dataset, stack_alike
+from zmqdist.data.structure import (
+    LEAVES,
+    UNKNOWN_SPEC,
+    DatasetSpec,
+    element,
+    invalid,
+    is_dataset,
+    stack_alike,
+)
 from zmqdist.errors import UnimplementedError, WireError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
@@ -59,12 +73,12 @@ _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
 
 
-# -- packing --------------------------------------------------------------------------------------------------------
+# -- packing ---------------------------------------------------------------------------------------
 
 
 def pack(elements: Sequence[Any]) -> Any:
-    """Return elements as one value for the safe codec. The value refers to the elements' large arrays, which must not change before the
-    value is encoded.
+    """Return elements as one value for the safe codec. The value refers to the elements' large
+    arrays, which must not change before the value is encoded.
 
     Raises:
       UnimplementedError: a leaf is a dataset.
@@ -86,14 +100,18 @@ def _column(items: Sequence[Any]) -> Any:
         if cls is dict and first and _same_names(items):
             columns = zip(*map(dict.values, items), strict=True)
             return dict(zip(first, map(_column, columns), strict=True))
-        if isinstance(first, tuple) and first and list(map(len, items)).count(len(first)) == len(items):
+        if (
+            isinstance(first, tuple)
+            and first
+            and list(map(len, items)).count(len(first)) == len(items)
+        ):
             return _like(first, map(_column, zip(*items, strict=True)))
     return [EACH, *map(_single, items)]
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have the same strings as keys, in the same order. Return False if a key is not a string, because keys such
-    as 1 and True compare equal although they differ.
+    """Return whether all dicts have the same strings as keys, in the same order. Return False if a
+    key is not a string, because keys such as 1 and True compare equal although they differ.
     """
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
@@ -122,12 +140,19 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
-    if len(items) == 1:  # for example a wide element, which is a batch: a column would only be copied
+    if len(items) == 1:
+        # for example a wide element, which is a batch: a column would only be copied
         return [EACH, element(first)]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
-    # Send empty arrays one by one, because a received column of no bytes could claim any number of rows. Send arrays of structured dtypes
-    # one by one too, because their fields may have gaps, and arrays that have no room for another axis.
-    fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject and len(shape) < _ROW_AXES_MAX
+    # Send empty arrays one by one, because a received column of no bytes could claim any number of
+    # rows. Send arrays of structured dtypes one by one too, because their fields may have gaps, and
+    # arrays that have no room for another axis.
+    fits = (
+        0 < nbytes <= ROW_BYTES_MAX
+        and not dtype.names
+        and not dtype.hasobject
+        and len(shape) < _ROW_AXES_MAX
+    )
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
     return [ROWS, stack_alike(items)]
@@ -139,21 +164,24 @@ def _alike(items: Sequence[Any], value_of: Callable[[Any], Any]) -> bool:
 
 
 def _single(value: Any) -> Any:
-    """Return an element, or a part of one, as an entry of an EACH column. Raises UnimplementedError if it contains a dataset."""
+    """Return an element, or a part of one, as an entry of an EACH column. Raises UnimplementedError
+    if it contains a dataset."""
     if isinstance(value, dict):
         return {key: _single(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return _like(value, map(_single, value))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return value  # a scalar, for example an item of an array of strings or of a structured dtype
+        # a scalar, for example an item of an array of strings or of a structured dtype
+        return value
     if is_dataset(value):
         raise UnimplementedError(
-            "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or flat_map() to them"
+            "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or "
+            "flat_map() to them"
         )
     return element(value)
 
 
-# -- unpacking ------------------------------------------------------------------------------------------------------
+# -- unpacking -------------------------------------------------------------------------------------
 
 
 class _Malformed(Exception):
@@ -161,8 +189,8 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """Return the elements that the sender's `pack` put into `value`. The caller owns the elements' arrays. They are writable unless they
-    were sent frozen.
+    """Return the elements that the sender's `pack` put into `value`. The caller owns the elements'
+    arrays. They are writable unless they were sent frozen.
 
     Args:
       value: the caller must not use it afterwards, because the elements take over its large arrays.
@@ -238,7 +266,7 @@ def _malformed(why: str) -> NoReturn:
     raise _Malformed(why)
 
 
-# -- sizes and specs of elements --------------------------------------------------------------------------------------
+# -- sizes and specs of elements -------------------------------------------------------------------
 
 _OBJECT_BYTES: Final = 64
 """The approximate bytes that an object takes in addition to its content."""
@@ -246,12 +274,13 @@ _OBJECT_BYTES: Final = 64
 
 INLINE_BYTES: Final = 4 << 20
 ARRAYS_MAX: Final = 500
-"""The largest number of bytes of a batch of several elements without its large arrays, and the largest number of its large arrays. More of
-them have no frames of their own, and are copied."""
+"""The largest number of bytes of a batch of several elements without its large arrays, and the
+largest number of its large arrays. More of them have no frames of their own, and are copied."""
 
 
 def fits(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of the elements form a batch of about `bytes_max` bytes that the safe codec accepts. The result is at least 1."""
+    """Return how many of the elements form a batch of about `bytes_max` bytes that the safe codec
+    accepts. The result is at least 1."""
     inline = large = arrays = count = 0
     for value in elements:
         for nbytes in _sizes(value):
@@ -267,7 +296,8 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar of a plain type. Such elements are so small that a batch needs no bound on its bytes."""
+    """Return whether `value` is a NumPy scalar of a plain type. Such elements are so small that a
+    batch needs no bound on its bytes."""
     return type(value) in _SCALAR_TYPES
 
 
@@ -279,7 +309,11 @@ def _sizes(value: Any) -> list[int]:
     if cls is str or cls is bytes:
         return [len(value)]
     if isinstance(value, (tuple, dict)):
-        return [nbytes for item in (value.values() if isinstance(value, dict) else value) for nbytes in _sizes(item)]
+        return [
+            nbytes
+            for item in (value.values() if isinstance(value, dict) else value)
+            for nbytes in _sizes(item)
+        ]
     return [getattr(value, "nbytes", 0)]
 
 
@@ -300,10 +334,12 @@ def weigh(value: Any) -> int:
 
 
 def check_spec(elements: Sequence[Any], spec: Any) -> None:
-    """Check elements against the spec of their pipeline. Check only the first element if all elements are alike, otherwise each element.
+    """Check elements against the spec of their pipeline. Check only the first element if all
+    elements are alike, otherwise each element.
 
     Raises:
-      InvalidArgumentError: an element has another structure, dtype or shape. The error text names the leaf.
+      InvalidArgumentError: an element has another structure, dtype or shape. The error text names
+        the leaf.
     """
     if elements and spec is not UNKNOWN_SPEC:
         for value in elements[:1] if _all_alike(elements) else elements:
@@ -311,7 +347,8 @@ def check_spec(elements: Sequence[Any], spec: Any) -> None:
 
 
 def _all_alike(items: Sequence[Any]) -> bool:
-    """Return whether all elements have the same structure, and the same dtype and shape at each leaf."""
+    """Return whether all elements have the same structure, and the same dtype and shape at each
+    leaf."""
     first = items[0]
     cls = type(first)
     if len(set(map(type, items))) > 1:
@@ -323,7 +360,9 @@ def _all_alike(items: Sequence[Any]) -> bool:
             map(_all_alike, zip(*map(dict.values, items), strict=True))
         )
     if isinstance(first, tuple) and first:
-        return list(map(len, items)).count(len(first)) == len(items) and all(map(_all_alike, zip(*items, strict=True)))
+        return list(map(len, items)).count(len(first)) == len(items) and all(
+            map(_all_alike, zip(*items, strict=True))
+        )
     return (cls in _SCALAR_TYPES and cls not in _TIMES) or cls is str or cls is bytes
 
 
@@ -341,10 +380,16 @@ def _check(value: Any, spec: Any, place: str) -> None:
             _check(value[key], part, f"{place}[{key!r}]")
     elif isinstance(spec, tuple):
         fields = getattr(spec, "_fields", ())
-        if not isinstance(value, tuple) or len(value) != len(spec) or getattr(value, "_fields", ()) != fields:
+        if (
+            not isinstance(value, tuple)
+            or len(value) != len(spec)
+            or getattr(value, "_fields", ()) != fields
+        ):
             raise invalid(f"{place}: expected a {_description(spec)}, given {_description(value)}")
         for index, part in enumerate(spec):
-            _check(value[index], part, f"{place}.{fields[index]}" if fields else f"{place}[{index}]")
+            _check(
+                value[index], part, f"{place}.{fields[index]}" if fields else f"{place}[{index}]"
+            )
     elif isinstance(spec, DatasetSpec) and not is_dataset(value):
         raise invalid(f"{place}: expected a dataset, given {_description(value)}")
 

@@ -1,4 +1,6 @@
-"""The workers of this process, from which readers in the same process take elements by reference."""
+"""The workers of this process, from which readers in the same process take elements by
+reference.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ class LocalWorker(Protocol):
 
     Attributes:
       dispatcher: the dispatcher's address with which the worker was started.
-      state: the random number that identifies the dispatcher's durable state, which has the worker's tasks.
+      state: the random number that identifies the dispatcher's durable state, which has the
+        worker's tasks.
     """
 
     dispatcher: str
     state: int
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Have task `number` of the durable state `state` reply to a reader's request. Any thread may call this."""
+        """Have task `number` of the durable state `state` reply to a reader's request. Any thread
+        may call this."""
 
     def delete(self, number: int) -> None:
         """Delete task `number`, which only the calling reader reads. Any thread may call this."""
@@ -52,12 +56,14 @@ def find(incarnation: int) -> LocalWorker | None:
 
 
 def has_worker_of(dispatcher: str, state: int = 0) -> bool:
-    """Return whether this process has a worker that was started with the address `dispatcher`, or whose tasks belong to the durable state
-    with the random number `state`.
+    """Return whether this process has a worker that was started with the address `dispatcher`, or
+    whose tasks belong to the durable state with the random number `state`.
     """
     with _lock:
         workers = list(_workers.values())
-    return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)
+    return any(
+        split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers
+    )
 
 
 os.register_at_fork(after_in_child=_workers.clear)

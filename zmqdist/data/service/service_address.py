@@ -1,4 +1,5 @@
-"""The `service` argument of `distribute` and similar functions: the address of a dispatcher, and the secret for that dispatcher."""
+"""The `service` argument of `distribute` and similar functions: the address of a dispatcher, and
+the secret for that dispatcher."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class Service:
 
     Attributes:
       address: "host:port".
-      token_file, keys_dir, insecure: as in Credentials. The first two are paths and never secrets, because a pipeline contains these
-        fields and is sent to other hosts.
+      token_file, keys_dir, insecure: as in Credentials. The first two are paths and never secrets,
+        because a pipeline contains these fields and is sent to other hosts.
     """
 
     address: str
@@ -28,8 +29,9 @@ class Service:
 
     @property
     def credentials(self) -> Credentials:
-        """The Credentials for connections to the dispatcher and its workers. A path that does not exist on this host, for example because
-        the pipeline was sent here from another host, is left out, so that the default path applies.
+        """The Credentials for connections to the dispatcher and its workers. A path that does not
+        exist on this host, for example because the pipeline was sent here from another host, is
+        left out, so that the default path applies.
         """
         there = {
             name: path
@@ -40,7 +42,8 @@ class Service:
 
 
 def service_of(service: Any) -> Service:
-    """Return the Service for a `service` argument, which is an address, or an object with a `target` and perhaps `credentials`.
+    """Return the Service for a `service` argument, which is an address, or an object with a
+    `target` and perhaps `credentials`.
 
     Raises:
       ValueError: the argument is neither an address nor such an object.
@@ -60,7 +63,10 @@ def _address(service: Any) -> str:
         protocol, service = service
         service = f"{protocol}://{service}"
     if not isinstance(service, str):
-        raise ValueError(f"`service` must be a string, but `service` was of type {type(service)}. service={service}")
+        raise ValueError(
+            f"`service` must be a string, but `service` was of type {type(service)}. "
+            f"service={service}"
+        )
     if not service:
         raise ValueError("`service` must not be empty")
     protocol, _, address = service.rpartition("://")
@@ -69,7 +75,8 @@ def _address(service: Any) -> str:
     if protocol not in ("", *PROTOCOLS):
         known = " ".join(PROTOCOLS)
         raise NotFoundError(
-            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]; "
+            f"No credentials factory has been registered for protocol {protocol}. The available "
+            f"types are: [ {known} ]; "
             f'write "zmq://{address}"'
         )
     return address

@@ -21,7 +21,9 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._reader = ServiceReader(_next_request(dataset, context), self.op.credentials, context.interrupts)
+        self._reader = ServiceReader(
+            _next_request(dataset, context), self.op.credentials, context.interrupts
+        )
         self._batch: Iterator[Any] = iter(())
         context.interrupts.close_blocks = True
 
@@ -33,7 +35,8 @@ class _ReadingNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         raise UnimplementedError(
-            'an iterator over distribute() has a state only with delivery="exactly_once": otherwise no worker sends an element again',
+            'an iterator over distribute() has a state only with delivery="exactly_once": '
+            "otherwise no worker sends an element again",
         )
 
     def abandon(self) -> None:
@@ -45,7 +48,8 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Reads a distributed dataset in portions. The node opens its reader at the first element, so that a state can be loaded first."""
+    """Reads a distributed dataset in portions. The node opens its reader at the first element, so
+    that a state can be loaded first."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -60,7 +64,12 @@ class _PortionsNode(OperatorNode):
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
             values = self.dataset.memory.values
-            request = replace(self._request, saved=saved, reader=values["reader"], again=values.get("resumed", False))
+            request = replace(
+                self._request,
+                saved=saved,
+                reader=values["reader"],
+                again=values.get("resumed", False),
+            )
             self._reader = ServiceReader(request, self.op.credentials, self.context.interrupts)
         yield from self._elements
         for elements in self._reader.pieces():
@@ -91,19 +100,32 @@ class _PortionsNode(OperatorNode):
 
 def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:
     if dataset.op.job_name is not None:
-        # Each pass of a job can be read once. A state has the passes of the datasets of its pipeline,
-        # but knows no datasets that functions will return.
+        # Each pass of a job can be read once. A state has the passes of the datasets of its
+        # pipeline, but knows no datasets that functions will return.
         context.refuse_state_in_functions(
-            f"no state tells which passes of the job {dataset.op.job_name!r} an iterator has read whose"
-            " function (of flat_map, interleave, ...) returns a dataset that is distributed with this"
-            " job_name: leave out job_name, or use the dataset outside of functions, such as by repeat()"
+            f"no state tells which passes of the job {dataset.op.job_name!r} an iterator has read "
+            f"whose"
+            " function (of flat_map, interleave, ...) returns a dataset that is distributed with "
+            "this"
+            " job_name: leave out job_name, or use the dataset outside of functions, such as by "
+            "repeat()"
         )
     return read_request_of(dataset.op, context.begin_pass(dataset.memory, shared=True)[1])
 
 
 def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
-    """Return the ReadRequest for an iterator that reads the `repetition`-th pass of the operator."""
-    terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
+    """Return the ReadRequest for an iterator that reads the `repetition`-th pass of the
+    operator.
+    """
+    terms = Terms(
+        op.dataset,
+        op.mode,
+        op.num_consumers,
+        op.target_workers,
+        bool(op.trainer),
+        op.delivery,
+        op.ordered,
+    )
     return ReadRequest(
         op.service,
         terms,
@@ -122,8 +144,9 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """Yields the elements of a registered dataset, which the workers of a data service compute. Most fields come from the arguments of
-    `distribute`. `dataset` is the id of the registered dataset, and `count` the number of elements that a reader gets.
+    """Yields the elements of a registered dataset, which the workers of a data service compute.
+    Most fields come from the arguments of `distribute`. `dataset` is the id of the registered
+    dataset, and `count` the number of elements that a reader gets.
     """
 
     service: str
@@ -166,17 +189,20 @@ class Distributed(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Return the spec of the pipeline to which this process has applied `distribute`. The spec is not inferred from an element of the
-        service, because that would begin an iteration there.
+        """Return the spec of the pipeline to which this process has applied `distribute`. The spec
+        is not inferred from an element of the service, because that would begin an iteration there.
         """
         upstream = self.__dict__.get("upstream")
         if upstream is None:
             text = (
-                f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
+                f"the element_spec of dataset {self.dataset} is not known to the service: give it "
+                f"to `from_dataset_id`,"
                 " or `output_signature` to the function that makes the elements"
             )
             raise FailedPreconditionError(text)
         return upstream.element_spec
 
     def split_count(self) -> int:
-        raise UnimplementedError("Cannot create split providers for dataset of type DataServiceDataset")
+        raise UnimplementedError(
+            "Cannot create split providers for dataset of type DataServiceDataset"
+        )

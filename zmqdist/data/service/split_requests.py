@@ -1,7 +1,8 @@
-"""The requests of a task to the dispatcher, for positions, for portions, and for the definition of the task's pipeline.
+"""The requests of a task to the dispatcher, for positions, for portions, and for the definition of
+the task's pipeline.
 
-Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same number as before, so that the dispatcher
-does not give out other positions for it.
+Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same
+number as before, so that the dispatcher does not give out other positions for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""Seconds. If a run of positions is used up in less time, the next run is twice as long, up to RUN_MAX; otherwise it is half as long."""
+"""Seconds. If a run of positions is used up in less time, the next run is twice as long, up to
+RUN_MAX; otherwise it is half as long."""
 
 
 def call_until_answered(
@@ -63,33 +65,44 @@ def call_until_answered(
         if stopped.is_set():
             raise CancelledError(f"{what} was stopped")
         try:
-            return internal_client.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
+            return internal_client.start(
+                client, f"zmqdist.data.{method}", *args, due=due
+            ).get_value()
         except OpError as error:
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:
                 raise
             if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:
                 said_at = now
-                log.warning("%s has failed for %.0f s; zmqdist tries again: %s", what, now - began, error.message)
+                log.warning(
+                    "%s has failed for %.0f s; zmqdist tries again: %s",
+                    what,
+                    now - began,
+                    error.message,
+                )
         stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
 class PositionsUnavailable(UnavailableError):
-    """The task got no positions, because the dispatcher did not reply or refused the request. This is not an error of the pipeline, so
-    readers repeat their requests after it, until they learn from the dispatcher whether the task continues.
+    """The task got no positions, because the dispatcher did not reply or refused the request. This
+    is not an error of the pipeline, so readers repeat their requests after it, until they learn
+    from the dispatcher whether the task continues.
     """
 
 
 class WorkerDrained(CancelledError):
-    """The worker is leaving and takes no more positions. This error ends a pipeline that would otherwise repeat its sources for ever."""
+    """The worker is leaving and takes no more positions. This error ends a pipeline that would
+    otherwise repeat its sources for ever."""
 
 
 class SplitClient:
-    """Requests positions, portions and the definition of the pipeline for one task. Any thread of the pipeline may call `ask`.
+    """Requests positions, portions and the definition of the pipeline for one task. Any thread of
+    the pipeline may call `ask`.
 
     Attributes:
-      stopped: an event that is set when the task has ended. It ends pending requests with CancelledError.
+      stopped: an event that is set when the task has ended. It ends pending requests with
+        CancelledError.
     """
 
     def __init__(
@@ -111,27 +124,32 @@ class SplitClient:
         self._drained = False
 
     def ask(self, source: int, repetition: int) -> int | None:
-        """Return the next position of a source, or None at the end of this repetition. Blocks while a request is pending.
+        """Return the next position of a source, or None at the end of this repetition. Blocks while
+        a request is pending.
 
         Raises:
           PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.
-          WorkerDrained: the worker is leaving, so the current repetition has ended early, and the pipeline asks for positions of the next
-            repetition.
+          WorkerDrained: the worker is leaving, so the current repetition has ended early, and the
+            pipeline asks for positions of the next repetition.
         """
         with self._lock:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # End the current repetition. If the pipeline then begins another repetition, raise, because it may repeat its source
-                # without end.
+                # End the current repetition. If the pipeline then begins another repetition, raise,
+                # because it may repeat its source without end.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
                 return None
             if run.next == run.stop:
                 now = time.monotonic()
-                run.size = min(RUN_MAX, run.size * 2) if now - run.requested_at < QUICK_S else max(1, run.size // 2)
+                run.size = (
+                    min(RUN_MAX, run.size * 2)
+                    if now - run.requested_at < QUICK_S
+                    else max(1, run.size // 2)
+                )
                 run.requested_at = now
                 start, length = self._more(source, repetition, run.size)
                 run.next, run.stop = start, start + length
@@ -144,7 +162,9 @@ class SplitClient:
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
         try:
-            start, length = self._call("splits", *self._task, source, secrets.randbits(62), repetition, count)
+            start, length = self._call(
+                "splits", *self._task, source, secrets.randbits(62), repetition, count
+            )
         except (
             NotFoundError,
             UnavailableError,
@@ -153,8 +173,8 @@ class SplitClient:
         return int(start), int(length)
 
     def drain(self) -> None:
-        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed the
-        returned positions.
+        """Give the pipeline no more positions, and return unused positions to the dispatcher.
+        Blocks until the dispatcher has confirmed the returned positions.
 
         Raises:
           OpError: the dispatcher has refused the positions.
@@ -172,22 +192,33 @@ class SplitClient:
         self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
-        """Return the next portions for a reader. Blocks until the dispatcher has a portion. Return an empty list if no more portions will
-        come, if the dispatcher no longer knows the reader or the task, or after `close`.
+        """Return the next portions for a reader. Blocks until the dispatcher has a portion. Return
+        an empty list if no more portions will come, if the dispatcher no longer knows the reader or
+        the task, or after `close`.
         """
         try:
-            return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
+            return [
+                tuple(each)
+                for each in self._call("portions", *self._task, client, secrets.randbits(62), count)
+            ]
         except (NotFoundError, CancelledError):
             return []
 
     def definition(self, fingerprint: str) -> Any:
-        """Return the description of the pipeline with this fingerprint. Blocks until the dispatcher has replied."""
+        """Return the description of the pipeline with this fingerprint. Blocks until the dispatcher
+        has replied."""
         return self._call("definition", fingerprint, again=RETRIABLE)
 
     def _call(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
         what, timeout_s = f"task {self._task[1]}", self._timeout_s
         return call_until_answered(
-            self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again
+            self._client,
+            method,
+            *args,
+            what=what,
+            stopped=self.stopped,
+            timeout_s=timeout_s,
+            again=again,
         )
 
     def close(self) -> None:
@@ -196,8 +227,9 @@ class SplitClient:
 
 
 class _Run:
-    """The positions of one source that the task has received and not used, from `next` to `stop` - 1. `size` is the number of positions in
-    the last request. `drained_in` is the repetition that has ended early because the worker leaves; -1 if there is none.
+    """The positions of one source that the task has received and not used, from `next` to `stop` -
+    1. `size` is the number of positions in the last request. `drained_in` is the repetition that
+    has ended early because the worker leaves; -1 if there is none.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""The errors that readers get when a pipeline fails. Each error names the operator, the dataset and the task.
+"""The errors that readers get when a pipeline fails. Each error names the operator, the dataset and
+the task.
 
-An OpError of user code keeps its code. Any other error gets a code by its class (rpc/handler_errors.py), and its text contains the class
-and the traceback. A code after which readers would try again is replaced by UNKNOWN, because the pipeline would fail again. The errors of
+An OpError of user code keeps its code. Any other error gets a code by its class
+(rpc/handler_errors.py), and its text contains the class and the traceback. A code after which
+readers would try again is replaced by UNKNOWN, because the pipeline would fail again. The errors of
 requests for positions, which come from the dispatcher, stay unchanged.
 """
 
@@ -25,7 +27,8 @@ class TaskFailure:
 
     Attributes:
       error: the error for readers.
-      for_good: whether the task has failed for good, so that every request gets the error. Otherwise only one request gets it.
+      for_good: whether the task has failed for good, so that every request gets the error.
+        Otherwise only one request gets it.
     """
 
     error: OpError
@@ -52,32 +55,42 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
     return made
 
 
-def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
-    """Return the error for the crash of a task's process. Its code is not retriable, so that the reader raises it instead of trying again.
+def process_death_error(
+    exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str
+) -> OpError:
+    """Return the error for the crash of a task's process. Its code is not retriable, so that the
+    reader raises it instead of trying again.
 
     Args:
       tail: the last lines of the process's standard error.
       goes_on: a sentence that tells the reader of the error text whether the task continues.
     """
     at = (
-        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it got, and "
+        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it "
+        f"got, and "
         if progress[SOURCE]
         else ""
     )
     text = (
-        f"the process that ran {where} {describe_exit(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {describe_exit(exit_code)}: {at}readers had taken "
+        f"{progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(text)
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process with this exit code ended, as the predicate of a sentence: "was killed by SIGKILL"."""
+    """Return how a process with this exit code ended, as the predicate of a sentence: "was killed
+    by SIGKILL"."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = " (not by zmqdist; the system does so when memory is short)" if -code == signal.SIGKILL else ""
+    hint = (
+        " (not by zmqdist; the system does so when memory is short)"
+        if -code == signal.SIGKILL
+        else ""
+    )
     return f"was killed by {name}{hint}"

@@ -1,7 +1,8 @@
 """A check of the arguments of RPC calls, before a method uses them.
 
-The dispatcher may write arguments of a peer into the journal, and a journal that cannot be read again would prevent the dispatcher from
-starting. Therefore each method declares the types of its arguments by annotations, and a caller that sends other arguments gets an error.
+The dispatcher may write arguments of a peer into the journal, and a journal that cannot be read
+again would prevent the dispatcher from starting. Therefore each method declares the types of its
+arguments by annotations, and a caller that sends other arguments gets an error.
 """
 
 from __future__ import annotations
@@ -21,22 +22,32 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls `fn(call, *args)` after it has checked the arguments against the annotations of `fn`.
+    """Return a function that calls `fn(call, *args)` after it has checked the arguments against the
+    annotations of `fn`.
 
-    The returned function raises InvalidArgumentError if arguments do not fit. `name` names the method in the error text.
+    The returned function raises InvalidArgumentError if arguments do not fit. `name` names the
+    method in the error text.
     """
     hints = get_type_hints(fn, include_extras=True)
     fields = [
-        (each.name, hints[each.name], msgspec.NODEFAULT if each.default is each.empty else each.default)
+        (
+            each.name,
+            hints[each.name],
+            msgspec.NODEFAULT if each.default is each.empty else each.default,
+        )
         for each in list(inspect.signature(fn).parameters.values())[1:]
     ]
-    wanted = msgspec.defstruct(f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True)
+    wanted = msgspec.defstruct(
+        f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True
+    )
 
     def checked_call(call: Any, *args: Any) -> None:
         try:
             known = msgspec.convert(args, wanted)
         except msgspec.ValidationError as error:
-            text = f"{name}: {error} in the arguments: the caller is no zmqdist, or of another version"
+            text = (
+                f"{name}: {error} in the arguments: the caller is no zmqdist, or of another version"
+            )
             raise InvalidArgumentError(text) from None
         fn(call, *msgspec.structs.astuple(known))
 

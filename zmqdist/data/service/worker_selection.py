@@ -1,4 +1,6 @@
-"""The rules by which a reader chooses the workers from which it reads: `target_workers` and tags."""
+"""The rules by which a reader chooses the workers from which it reads: `target_workers` and
+tags.
+"""
 
 from __future__ import annotations
 
@@ -20,45 +22,52 @@ PROTOCOLS: Final = ("zmq", "tcp")
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Return from which workers a reader reads: "ANY", "LOCAL" (only those of this process) or "AUTO". The target "AUTO" becomes "LOCAL" if
-    the sharding is static and the deployment mode is COLOCATED. If the result is "AUTO", `reads_from` decides for each worker.
+    """Return from which workers a reader reads: "ANY", "LOCAL" (only those of this process) or
+    "AUTO". The target "AUTO" becomes "LOCAL" if the sharding is static and the deployment mode is
+    COLOCATED. If the result is "AUTO", `reads_from` decides for each worker.
 
     Raises:
-      InvalidArgumentError: the target is "LOCAL", but a coordinated read has to read from all workers.
+      InvalidArgumentError: the target is "LOCAL", but a coordinated read has to read from all
+        workers.
     """
     policy, target = ShardingPolicy(terms.mode), terms.target_workers
     if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
         target = "LOCAL"
     if target == "LOCAL" and terms.coordinated:
         raise invalid(
-            "Coordinated reads require non-local workers, because all consumers read from all workers, but `target_workers` is LOCAL"
+            "Coordinated reads require non-local workers, because all consumers read from all "
+            "workers, but `target_workers` is LOCAL"
         )
     return target
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Raise InvalidArgumentError if this process has no worker of the dispatcher. A reader with the target "LOCAL" needs such a worker.
+    """Raise InvalidArgumentError if this process has no worker of the dispatcher. A reader with the
+    target "LOCAL" needs such a worker.
 
     Args:
-      state: the random number of the dispatcher's durable state. A worker whose tasks belong to this state is found even if the worker
-        knows the dispatcher by another address.
+      state: the random number of the dispatcher's durable state. A worker whose tasks belong to
+        this state is found even if the worker knows the dispatcher by another address.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):
         return
     if policy in STATIC:
         raise invalid(
-            f"Static sharding policy <{policy.name}> requires local tf.data workers, but no local worker is found. "
+            f"Static sharding policy <{policy.name}> requires local tf.data workers, but no local "
+            f"worker is found. "
             "You need to run local workers in the processes that read"
         )
     raise invalid(
-        f"Local reads require local tf.data workers, but no local worker is found: this process has none of {dispatcher}"
+        f"Local reads require local tf.data workers, but no local worker is found: this process "
+        f"has none of {dispatcher}"
     )
 
 
 def reads_from(target: str, coordinated: bool, incarnation: int, tags: Sequence[str]) -> bool:
-    """Return whether a reader reads from the worker with this incarnation and these tags. With the target "AUTO" it reads from each worker
-    of its process, and from each worker of another process unless the tags contain COLOCATED.
+    """Return whether a reader reads from the worker with this incarnation and these tags. With the
+    target "AUTO" it reads from each worker of its process, and from each worker of another process
+    unless the tags contain COLOCATED.
     """
     if target == "ANY" or coordinated:
         return True

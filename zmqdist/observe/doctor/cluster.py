@@ -1,4 +1,5 @@
-"""Checks of each address of a cluster, and checks whether the tasks of the cluster reach each other."""
+"""Checks of each address of a cluster, and checks whether the tasks of the cluster reach each
+other."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ TASK: Final = "server-"
 """The text before the name of the task in the `kind` that the server of a task reports."""
 
 CHILD_FDS: Final = 5
-"""Number of file descriptors that a launcher needs for each worker that it starts: two pipes, a pidfd, a connection, and a spare one."""
+"""Number of file descriptors that a launcher needs for each worker that it starts: two pipes, a
+pidfd, a connection, and a spare one."""
 
 
 def descriptors_wanted(config: ClusterConfig) -> int:
-    """Return the number of file descriptors that the most demanding process of a cluster needs, which is the launcher or a worker."""
+    """Return the number of file descriptors that the most demanding process of a cluster needs,
+    which is the launcher or a worker."""
     workers = config.jobs.worker or WorkerJob(count=1)
     starting = len(workers.indices()) * CHILD_FDS + OTHER_FDS
     return max(DESCRIPTORS_MIN, starting, workers.slots_here() * SLOT_FDS + OTHER_FDS)
@@ -48,19 +51,35 @@ def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: floa
     found = []
     for job, section in config.jobs.task_jobs().items():
         if section.tasks is None:
-            found.append(ok(job, f"{plural(len(section.indices()), 'task')}; the launcher chooses their addresses"))
+            found.append(
+                ok(
+                    job,
+                    f"{plural(len(section.indices()), 'task')}; the launcher chooses their "
+                    f"addresses",
+                )
+            )
     if config.runtime is not None:
         address = config.runtime.dispatcher.removeprefix("zmq://")
-        found += examine_server(address, credentials, timeout_s, subject=f"dispatcher {address}").findings
+        found += examine_server(
+            address, credentials, timeout_s, subject=f"dispatcher {address}"
+        ).findings
     return found + examine_tasks(
-        config.spec, credentials, timeout_s, excluded_jobs=() if config.runtime is None else ("dispatcher",)
+        config.spec,
+        credentials,
+        timeout_s,
+        excluded_jobs=() if config.runtime is None else ("dispatcher",),
     )
 
 
 def examine_tasks(
-    spec: ClusterSpec, credentials: Credentials, timeout_s: float, *, excluded_jobs: Collection[str] = ()
+    spec: ClusterSpec,
+    credentials: Credentials,
+    timeout_s: float,
+    *,
+    excluded_jobs: Collection[str] = (),
 ) -> list[Finding]:
-    """Check the addresses of a cluster's tasks, and whether the running tasks reach each other. Tasks of `excluded_jobs` are left out."""
+    """Check the addresses of a cluster's tasks, and whether the running tasks reach each other.
+    Tasks of `excluded_jobs` are left out."""
     addresses = {
         f"{job}:{index}": spec.task_address(job, index)
         for job in spec.jobs
@@ -68,7 +87,9 @@ def examine_tasks(
         for index in spec.task_indices(job)
     }
     examined = _concurrently(
-        lambda name: examine_planned(addresses[name], credentials, timeout_s, subject=f"{name} {addresses[name]}"),
+        lambda name: examine_planned(
+            addresses[name], credentials, timeout_s, subject=f"{name} {addresses[name]}"
+        ),
         addresses,
     )
     tasks = []
@@ -78,17 +99,26 @@ def examine_tasks(
             tasks.append(name)
         elif kind.startswith(TASK):
             message = f"the task that listens there is {kind.removeprefix(TASK)}, of this cluster or of another"
-            advice = (
-                "stop it, or give each task an address of its own; all tasks must be started with the same addresses"
-            )
+            advice = "stop it, or give each task an address of its own; all tasks must be started with the same addresses"
             address.findings.append(problem(f"{name} {addresses[name]}", message, advice))
-    reachability = _concurrently(lambda name: _examine_reach(name, addresses[name], credentials, timeout_s), tasks)
-    return [finding for each in (examined, reachability) for address in each.values() for finding in address.findings]
+    reachability = _concurrently(
+        lambda name: _examine_reach(name, addresses[name], credentials, timeout_s), tasks
+    )
+    return [
+        finding
+        for each in (examined, reachability)
+        for address in each.values()
+        for finding in address.findings
+    ]
 
 
-def examine_addresses(addresses: Iterable[str], credentials: Credentials, timeout_s: float) -> list[Finding]:
+def examine_addresses(
+    addresses: Iterable[str], credentials: Credentials, timeout_s: float
+) -> list[Finding]:
     """Check addresses at which servers should be running now."""
-    examined = _concurrently(lambda address: examine_server(address, credentials, timeout_s), addresses)
+    examined = _concurrently(
+        lambda address: examine_server(address, credentials, timeout_s), addresses
+    )
     return [finding for address in examined.values() for finding in address.findings]
 
 
@@ -99,7 +129,8 @@ def _concurrently(fn: Callable[[str], Address], names: Iterable[str]) -> dict[st
 
 
 def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s: float) -> Address:
-    """Have a running task try to reach the other tasks. Return findings that say which tasks it reaches, and which it cannot reach."""
+    """Have a running task try to reach the other tasks. Return findings that say which tasks it
+    reaches, and which it cannot reach."""
     subject = f"from {name}"
     try:
         with client_of(address, credentials) as client:
@@ -107,14 +138,18 @@ def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s:
             entries = iter(reply.get_value() or [])
     except errors.OpError as error:
         advice = f"try again when it is less busy, or see the log of {name}"
-        return Address([problem(subject, f"it could not say which tasks it reaches ({error.message})", advice)])
+        return Address(
+            [problem(subject, f"it could not say which tasks it reaches ({error.message})", advice)]
+        )
     findings, good = [], []
     for other, other_address, trouble in zip(entries, entries, entries, strict=False):
         if not trouble:
             good.append(str(other))
             continue
         advice = f"run zmqdist doctor {other_address} on the host of {name}; both hosts must resolve that address alike"
-        findings.append(problem(subject, f"it cannot reach {other} at {other_address} ({trouble})", advice))
+        findings.append(
+            problem(subject, f"it cannot reach {other} at {other_address} ({trouble})", advice)
+        )
     if good:
         findings.insert(0, ok(subject, f"reaches {', '.join(good)}"))
     return Address(findings)

@@ -1,4 +1,5 @@
-"""The findings of the doctor. A finding is one line with a level, a subject, the state of the subject, and advice."""
+"""The findings of the doctor. A finding is one line with a level, a subject, the state of the
+subject, and advice."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-      level: OK, WARNING or PROBLEM. WARNING means that the subject works badly or does not work yet. PROBLEM means that it will fail.
-      subject: name of the checked part, such as "token", or a checked address, such as "127.0.0.1:5050".
+      level: OK, WARNING or PROBLEM. WARNING means that the subject works badly or does not work
+        yet. PROBLEM means that it will fail.
+      subject: name of the checked part, such as "token", or a checked address, such as
+        "127.0.0.1:5050".
       message: the state of the subject.
       advice: what the user should do. It is "" if the level is OK.
     """
@@ -27,7 +30,8 @@ class Finding:
     advice: str = ""
 
     def line(self) -> str:
-        """Return the finding as one line of text. Unprintable characters are replaced, because the message may quote other processes."""
+        """Return the finding as one line of text. Unprintable characters are replaced, because the
+        message may quote other processes."""
         text = f"{self.subject}: {self.message}" + (f": {self.advice}" if self.advice else "")
         text = " ".join(text.split())
         return f"{self.level:<8} " + "".join(char if char.isprintable() else "?" for char in text)

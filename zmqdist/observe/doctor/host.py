@@ -1,4 +1,5 @@
-"""Checks of the features of this host and this Python that zmqdist needs. If possible, a check uses the feature itself."""
+"""Checks of the features of this host and this Python that zmqdist needs. If possible, a check uses
+the feature itself."""
 
 from __future__ import annotations
 
@@ -22,21 +23,32 @@ from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
 DESCRIPTORS_MIN: Final = 1024
-"""The usual limit of open file descriptors. It is enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
+"""The usual limit of open file descriptors. It is enough for a dispatcher with some hundred
+workers, or a worker with a hundred slots."""
 MEMORY_LOW: Final = 2**30
 PATIENCE_S: Final = 10.0
 _PAGE: Final = 4096
 
-_READ_THROUGH_PROC: Final = "import os, sys; sys.stdout.buffer.write(os.pread(os.open(sys.argv[1], os.O_RDWR), 8, 0))"
+_READ_THROUGH_PROC: Final = (
+    "import os, sys; sys.stdout.buffer.write(os.pread(os.open(sys.argv[1], os.O_RDWR), 8, 0))"
+)
 
-PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+PROXIES: Final = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+)
 
 
 def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
     """Run all checks of this host.
 
     Args:
-      descriptors_wanted: number of file descriptors that the most demanding process of a cluster needs.
+      descriptors_wanted: number of file descriptors that the most demanding process of a cluster
+        needs.
     """
     return [
         versions(),
@@ -63,40 +75,51 @@ def transport(build: port_probe.ZmqBuild) -> Finding:
     message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
     advice = "install pyzmq from a wheel (pip install --force-reinstall pyzmq)"
     if build.libzmq < LIBZMQ_MIN:
-        return problem("ZeroMQ", f"{message}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice)
+        return problem(
+            "ZeroMQ", f"{message}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice
+        )
     if not build.curve:
-        return warning("ZeroMQ", f"{message}, built without CURVE: nothing but loopback can be used", advice)
+        return warning(
+            "ZeroMQ", f"{message}, built without CURVE: nothing but loopback can be used", advice
+        )
     return ok("ZeroMQ", f"{message} with CURVE")
 
 
 def descriptors(wanted: int) -> Finding:
-    """Check the limit of open file descriptors (`ulimit -n`), because each connection and each slot needs some of them."""
+    """Check the limit of open file descriptors (`ulimit -n`), because each connection and each slot
+    needs some of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
     raisable = hard == resource.RLIM_INFINITY or hard >= wanted
     advice = f"`ulimit -n {wanted}` in the shell that starts it"
     if not raisable:
-        advice += f"; the hard limit is {hard}, so an administrator has to raise that first (limits.conf)"
+        advice += (
+            f"; the hard limit is {hard}, so an administrator has to raise that first (limits.conf)"
+        )
     make_finding = problem if wanted > DESCRIPTORS_MIN else warning
     return make_finding("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
 
 
 def proc() -> Finding:
-    """Check that /proc can be read. zmqdist reads from /proc which user listens on a port, and opens shared memory through /proc."""
+    """Check that /proc can be read. zmqdist reads from /proc which user listens on a port, and
+    opens shared memory through /proc."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
     except OSError as error:
         message = f"/proc cannot be read ({error.strerror})"
         return problem(
-            "/proc", message, "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays"
+            "/proc",
+            message,
+            "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays",
         )
     return ok("/proc", "can be read")
 
 
 def shared_memory() -> Finding:
-    """Check shared memory. A child process opens a memfd of this process, as processes of a cluster do."""
+    """Check shared memory. A child process opens a memfd of this process, as processes of a cluster
+    do."""
     if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
             "shared memory",
@@ -108,7 +131,9 @@ def shared_memory() -> Finding:
         fd = make_memfd(_PAGE)
     except (OSError, AttributeError) as error:
         return warning(
-            "shared memory", f"there is none ({error}): {slower}", "this needs memfd_create of Linux 3.17 or newer"
+            "shared memory",
+            f"there is none ({error}): {slower}",
+            "this needs memfd_create of Linux 3.17 or newer",
         )
     try:
         pattern = os.urandom(8)
@@ -116,28 +141,40 @@ def shared_memory() -> Finding:
         command = [sys.executable, "-I", "-c", _READ_THROUGH_PROC, f"/proc/{os.getpid()}/fd/{fd}"]
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return warning("shared memory", f"it could not be tried ({error})", "try again when this host is less busy")
+        return warning(
+            "shared memory",
+            f"it could not be tried ({error})",
+            "try again when this host is less busy",
+        )
     finally:
         os.close(fd)
     if done.stdout == pattern:
         return ok("shared memory", "a child could open memory of this process")
     reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     advice = "run all processes as one user and group, in one container, and not as a program that has changed its user"
-    return warning("shared memory", f"a child could not open memory of this process ({reason}): {slower}", advice)
+    return warning(
+        "shared memory",
+        f"a child could not open memory of this process ({reason}): {slower}",
+        advice,
+    )
 
 
 def memory() -> Finding:
     """Check the amount of memory that the kernel reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+        kilobytes = {
+            line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")
+        }
         free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     except (OSError, ValueError, KeyError):
         return ok("memory", "this system does not report how much is free")
     message = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
     if free < MEMORY_LOW:
         return warning(
-            "memory", message, "end other programs: the kernel kills processes when memory runs out (SIGKILL)"
+            "memory",
+            message,
+            "end other programs: the kernel kills processes when memory runs out (SIGKILL)",
         )
     return ok("memory", message)
 
@@ -157,16 +194,23 @@ def loopback() -> Finding:
                 arrived = client.recv(1) == b"z"
     except OSError as error:
         return problem(
-            "loopback", f"127.0.0.1 cannot be used ({error})", "`ip link set lo up`, and allow it in the firewall"
+            "loopback",
+            f"127.0.0.1 cannot be used ({error})",
+            "`ip link set lo up`, and allow it in the firewall",
         )
     if not arrived:
-        return problem("loopback", "data sent to 127.0.0.1 was lost", "allow loopback in the firewall")
+        return problem(
+            "loopback", "data sent to 127.0.0.1 was lost", "allow loopback in the firewall"
+        )
     return ok("loopback", "127.0.0.1 works")
 
 
 def proxies() -> list[Finding]:
-    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect them to have an effect."""
+    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC
+    expect them to have an effect."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
-        [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []
+        [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")]
+        if variables
+        else []
     )

@@ -1,5 +1,5 @@
-"""Checks an address step by step: the name of the host, the port, the server that listens on the port, its security, and its report about
-itself.
+"""Checks an address step by step: the name of the host, the port, the server that listens on the
+port, its security, and its report about itself.
 
 Each step is tried only after the earlier steps have succeeded.
 """
@@ -28,12 +28,15 @@ from zmqdist.transport.endpoint import split
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5
-"""Number of calls that measure the round trip and the server's clock. Only the fastest call counts."""
+"""Number of calls that measure the round trip and the server's clock. Only the fastest call
+counts.
+"""
 
 CLOCK_OFF_S: Final = 2.0
 
 ECHO_BYTES: Final = (256, 1024, 1300, 1450, 4096, 16384)
-"""Sizes of test messages, in bytes. Some are near the usual MTUs of tunnels and of Ethernet, and some take several packets."""
+"""Sizes of test messages, in bytes. Some are near the usual MTUs of tunnels and of Ethernet, and
+some take several packets."""
 
 PORTS_AT_A_TIME: Final = 16
 
@@ -52,21 +55,29 @@ class Address:
     info: ServerInfo | None = None
 
 
-def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
+def examine_server(
+    address: str, credentials: Credentials, timeout_s: float, *, subject: str = ""
+) -> Address:
     """Check an address at which a server should be running now."""
     subject = subject or address
     seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
         return Address(
-            [problem(subject, *port_probe.explain_failure(address, seen, timeout_s)), *_loopback_name(address, seen)]
+            [
+                problem(subject, *port_probe.explain_failure(address, seen, timeout_s)),
+                *_loopback_name(address, seen),
+            ]
         )
     examined = _identify(subject, address, seen, credentials, timeout_s)
     examined.findings += _loopback_name(address, seen)
     return examined
 
 
-def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
-    """Check an address of a cluster file. A server may run at this address, or may be started there later."""
+def examine_planned(
+    address: str, credentials: Credentials, timeout_s: float, *, subject: str
+) -> Address:
+    """Check an address of a cluster file. A server may run at this address, or may be started there
+    later."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
         split(address)
@@ -84,53 +95,82 @@ def _examine_probed(
     host, port = split(address)
     if seen.failure is None:
         return _identify(subject, address, seen, credentials, timeout_s)
-    if not seen.ip_address or seen.rejection is not None or not isinstance(seen.failure, ConnectionRefusedError):
+    if (
+        not seen.ip_address
+        or seen.rejection is not None
+        or not isinstance(seen.failure, ConnectionRefusedError)
+    ):
         return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
     if not port_probe.is_local_address(seen.ip_address):
         advice = f"start it on {host}; if it runs, its address is another one"
-        return Address([warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)])
+        return Address(
+            [warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)]
+        )
     try:
         with socket.socket(socket.AF_INET6 if ":" in seen.ip_address else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((seen.ip_address, port))
     except OSError as error:
-        advice = "take a port from 1024 on" if isinstance(error, PermissionError) else "take another port"
+        advice = (
+            "take a port from 1024 on"
+            if isinstance(error, PermissionError)
+            else "take another port"
+        )
         return Address(
-            [problem(subject, f"{address} belongs to this host and cannot be bound ({error.strerror})", advice)]
+            [
+                problem(
+                    subject,
+                    f"{address} belongs to this host and cannot be bound ({error.strerror})",
+                    advice,
+                )
+            ]
         )
     return Address([ok(subject, f"{address} belongs to this host and is free")])
 
 
 def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
-    """Return a finding if this host resolves a name to a loopback address. Some systems write their own name with such an
-    address into /etc/hosts.
+    """Return a finding if this host resolves a name to a loopback address. Some systems write their
+    own name with such an address into /etc/hosts.
     """
     host, _ = split(address)
     if not is_name(host) or not is_loopback(seen.ip_address):
         return []
     message = f"the name {host} is {seen.ip_address} here: only this host can reach a server that binds it"
-    advice = (
-        f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
-    )
+    advice = f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
     return [warning(f"name {host}", message, advice)]
 
 
-def _identify(subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float) -> Address:
-    """Check the server at an address that accepts connections: what kind of server it is, and whether it admits this process."""
+def _identify(
+    subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float
+) -> Address:
+    """Check the server at an address that accepts connections: what kind of server it is, and
+    whether it admits this process."""
     _, port = split(address)
-    owner = port_probe.port_owner(seen.ip_address, port) if port_probe.is_local_address(seen.ip_address) else None
+    owner = (
+        port_probe.port_owner(seen.ip_address, port)
+        if port_probe.is_local_address(seen.ip_address)
+        else None
+    )
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:
         message = f"the port is taken by {_named(owner)}, which is no zmqdist server"
-        return Address([problem(subject, message, "stop that, or take another port (0 for a free one)")])
+        return Address(
+            [problem(subject, message, "stop that, or take another port (0 for a free one)")]
+        )
     failed: errors.OpError | None = None
     for key in (b"", *(listening_keys(credentials) if seen.mechanism == "CURVE" else [])):
         try:
             client = client_of(address, credentials, key)
         except errors.OpError as error:
             return Address(
-                [problem(subject, error.message, "name this cluster's token or keys (--token-file, --keys)")]
+                [
+                    problem(
+                        subject,
+                        error.message,
+                        "name this cluster's token or keys (--token-file, --keys)",
+                    )
+                ]
             )
         with client:
             try:
@@ -147,24 +187,29 @@ def _identify(subject: str, address: str, seen: ProbeResult, credentials: Creden
                 except (AttributeError, LookupError, TypeError, ValueError) as error:
                     text = f"its status cannot be read ({error!r})"
                     more.append(warning(subject, text, "install the same zmqdist on both ends"))
-        return Address([*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info)
+        return Address(
+            [*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info
+        )
     assert failed is not None
     return Address([_refused(subject, failed, owner, timeout_s)])
 
 
 def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return a finding if a large message gets no reply. If a link drops large packets, small calls succeed and larger calls hang."""
+    """Return a finding if a large message gets no reply. If a link drops large packets, small calls
+    succeed and larger calls hang."""
     answered = 0
     for size in ECHO_BYTES:
         try:
-            client.call(ECHO, [bytes(size)], timeout_in_ms=max(1, round(1000 * timeout_s))).get_value()
+            client.call(
+                ECHO, [bytes(size)], timeout_in_ms=max(1, round(1000 * timeout_s))
+            ).get_value()
         except (errors.DeadlineExceededError, errors.UnavailableError):
-            message = (
-                f"a message of {answered:,} bytes is answered, and one of {size:,} bytes is not within {timeout_s:g} s"
-            )
+            message = f"a message of {answered:,} bytes is answered, and one of {size:,} bytes is not within {timeout_s:g} s"
             advice = (
-                "a link on the way drops large packets without an error: set the MTU of both ends to what it carries "
-                "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its firewalls"
+                "a link on the way drops large packets without an error: set the MTU of both ends "
+                "to what it carries "
+                "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its "
+                "firewalls"
             )
             return [problem(subject, message, advice)]
         except errors.OpError:  # the server is of an older version that lacks this method
@@ -174,9 +219,12 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
 
 
 def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and the ports of its workers."""
+    """Return findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and
+    the ports of its workers."""
     try:
-        record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
+        record = internal_client.start(
+            client, "status", due=time.monotonic() + timeout_s
+        ).get_value()
     except errors.OpError:  # the dispatcher is of another version, or too slow to reply in time
         return []
     found = []
@@ -193,9 +241,11 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
     return found + _data_ports(record["workers"], client.address, timeout_s)
 
 
-def _data_ports(workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
-    """Check the ports of the workers, from which other processes read large results. Return a finding for each port that cannot be reached,
-    or one finding if all ports can be reached.
+def _data_ports(
+    workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s: float
+) -> list[Finding]:
+    """Check the ports of the workers, from which other processes read large results. Return a
+    finding for each port that cannot be reached, or one finding if all ports can be reached.
     """
     own = is_loopback(split(dispatcher)[0])
     found, addresses = list[Finding](), dict[str, str]()
@@ -206,7 +256,13 @@ def _data_ports(workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s
             split(row["address"])
             addresses[row["name"]] = row["address"]
         except errors.InvalidArgumentError as error:
-            found.append(problem(f"data port of {row['name']}", error.message, "restart this worker with --advertise"))
+            found.append(
+                problem(
+                    f"data port of {row['name']}",
+                    error.message,
+                    "restart this worker with --advertise",
+                )
+            )
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
         seen = dict(
             zip(
@@ -224,7 +280,11 @@ def _data_ports(workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s
             found.append(problem(subject, message, advice))
         elif failed is not None:
             message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
-            found.append(warning(subject, f"{message}; large results will pass through the dispatcher", advice))
+            found.append(
+                warning(
+                    subject, f"{message}; large results will pass through the dispatcher", advice
+                )
+            )
         else:
             reached += 1
     if addresses and not found:
@@ -233,23 +293,27 @@ def _data_ports(workers: Sequence[Mapping[str, Any]], dispatcher: str, timeout_s
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client of the server at an address. If the client needs a key, it uses the key of the first of these roles that this process
-    has: submit, worker, admin, client.
+    """Return a client of the server at an address. If the client needs a key, it uses the key of
+    the first of these roles that this process has: submit, worker, admin, client.
 
     Args:
-      key: the public key of the server. It is needed for a worker, because a worker does not have the cluster's server key.
+      key: the public key of the server. It is needed for a worker, because a worker does not have
+        the cluster's server key.
     """
     problems = []
     for role in ("submit", "worker", "admin", "client"):
         try:
-            return ZmqClient(address, "zmqdist doctor", security=credentials.client(address, role, key))
+            return ZmqClient(
+                address, "zmqdist doctor", security=credentials.client(address, role, key)
+            )
         except errors.FailedPreconditionError as error:
             problems.append(error)
     raise problems[0]
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """Return the public keys of workers in the file `authorized` of this process's key folder; [] if this file cannot be read."""
+    """Return the public keys of workers in the file `authorized` of this process's key folder; []
+    if this file cannot be read."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
@@ -259,19 +323,24 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
 
 
 def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
-    """Return the server's report about itself, the fastest round trip in seconds, and the seconds by which the server's clock is ahead."""
+    """Return the server's report about itself, the fastest round trip in seconds, and the seconds
+    by which the server's clock is ahead."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
         left_ms = max(1, round(1000 * (until - time.monotonic())))
         before, began = time.time(), time.monotonic()
-        info = decode_server_info(client.call(SERVER_INFO, timeout_in_ms=left_ms).get_value(), client.address)
+        info = decode_server_info(
+            client.call(SERVER_INFO, timeout_in_ms=left_ms).get_value(), client.address
+        )
         rtt_s = time.monotonic() - began
         probes.append((rtt_s, info.time_s - (before + rtt_s / 2)))
     return info, *min(probes)
 
 
-def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
+def _described(
+    subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str
+) -> list[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
     message = (
         f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "
@@ -281,12 +350,20 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
     found = [ok(subject, message)]
     if info.version != __version__:
         same = info.version.split(".")[:2] == __version__.split(".")[:2]
-        consequence = "they understand each other" if same else "plain calls work, scheduled functions will not run"
+        consequence = (
+            "they understand each other"
+            if same
+            else "plain calls work, scheduled functions will not run"
+        )
         message = f"zmqdist {info.version} there, {__version__} here; {consequence}"
         found.append(warning(subject, message, "install the same version on both ends"))
     if info.python != sys.version_info[:2]:
         message = f"Python {_dotted(info.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
-        found.append(warning(subject, message, "use the same Python on all hosts; plain calls work all the same"))
+        found.append(
+            warning(
+                subject, message, "use the same Python on all hosts; plain calls work all the same"
+            )
+        )
     if abs(clock_ahead_s) > CLOCK_OFF_S:
         message = f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this host's"
         advice = "run NTP on both; zmqdist does not need it, but comparing log lines does"
@@ -294,19 +371,25 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
     return found
 
 
-def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
-    """Return a finding that says why a ZeroMQ server did not reply. If the server refused this process, the message of the finding is that
-    of the client's error.
+def _refused(
+    subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float
+) -> Finding:
+    """Return a finding that says why a ZeroMQ server did not reply. If the server refused this
+    process, the message of the finding is that of the client's error.
     """
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
         return problem(
-            subject, message, f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)"
+            subject,
+            message,
+            f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)",
         )
     if isinstance(error, errors.UnauthenticatedError):
         return problem(
-            subject, error.message, "name this cluster's token or keys: --token-file, --keys, or the environment"
+            subject,
+            error.message,
+            "name this cluster's token or keys: --token-file, --keys, or the environment",
         )
     if error.error_code == errors.INVALID_ARGUMENT:
         return warning(
@@ -314,7 +397,9 @@ def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeo
             f"it admits this side, but cannot identify itself ({error.message})",
             "install the same zmqdist there",
         )
-    return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
+    return problem(
+        subject, error.message, "give both ends the same zmqdist and the same kind of security"
+    )
 
 
 def _silent(subject: str, owner: PortOwner | None) -> Finding:
@@ -322,9 +407,7 @@ def _silent(subject: str, owner: PortOwner | None) -> Finding:
         message = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
         return problem(subject, message, f"`kill -CONT {owner.pid}`")
     message = f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is no zmqdist server"
-    advice = (
-        "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill -CONT), or take another port"
-    )
+    advice = "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill -CONT), or take another port"
     return problem(subject, message, advice)
 
 

@@ -1,4 +1,5 @@
-"""Checks of the token or the keys that a process will use when it is started: they must exist, be private and complete, and match."""
+"""Checks of the token or the keys that a process will use when it is started: they must exist, be
+private and complete, and match."""
 
 from __future__ import annotations
 
@@ -13,21 +14,31 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.zap import ROLES
 
 _TOKEN_ADVICE = "a token is one line in a file of mode 0600, in a folder of mode 0700; remove a bad one, and the next start makes another"
-_KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once more, each with mode 0600"
+_KEYS_ADVICE = (
+    "copy the files of the folder that `zmqdist keygen` made once more, each with mode 0600"
+)
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """Check the key folder that processes will use, or the token if there is no key folder. transport/security.py has the rules."""
+    """Check the key folder that processes will use, or the token if there is no key folder.
+    transport/security.py has the rules."""
     if credentials.insecure:
         return [
-            warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
+            warning(
+                "security",
+                "switched off by --insecure",
+                "make keys (zmqdist keygen DIR), or stay on 127.0.0.1",
+            )
         ]
-    folder = credentials.keys_dir or (None if credentials.token_file else os.environ.get(keys.ENVIRONMENT))
+    folder = credentials.keys_dir or (
+        None if credentials.token_file else os.environ.get(keys.ENVIRONMENT)
+    )
     return key_folder(Path(folder)) if folder else [user_token(credentials.token_file)]
 
 
 def user_token(path: str | None) -> Finding:
-    """Check the token that a process would use. If the user's own token does not exist, this function does not create the token."""
+    """Check the token that a process would use. If the user's own token does not exist, this
+    function does not create the token."""
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
@@ -42,7 +53,13 @@ def key_folder(folder: Path) -> list[Finding]:
     """Check a folder that `zmqdist keygen` has made, or a copy of some of its files."""
     subject = f"keys {folder}"
     if not folder.is_dir():
-        return [problem(subject, "there is no such folder", f"`zmqdist keygen {folder}`, or name the right one")]
+        return [
+            problem(
+                subject,
+                "there is no such folder",
+                f"`zmqdist keygen {folder}`, or name the right one",
+            )
+        ]
     found = _openness(folder, subject)
     roles = [role for role in ROLES if (folder / f"{role}.key").exists()]
     if (folder / "server.key").exists():
@@ -50,7 +67,9 @@ def key_folder(folder: Path) -> list[Finding]:
     if roles:
         found += _connecting(folder, subject, roles)
     if not roles and not (folder / "server.key").exists():
-        advice = "copy server.pub and the key of a role there, or server.key and authorized for a server"
+        advice = (
+            "copy server.pub and the key of a role there, or server.key and authorized for a server"
+        )
         found.append(problem(subject, "it has no keys", advice))
     if not found:
         server = ["server"] if (folder / "server.key").exists() else []
@@ -67,7 +86,13 @@ def _openness(folder: Path, subject: str) -> list[Finding]:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o022:
         message = f"others may change what is in the folder (mode {mode:04o})"
-        return [problem(subject, message, f"`chmod 700 {folder}`, and make new keys if they may have done so")]
+        return [
+            problem(
+                subject,
+                message,
+                f"`chmod 700 {folder}`, and make new keys if they may have done so",
+            )
+        ]
     return []
 
 
@@ -75,12 +100,18 @@ def _serving(folder: Path, subject: str) -> list[Finding]:
     try:
         pair = keys.load_server(folder)
         authorized = keys.load_authorized(folder)
-        public = keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public
+        public = (
+            keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public
+        )
     except FailedPreconditionError as error:
         return [problem(subject, error.message, _KEYS_ADVICE)]
     if public != pair.public:
         message = "server.pub is not the public half of server.key: clients that connect with it are refused"
-        return [problem(subject, message, "copy both from the folder in which `zmqdist keygen` made them")]
+        return [
+            problem(
+                subject, message, "copy both from the folder in which `zmqdist keygen` made them"
+            )
+        ]
     if not authorized:
         advice = "add a line `role PUBLIC-KEY` for each, from the first lines of the key files"
         return [problem(subject, "`authorized` admits no client", advice)]

@@ -1,12 +1,15 @@
-"""The options of work items, and the workers that pinned work waits for. Work without options needs no code of this module.
+"""The options of work items, and the workers that pinned work waits for. Work without options needs
+no code of this module.
 
 Theory of operation
-    A coordinator that watches the members gets a Members message from the dispatcher for each worker that joins or is lost. The first
-    Members after each CoordinatorRegistered is a complete list. This module computes changes as the difference from the members known
-    before, so that the changes are right even after another dispatcher has taken over.
-    A worker is *missed* while it is absent and unfinished work is pinned to it. While no worker at all is present, the limit for missed
-    workers does not apply, because the limit for a lost cluster does (P6 of closures.py). When the first worker joins, the times of all
-    missed workers start again.
+    A coordinator that watches the members gets a Members message from the dispatcher for each
+    worker that joins or is lost. The first Members after each CoordinatorRegistered is a complete
+    list. This module computes changes as the difference from the members known before, so that the
+    changes are right even after another dispatcher has taken over.
+    A worker is *missed* while it is absent and unfinished work is pinned to it. While no worker at
+    all is present, the limit for missed workers does not apply, because the limit for a lost
+    cluster does (P6 of closures.py). When the first worker joins, the times of all missed workers
+    start again.
 
 Not here: how work ends when its worker is missed for too long (closures.py).
 """
@@ -29,9 +32,11 @@ Left: TypeAlias = "tuple[str, int, str]"
 
 
 class WorkOptions(NamedTuple):
-    """The options of a work item, in the order of the last fields of `messages.Submit`. A work item without options is *plain*.
+    """The options of a work item, in the order of the last fields of `messages.Submit`. A work item
+    without options is *plain*.
 
-    Detached work belongs to no round: it takes no room in the queue, its error fails no round, and the end of a round does not cancel it.
+    Detached work belongs to no round: it takes no room in the queue, its error fails no round, and
+    the end of a round does not cancel it.
     """
 
     worker: str = ""
@@ -44,7 +49,9 @@ class WorkOptions(NamedTuple):
         invalid, TypeError if its type is.
         """
         if not -(2**31) <= whole("priority", priority) < 2**31:
-            raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
+            raise ValueError(
+                f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1"
+            )
         if worker is None and not priority:
             return PLAIN
         return cls("" if worker is None else worker_name(worker), index(priority))
@@ -70,14 +77,22 @@ def worker_name(worker: int | str) -> str:
     nor the name of a worker.
     """
     name = worker if isinstance(worker, str) else f"worker:{whole('worker', worker)}"
-    if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
-        raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')
+    if (
+        re.fullmatch(
+            "(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name
+        )
+        is None
+    ):
+        raise ValueError(
+            f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"'
+        )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The program has scheduled these work items, each (work, fn, payload), in the order of their work numbers.
+    """The program has scheduled these work items, each (work, fn, payload), in the order of their
+    work numbers.
 
     Attributes:
       keep: the work numbers of the items whose values stay with their workers.
@@ -101,7 +116,8 @@ class WorkerAffinity:
     """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
-      recovery_limit_s: how long a worker may be missed. None means that the coordinator does not watch the members and misses no worker.
+      recovery_limit_s: how long a worker may be missed. None means that the coordinator does not
+        watch the members and misses no worker.
       options: the options of unfinished work items that are not plain, by work number.
       detached: the unfinished work items that belong to no round.
       members_known: whether a dispatcher has reported the members.
@@ -115,14 +131,17 @@ class WorkerAffinity:
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
         self._missing_since: dict[str, float] = {}
-        """The time since which each worker is missed. Invariant: the keys are keys of `_pinned`, and not keys of `members`."""
+        """The time since which each worker is missed. Invariant: the keys are keys of `_pinned`,
+        and not keys of `members`."""
         self.members_known = False
         self._next_is_complete = True
         """Whether the next Members message lists all workers."""
 
     @property
     def deadline(self) -> float | None:
-        """The earliest time at which a worker will have been missed for too long. None means never."""
+        """The earliest time at which a worker will have been missed for too long. None means
+        never.
+        """
         if not self._missing_since or self.recovery_limit_s is None:
             return None
         return min(self._missing_since.values()) + self.recovery_limit_s
@@ -163,10 +182,13 @@ class WorkerAffinity:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work to send now: all detached work, and other work until the dispatcher has `width` items of other work."""
+        """Return the unsent work to send now: all detached work, and other work until the
+        dispatcher has `width` items of other work."""
         first = dict.fromkeys(sorted(self.detached & unsent.keys()))
         room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
-        first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))
+        first.update(
+            islice(((work, None) for work in unsent if work not in self.detached), max(0, room))
+        )
         return first
 
     def expect_all_members(self) -> None:
@@ -176,7 +198,8 @@ class WorkerAffinity:
     def update_members(self, members: Members, now: float) -> MembersChanged | None:
         """Apply a Members message and return the workers that have joined or left.
 
-        Return None if no worker has joined or left. For the very first message, return a MembersChanged even if it lists no worker.
+        Return None if no worker has joined or left. For the very first message, return a
+        MembersChanged even if it lists no worker.
         """
         before = self.members
         after = {} if self._next_is_complete else dict(before)
@@ -204,8 +227,8 @@ class WorkerAffinity:
         return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[int]]]:
-        """Return each worker that was missed for too long, with its pinned work in order of work numbers. The caller must call `ended` for
-        this work."""
+        """Return each worker that was missed for too long, with its pinned work in order of work
+        numbers. The caller must call `ended` for this work."""
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []

@@ -1,4 +1,5 @@
-"""CoalescedQueue: any thread or finalizer puts numbers into the queue, and the coordinator's loop takes all of them at once."""
+"""CoalescedQueue: any thread or finalizer puts numbers into the queue, and the coordinator's loop
+takes all of them at once."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from typing import Any
 
 
 class CoalescedQueue:
-    """A queue of numbers for the loop. Its methods take no lock, because a finalizer may run in a thread that holds any lock.
+    """A queue of numbers for the loop. Its methods take no lock, because a finalizer may run in a
+    thread that holds any lock.
 
     Args:
       call_in_loop: has the loop call a function.
-      take: called in the loop with the numbers that were put into the queue since `take` was last called. The list is never empty.
+      take: called in the loop with the numbers that were put into the queue since `take` was last
+        called. The list is never empty.
     """
 
-    def __init__(self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
+    def __init__(
+        self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]
+    ) -> None:
         self._call_in_loop = call_in_loop
         self._take = take
         self._numbers: deque[int] = deque()

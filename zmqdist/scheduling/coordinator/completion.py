@@ -42,7 +42,8 @@ class AsCompleted(Iterator[RemoteValue[T]]):
         self._ended: queue.SimpleQueue[RemoteValue[T]] = queue.SimpleQueue()
         self._waiters: dict[RemoteValue[T], _CompletionWaiter] = {}
         self._added = 0
-        self._taking = threading.Lock()  # one thread at a time, so that none waits for the last value of another
+        # one thread at a time, so that none waits for the last value of another
+        self._taking = threading.Lock()
         self.add_all(values)
 
     def add(self, value: RemoteValue[T]) -> None:
@@ -81,7 +82,9 @@ class AsCompleted(Iterator[RemoteValue[T]]):
             try:
                 value = self._ended.get(timeout=left(self._until))
             except queue.Empty:
-                problem = f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
+                problem = (
+                    f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
+                )
                 raise errors.DeadlineExceededError(problem) from None
             del self._waiters[value]
             return value
@@ -108,7 +111,9 @@ def wait_for(
             for value in pending:
                 forget_waiter(value, ended)
     done = {value for value in values if value.done()}
-    return [value for value in values if value in done], [value for value in values if value not in done]
+    return [value for value in values if value in done], [
+        value for value in values if value not in done
+    ]
 
 
 def _checked(values: Any, caller: str) -> list[Any]:
@@ -121,13 +126,16 @@ def _checked(values: Any, caller: str) -> list[Any]:
     for value in values:
         if not isinstance(value, RemoteValue):
             raise TypeError(
-                f"{caller} wants RemoteValues, which submit and schedule return, not {value!r:.200} in `values`"
+                f"{caller} wants RemoteValues, which submit and schedule return, not "
+                f"{value!r:.200} in `values`"
             )
     return list(dict.fromkeys(values))
 
 
 class _CompletionWaiter:
-    """A waiter whose `release` puts a value into a queue, because the value's function has ended."""
+    """A waiter whose `release` puts a value into a queue, because the value's function has
+    ended.
+    """
 
     __slots__ = ("_queue", "_value")
 

@@ -1,9 +1,11 @@
 """`ClusterCoordinator`: schedule functions on a dispatcher's workers and get their results.
 
-ClusterCoordinator is the class for users. runtime.py has the loop that talks to the dispatcher; machine.py makes the decisions.
+ClusterCoordinator is the class for users. runtime.py has the loop that talks to the dispatcher;
+machine.py makes the decisions.
 
-The methods take two locks of the runtime. `schedule_lock` admits one `schedule` or `join` at a time, so that `join` waits for exactly the
-work that was scheduled before. `lock` guards the state and is held for microseconds only.
+The methods take two locks of the runtime. `schedule_lock` admits one `schedule` or `join` at a
+time, so that `join` waits for exactly the work that was scheduled before. `lock` guards the state
+and is held for microseconds only.
 """
 
 from __future__ import annotations
@@ -61,24 +63,35 @@ class ClusterCoordinator:
     3
 
     Args:
-      target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
-        None means the cluster that `zmqdist launch` has named in the environment.
-      queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no bound. Default 2**20.
-      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks. 0 means no bound. Default 1/4 of
-        memory. Data that several work items share counts once. A work item larger than the bound is scheduled when no other bytes are held.
-      cancel_grace_s: how long a cancelled function may go on running before its slot is killed. Default 5.
-      cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
-      worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers. Default "any".
+      target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a
+        `local_cluster`, "host:port" or "zmq://host:port". None means the cluster that `zmqdist
+        launch` has named in the environment.
+      queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no
+        bound. Default 2**20.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule`
+        blocks. 0 means no bound. Default 1/4 of memory. Data that several work items share counts
+        once. A work item larger than the bound is scheduled when no other bytes are held.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed.
+        Default 5.
+      cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker,
+        before unfinished work fails.
+      worker_recovery_timeout_s: how long a worker may be missing while other workers are present,
+        before work pinned to it fails.
+      results: with "safe", the coordinator accepts only values of types that RPC accepts, and
+        unpickles no bytes of workers. Default "any".
 
-    If `target` is None, the cluster file's values replace these defaults, and its `results: safe` prevails. The constructor does not wait
-    for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program
-    holds neither it nor any of its pending or kept values. Any thread may use it, but a process forked from the program may not.
+    If `target` is None, the cluster file's values replace these defaults, and its `results: safe`
+    prevails. The constructor does not wait for the dispatcher. Close the coordinator, or use it in
+    a with-statement. Otherwise the garbage collector closes it when the program holds neither it
+    nor any of its pending or kept values. Any thread may use it, but a process forked from the
+    program may not.
 
     Raises:
       ValueError: `target` is not of an accepted type or form, or a bound of the queue is negative.
-      InvalidArgumentError: a duration is negative or not a number, or `results` is neither "any" nor "safe".
-      FailedPreconditionError, UnavailableError: secrets for the target are missing or unreadable; its host name cannot be looked up.
+      InvalidArgumentError: a duration is negative or not a number, or `results` is neither "any"
+        nor "safe".
+      FailedPreconditionError, UnavailableError: secrets for the target are missing or unreadable;
+        its host name cannot be looked up.
     """
 
     _rounds = True
@@ -91,7 +104,8 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which it returns here
+        # a strategy has one coordinator, which it returns here
+        coordinator: ClusterCoordinator = allocate(target)
         return coordinator
 
     @checks_options("ClusterCoordinator()")
@@ -131,7 +145,7 @@ class ClusterCoordinator:
         weakref.finalize(self._alive, _give_up, self._runtime).atexit = False
         self._resources = Resources(self._runtime, self._works, cluster_lost_limit_s)
 
-    # -- scheduling -----------------------------------------------------------------------------------------------
+    # -- scheduling --------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as
@@ -140,8 +154,9 @@ class ClusterCoordinator:
         >>> coordinator.submit(sorted, [2, 3, 1], reverse=True).result()
         [3, 2, 1]
 
-        Unlike `schedule` it raises no error of an earlier function: `result` and `exception` of that
-        function's RemoteValue have it, and `join` raises it if the program has looked at neither.
+        Unlike `schedule` it raises no error of an earlier function: `result` and `exception` of
+        that function's RemoteValue have it, and `join` raises it if the program has looked at
+        neither.
         """
         return self._schedule(fn, args, kwargs, False, PLAIN, NO_OPTIONS)
 
@@ -183,34 +198,46 @@ class ClusterCoordinator:
         >>> coordinator.schedule(int, ("z",), {"base": 36}, worker=0).result()
         35
 
-        Blocks while the queue is full, while another thread is in `schedule` or `join`, and while a failed round ends.
+        Blocks while the queue is full, while another thread is in `schedule` or `join`, and while a
+        failed round ends.
 
-        Arguments, and the objects that `fn` captures, are pickled before `schedule` returns, so the program may change them afterwards. If
-        the worker that runs `fn` is lost, `fn` runs again, so it may run more than once. The coordinator accepts exactly one result.
+        Arguments, and the objects that `fn` captures, are pickled before `schedule` returns, so the
+        program may change them afterwards. If the worker that runs `fn` is lost, `fn` runs again,
+        so it may run more than once. The coordinator accepts exactly one result.
 
-        RemoteValues of this coordinator may be among the arguments at any depth, or captured. The function then waits until these values
-        are available, and gets copies that are private to the run. It fails with ClosureInputError if one of the RemoteValues has no value.
+        RemoteValues of this coordinator may be among the arguments at any depth, or captured. The
+        function then waits until these values are available, and gets copies that are private to
+        the run. It fails with ClosureInputError if one of the RemoteValues has no value.
 
         Args:
-          fn: any callable that can be pickled, lambdas and closures included. A function of an importable module is sent by name.
+          fn: any callable that can be pickled, lambdas and closures included. A function of an
+            importable module is sent by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
-          worker: the worker to which the function is pinned, as 1 or "worker:1". This worker runs the function before work that any worker
-            may run. If the worker is absent, the function waits for it.
-          priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
-            worker has already received are not overtaken.
-          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, a value
-            above 64 KiB is lost as well, and these functions fail with UnavailableError.
-          retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
-          timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
-          lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that have a lineage are recomputed first.
+          worker: the worker to which the function is pinned, as 1 or "worker:1". This worker runs
+            the function before work that any worker may run. If the worker is absent, the function
+            waits for it.
+          priority: waiting functions begin in order of priority, highest first; within one
+            priority, oldest first. Functions that a worker has already received are not overtaken.
+          keep: whether the return value stays with its worker, from which other functions fetch it.
+            If the worker is lost, a value above 64 KiB is lost as well, and these functions fail
+            with UnavailableError.
+          retries: how often to run the function again with the same arguments after it raised.
+            Crashes of workers are counted separately.
+          timeout: seconds from now. A function that has not ended by then is cancelled, and its
+            error is DeadlineExceededError.
+          lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that
+            have a lineage are recomputed first.
 
         Raises:
-          Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
-            program. This call raises the error as `join` would, and schedules no function.
-          TypeError: `fn` is not callable, `args` is text or not iterable, or another argument has a wrong type.
-          ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits, `retries` or `timeout` is out of range, or a
-            RemoteValue of another coordinator, or a single value of PerWorkerValues, is among the arguments.
+          Exception: an earlier function of this round failed, and neither `get` nor `exception` of
+            its value has shown the error to the program. This call raises the error as `join`
+            would, and schedules no function.
+          TypeError: `fn` is not callable, `args` is text or not iterable, or another argument has a
+            wrong type.
+          ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits,
+            `retries` or `timeout` is out of range, or a RemoteValue of another coordinator, or a
+            single value of PerWorkerValues, is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
         """
@@ -223,7 +250,9 @@ class ClusterCoordinator:
             raise TypeError(f"args is {args!r}, wants a tuple or a list: args=({args!r},)")
         positional = () if args is None else tuple(args)
         keywords: dict[str, Any] = {} if kwargs is None else converted("kwargs", dict, kwargs)
-        return self._schedule(fn, positional, keywords, keep or lineage, options, plan_options, None, True)
+        return self._schedule(
+            fn, positional, keywords, keep or lineage, options, plan_options, None, True
+        )
 
     def _schedule(
         self,
@@ -236,7 +265,8 @@ class ClusterCoordinator:
         name: str | None = None,
         raise_earlier: bool = False,
     ) -> RemoteValue:
-        """Schedule a function. `raise_earlier`: raise the unseen error of an earlier function, and schedule nothing."""
+        """Schedule a function. `raise_earlier`: raise the unseen error of an earlier function, and
+        schedule nothing."""
         if not callable(fn):
             raise TypeError(f"fn: schedule() and submit() take a callable, not {type(fn).__name__}")
         runtime = self._runtime
@@ -277,8 +307,13 @@ class ClusterCoordinator:
                 elif keep:
                     payload = KEEP + payload
                 with runtime.lock:
-                    # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the fork and `schedule` needs no getpid.
-                    if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
+                    # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the
+                    # fork and `schedule` needs no getpid.
+                    if (
+                        runtime.room <= 0
+                        or runtime.closed
+                        or not runtime.queue_bytes.fits(len(payload), bulks)
+                    ):
                         self._wait_for_room(len(payload), bulks, options, raise_earlier)
                     work = next(self._works)
                     number, name_of_fn = runtime.functions.number(fn, function, held)
@@ -286,7 +321,9 @@ class ClusterCoordinator:
                         name = name_of_fn
                     if plan is not None:
                         return runtime.plans.enqueue(plan, work, number, name, self._alive)
-                    return runtime.enqueue(work, number, name, payload, bulks, keep, uses, options, self._alive)
+                    return runtime.enqueue(
+                        work, number, name, payload, bulks, keep, uses, options, self._alive
+                    )
             except BaseException:
                 runtime.drop(bulks)
                 raise
@@ -335,7 +372,8 @@ class ClusterCoordinator:
         return Submitter(self, {}).run(fn, *args, **kwargs)
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
+        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises
+        the errors of `schedule`."""
         if not callable(fn):
             raise TypeError(f"fn: map() takes a callable, not {type(fn).__name__}")
         self._check_open()
@@ -350,21 +388,27 @@ class ClusterCoordinator:
         <RemoteValue of builtins.abs: ready>
 
         Raises:
-          Exception: a function of this round failed. `join` raises the first error that the program has not seen. If the program has seen
-            all errors, `join` raises the first error, as in TensorFlow. The error is raised once. Its `failures` has at most 100 errors of
-            the round. Before `join` raises, waiting functions are dropped, and running functions are asked to stop and killed after
-            `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. When `join` raises, no function of the
-            round is executing. RemoteValues of dropped and stopped functions raise CancelledError.
-          DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
-            functions have been asked to stop, and the next `join` raises the error.
+          Exception: a function of this round failed. `join` raises the first error that the program
+            has not seen. If the program has seen all errors, `join` raises the first error, as in
+            TensorFlow. The error is raised once. Its `failures` has at most 100 errors of the
+            round. Before `join` raises, waiting functions are dropped, and running functions are
+            asked to stop and killed after `cancel_grace_s`. If slots are threads, `join` waits for
+            the running functions instead. When `join` raises, no function of the round is
+            executing. RemoteValues of dropped and stopped functions raise CancelledError.
+          DeadlineExceededError: not all functions ended within `timeout` seconds. They continue.
+            But if a function has failed, the other functions have been asked to stop, and the next
+            `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
-          FailedPreconditionError, other OpErrors: the coordinator has been closed, or the dispatcher refuses it.
+          FailedPreconditionError, other OpErrors: the coordinator has been closed, or the
+          dispatcher refuses it.
         """
         until, timeout = deadline(timeout), seconds(timeout)
         runtime = self._runtime
         schedule_lock = runtime.schedule_lock
         if not schedule_lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise errors.DeadlineExceededError(f"waited {timeout:g} s for the join() or schedule() of another thread")
+            raise errors.DeadlineExceededError(
+                f"waited {timeout:g} s for the join() or schedule() of another thread"
+            )
         try:
             with runtime.lock:
                 self._check_open()
@@ -376,12 +420,14 @@ class ClusterCoordinator:
             schedule_lock.release()
 
     def done(self, timeout: float | None = None) -> bool:
-        """Return whether all scheduled functions have ended. If `timeout` is given, wait until they have, at most `timeout` seconds.
+        """Return whether all scheduled functions have ended. If `timeout` is given, wait until they
+        have, at most `timeout` seconds.
 
         >>> coordinator.done(timeout=20.0)
         True
 
-        If a function has failed, end the round, however long this takes, and raise the error as `join` does.
+        If a function has failed, end the round, however long this takes, and raise the error as
+        `join` does.
         """
         self._check_open()
         runtime = self._runtime
@@ -397,9 +443,11 @@ class ClusterCoordinator:
 
     @property
     def failures(self) -> list[BaseException]:
-        """The errors of the last round that failed, oldest first, at most 100. Each access returns new copies.
+        """The errors of the last round that failed, oldest first, at most 100. Each access returns
+        new copies.
 
-        The exception that `join` raised has the same list as its attribute `failures`, if its class allows new attributes.
+        The exception that `join` raised has the same list as its attribute `failures`, if its class
+        allows new attributes.
         """
         return [make_error() for make_error in self._error_factories]
 
@@ -418,14 +466,16 @@ class ClusterCoordinator:
         """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at
         most `timeout` seconds.
 
-        RemoteValues are found at any depth in containers of Python (as keys, too), arrays of objects, dataclasses and attrs classes.
-        PerWorkerValues, iterators and the views of a dict become lists.
+        RemoteValues are found at any depth in containers of Python (as keys, too), arrays of
+        objects, dataclasses and attrs classes. PerWorkerValues, iterators and the views of a dict
+        become lists.
 
         >>> coordinator.gather({"a": coordinator.submit(abs, -1), "b": [coordinator.submit(abs, -2), 3]})
         {'a': 1, 'b': [2, 3]}
 
         Raises:
-          TypeError: a RemoteValue is in an object of another class, or a result cannot be the key of a dict or the item of a set.
+          TypeError: a RemoteValue is in an object of another class, or a result cannot be the key
+            of a dict or the item of a set.
           DeadlineExceededError (a TimeoutError): a function has not ended within `timeout`; the
             text has its name. It goes on.
           Exception: any error of `RemoteValue.result`, that of the first RemoteValue in the order
@@ -439,11 +489,15 @@ class ClusterCoordinator:
             except errors.DeadlineExceededError:
                 if value.done() or left(until):  # the error of the function itself
                     raise
-                raise errors.DeadlineExceededError(f"{value.name} has not ended after {timeout:g} s") from None
+                raise errors.DeadlineExceededError(
+                    f"{value.name} has not ended after {timeout:g} s"
+                ) from None
 
         return nest.map_contents(partial(_replaced, result), values)
 
-    def as_completed(self, values: Iterable[RemoteValue[T]], timeout: float | None = None) -> AsCompleted[T]:
+    def as_completed(
+        self, values: Iterable[RemoteValue[T]], timeout: float | None = None
+    ) -> AsCompleted[T]:
         """Return an iterator over the RemoteValues, each once, in the order in which the functions
         end. Its `add` adds further values.
 
@@ -458,7 +512,11 @@ class ClusterCoordinator:
         return AsCompleted(values, timeout)
 
     def wait(
-        self, values: Iterable[RemoteValue[T]], *, count: int | None = None, timeout: float | None = None
+        self,
+        values: Iterable[RemoteValue[T]],
+        *,
+        count: int | None = None,
+        timeout: float | None = None,
     ) -> tuple[list[RemoteValue[T]], list[RemoteValue[T]]]:
         """Wait until `count` functions have ended, with a result or an error, or until `timeout`
         seconds are over.
@@ -497,7 +555,8 @@ class ClusterCoordinator:
         return self._runtime.cancel_all()
 
     def workers(self) -> list[str]:
-        """Return the names of the present workers, such as "worker:1". Waits until the dispatcher has reported them for the first time.
+        """Return the names of the present workers, such as "worker:1". Waits until the dispatcher
+        has reported them for the first time.
 
         >>> coordinator.workers()
         ['worker:0', 'worker:1']
@@ -515,33 +574,48 @@ class ClusterCoordinator:
                 if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
                     continue
                 if time.monotonic() >= until:
-                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.absence.description}")
+                    raise errors.UnavailableError(
+                        f"no workers are known: waited for {runtime.absence.description}"
+                    )
                 log.warning("workers(): waiting for %s", runtime.absence.description)
             self._check_open()
             if runtime.members is None and runtime.refusal is not None:
                 raise runtime.refusal()
             names = [(name.rpartition(":")) for name in runtime.members or ()]
-        return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
+        return [
+            f"{job}:{number}"
+            for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))
+        ]
 
     @checked
-    def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker to leave.
+    def remove_worker(
+        self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False
+    ) -> None:
+        """Have a worker finish its running functions within `grace_s` and leave. Returns once the
+        dispatcher has told the worker to leave.
 
         >>> with zd.local_cluster(workers=2, processes=False) as small, zd.ClusterCoordinator(small) as other:
         ...     other.remove_worker(1)
 
-        Other workers run the functions that it has not begun. With `force`, functions pinned to it wait for a new worker of this name.
+        Other workers run the functions that it has not begun. With `force`, functions pinned to it
+        wait for a new worker of this name.
 
         Raises:
-          DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
-          ValueError, NotFoundError: `worker` is not the name of a worker, or that worker is not present.
-          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
+          DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False.
+            The error has the names of the losses.
+          ValueError, NotFoundError: `worker` is not the name of a worker, or that worker is not
+            present.
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not
+            reply within 20 s.
         """
         job, _, number = worker_name(worker).rpartition(":")
         _remove_workers(self, "drain", job, int(number), duration("grace_s", grace_s), force)
 
-    def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds. Returns once the launcher has accepted `count`. `force` is as in `remove_worker`.
+    def scale_workers(
+        self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False
+    ) -> None:
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has accepted
+        `count`. `force` is as in `remove_worker`.
 
         >>> try:
         ...     coordinator.scale_workers(3)
@@ -549,28 +623,34 @@ class ClusterCoordinator:
         ...     print("no zmqdist launch holds these workers")
         no zmqdist launch holds these workers
 
-        Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
-        of bounds.
+        Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher
+        holds the workers, or `count` is out of bounds.
         """
         check_type("force", force, bool, "True or False")
         _remove_workers(self, "scale", "worker", count, duration("grace_s", grace_s), force)
 
     def create_per_worker_resource(
-        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> PerWorkerValues:
-        """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does not wait for these calls.
+        """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does
+        not wait for these calls.
 
         >>> tables = coordinator.create_per_worker_resource(dict, ([("a", 1)],))
         >>> coordinator.submit(len, tables).result()
         1
 
-        Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured. Each function gets the resource
-        of the worker that runs it.
+        Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or
+        captured. Each function gets the resource of the worker that runs it.
 
-        A worker that joins later builds the resource as well. After the restart of a lost worker or a killed slot process, the resource is
-        built again before a function that uses it runs. If slots are processes, each slot has a resource of its own. All workers drop the
-        resource when the program holds none of its values and no unfinished work uses it. If `fn` raises, the RemoteValues raise the error.
-        The error does not fail the round by itself, but a function that uses the resource fails with ClosureInputError.
+        A worker that joins later builds the resource as well. After the restart of a lost worker or
+        a killed slot process, the resource is built again before a function that uses it runs. If
+        slots are processes, each slot has a resource of its own. All workers drop the resource when
+        the program holds none of its values and no unfinished work uses it. If `fn` raises, the
+        RemoteValues raise the error. The error does not fail the round by itself, but a function
+        that uses the resource fails with ClosureInputError.
 
         Args:
           fn: any callable that can be pickled.
@@ -578,7 +658,8 @@ class ClusterCoordinator:
 
         Raises:
           TypeError: `fn` is not callable, or `args` is not iterable.
-          ValueError: a RemoteValue is among the arguments, and it was not scheduled with `keep=True` or its function has not ended.
+          ValueError: a RemoteValue is among the arguments, and it was not scheduled with
+            `keep=True` or its function has not ended.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
@@ -587,23 +668,30 @@ class ClusterCoordinator:
         return per_worker_resource(self._resources, fn, args, kwargs)
 
     @checked
-    def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
-        """Return a dataset that each worker reads for itself. `iter(dataset)` returns PerWorkerValues of iterators for scheduled functions.
+    def create_per_worker_dataset(
+        self, dataset_fn: Any, *, shard: bool = False
+    ) -> PerWorkerDataset:
+        """Return a dataset that each worker reads for itself. `iter(dataset)` returns
+        PerWorkerValues of iterators for scheduled functions.
 
         >>> batches = coordinator.create_per_worker_dataset(Dataset.range(6).batch(3))
         >>> coordinator.submit(next, iter(batches)).result()
         array([0, 1, 2])
 
         Args:
-          dataset_fn: a Dataset or another iterable, which is pickled now, or a function without parameters that returns such an iterable
-            and may be a generator. Each worker calls the function for each `iter`.
-          shard: whether the n workers that are present when `iter` is called share the elements, so that each of these workers reads every
-            n-th element. A worker that was lost begins its share again when it is back. If each element must be read exactly once even
-            then, have the data service distribute the elements (`zmqdist.data.service.distribute`). If False, each worker reads all
-            elements, in an order of its own if they are shuffled without a seed.
+          dataset_fn: a Dataset or another iterable, which is pickled now, or a function without
+            parameters that returns such an iterable and may be a generator. Each worker calls the
+            function for each `iter`.
+          shard: whether the n workers that are present when `iter` is called share the elements, so
+            that each of these workers reads every n-th element. A worker that was lost begins its
+            share again when it is back. If each element must be read exactly once even then, have
+            the data service distribute the elements (`zmqdist.data.service.distribute`). If False,
+            each worker reads all elements, in an order of its own if they are shuffled without a
+            seed.
 
         Raises:
-          ValueError: `dataset_fn` is text, a mapping, or neither a function nor an iterable that can be read again.
+          ValueError: `dataset_fn` is text, a mapping, or neither a function nor an iterable that
+            can be read again.
           TypeError: `dataset_fn` is a function that needs parameters.
           InvalidArgumentError: `dataset_fn` cannot be pickled.
           FailedPreconditionError: the coordinator has been closed.
@@ -612,13 +700,15 @@ class ClusterCoordinator:
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the figures of `zmqdist status` by worker.
+        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the
+        figures of `zmqdist status` by worker.
 
         >>> sorted(coordinator.metrics()["workers"])
         ['worker:0', 'worker:1']
 
         Raises:
-          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not
+            reply within 20 s.
         """
         rows = self._runtime.call_dispatcher("status")["workers"]
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
@@ -640,7 +730,8 @@ class ClusterCoordinator:
 
     @property
     def credentials(self) -> Credentials:
-        """The paths of the secrets for the dispatcher. The data service uses them when a coordinator is passed as its address."""
+        """The paths of the secrets for the dispatcher. The data service uses them when a
+        coordinator is passed as its address."""
         return self._runtime.credentials
 
     def close(self) -> None:
@@ -673,12 +764,18 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ClusterCoordinator stays in its process: a scheduled function cannot use this coordinator")
+        raise TypeError(
+            "a ClusterCoordinator stays in its process: a scheduled function cannot use this "
+            "coordinator"
+        )
 
-    # -- waiting --------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
-    def _wait_for_room(self, nbytes: int, bulks: list[int], options: WorkOptions, raise_earlier: bool) -> None:
-        """Wait for room in the queue, or, with `raise_earlier`, until a function fails: raise its error. The caller holds `lock`."""
+    def _wait_for_room(
+        self, nbytes: int, bulks: list[int], options: WorkOptions, raise_earlier: bool
+    ) -> None:
+        """Wait for room in the queue, or, with `raise_earlier`, until a function fails: raise its
+        error. The caller holds `lock`."""
         runtime = self._runtime
         self._check_open()
         while not options.detached and not runtime.has_room(nbytes, bulks):
@@ -696,7 +793,8 @@ class ClusterCoordinator:
             finally:
                 runtime.waiting_for_room -= 1
             self._check_open()
-            # Check this even if the queue has room by now, because the program must see the error before it schedules more work.
+            # Check this even if the queue has room by now, because the program must see the error
+            # before it schedules more work.
             if raise_earlier and runtime.failures.unseen:
                 runtime.lock.release()
                 try:
@@ -707,8 +805,11 @@ class ClusterCoordinator:
     def _has_ended(self) -> bool:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
-    def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()` is True. The caller must hold `lock`. The loss of the cluster ends the wait, because all work then fails."""
+    def _wait_until(
+        self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None
+    ) -> None:
+        """Wait until `ready()` is True. The caller must hold `lock`. The loss of the cluster ends
+        the wait, because all work then fails."""
         runtime = self._runtime
         runtime.waiting += 1
         try:
@@ -723,13 +824,15 @@ class ClusterCoordinator:
             runtime.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
-        """End a failed round and raise its error once none of its functions can be executing. Only one of several threads raises it."""
+        """End a failed round and raise its error once none of its functions can be executing. Only
+        one of several threads raises it."""
         runtime = self._runtime
         with runtime.lock:
             failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
             if failed is None:
                 return
-            # Work that was scheduled while this round was ending belongs to the next round, which must then end as well.
+            # Work that was scheduled while this round was ending belongs to the next round, which
+            # must then end as well.
             while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
                 before = runtime.rounds_ended
                 runtime.end_round()
@@ -741,44 +844,61 @@ class ClusterCoordinator:
 
     def _check_open(self) -> None:
         if self._runtime.closed:
-            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed: make a new one")
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator has been closed: make a new one"
+            )
         if self._runtime.pid != os.getpid():
             raise errors.FailedPreconditionError(
-                "this ClusterCoordinator was made before a fork: make a new one in the child process"
+                "this ClusterCoordinator was made before a fork: make a new one in the child "
+                "process"
             )
 
 
 def _replaced(result: Callable[[Any], Any], part: Any) -> Any:
-    """Return the result of a RemoteValue, the list of an iterator's results, and any other object unchanged.
+    """Return the result of a RemoteValue, the list of an iterator's results, and any other object
+    unchanged.
 
-    Raises TypeError if an object of a class that `nest.map_contents` does not look into has a RemoteValue.
+    Raises TypeError if an object of a class that `nest.map_contents` does not look into has a
+    RemoteValue.
     """
-    if type(part) in trusted.ATOMS or isinstance(part, (type, FunctionType, MethodType, ModuleType)):
+    if type(part) in trusted.ATOMS or isinstance(
+        part, (type, FunctionType, MethodType, ModuleType)
+    ):
         return part
     if isinstance(part, RemoteValue):
         return result(part)
     if isinstance(part, PerWorkerValues):
         return [result(part[position]) for position in range(len(part))]
     of_python = type(part).__module__ in ("builtins", "itertools")
-    if isinstance(part, (KeysView, ValuesView, ItemsView)) or (isinstance(part, Iterator) and of_python):
+    if isinstance(part, (KeysView, ValuesView, ItemsView)) or (
+        isinstance(part, Iterator) and of_python
+    ):
         return nest.map_contents(partial(_replaced, result), list(part))
     if nest.contents(part) is None:
         for place, item in (*trusted.parts_of(part), *trusted.attributes_of(part)):
-            if nest.map_contents(lambda inner: None if isinstance(inner, RemoteValue) else inner, item) is not item:
+            if (
+                nest.map_contents(
+                    lambda inner: None if isinstance(inner, RemoteValue) else inner, item
+                )
+                is not item
+            ):
                 raise TypeError(
-                    f"gather() does not replace the RemoteValue in {place.strip('.')} of a {trusted.type_name(part)}: call its "
+                    f"gather() does not replace the RemoteValue in {place.strip('.')} of a "
+                    f"{trusted.type_name(part)}: call its "
                     "result(), or put it into a dataclass, list or dict"
                 )
     return part
 
 
 class _Alive:
-    """A token that a coordinator and its pending or kept values share. When the token is garbage-collected, the runtime is closed."""
+    """A token that a coordinator and its pending or kept values share. When the token is
+    garbage-collected, the runtime is closed."""
 
     __slots__ = ("__weakref__", "_target")
 
     def __init__(self, target: Any) -> None:
-        # This reference keeps a DispatchServer alive, which would stop when it is garbage-collected.
+        # This reference keeps a DispatchServer alive, which would stop when it is
+        # garbage-collected.
         self._target = target
 
 
@@ -787,14 +907,15 @@ def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
 
 
 def _give_up(runtime: CoordinatorRuntime) -> None:
-    """Have the loop close the runtime. A finalizer calls this, in a thread that may hold any lock, so this function takes no lock."""
+    """Have the loop close the runtime. A finalizer calls this, in a thread that may hold any lock,
+    so this function takes no lock."""
     if runtime.pid == os.getpid():
         runtime.call_in_loop(runtime.give_up)
 
 
 def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) -> None:
-    """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if the dispatcher refuses because values or work would be
-    lost."""
+    """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if the dispatcher refuses
+    because values or work would be lost."""
     reply = coordinator._runtime.call_dispatcher(method, *args)
     if reply["refused"]:
         raise errors.DrainRefusedError(reply["reports"])

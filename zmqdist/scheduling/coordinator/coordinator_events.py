@@ -1,4 +1,5 @@
-"""Events of the coordinator's machine (machine.py), except those that dependencies_and_retries.py defines for plans."""
+"""Events of the coordinator's machine (machine.py), except those that dependencies_and_retries.py
+defines for plans."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class FunctionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """All slots must drop the resources with these numbers, because the program no longer needs them (`Forget.everywhere`)."""
+    """All slots must drop the resources with these numbers, because the program no longer needs
+    them (`Forget.everywhere`)."""
 
     numbers: list[int]
 
@@ -40,7 +42,8 @@ class DispatcherUp:
 class DispatcherDown:
     """The connection to the dispatcher is lost.
 
-    `for_good` means that the runtime will never connect again. In that case a round that is ending ends at once.
+    `for_good` means that the runtime will never connect again. In that case a round that is ending
+    ends at once.
     """
 
     for_good: bool = False
@@ -55,14 +58,16 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels these work items unless a worker has begun them. Pass it only to a machine that was made with `starts=True`."""
+    """The program cancels these work items unless a worker has begun them. Pass it only to a
+    machine that was made with `starts=True`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRoundRequested:
-    """A thread waits to raise the error of this round, so the round must end. The event has no effect if this is not the present round."""
+    """A thread waits to raise the error of this round, so the round must end. The event has no
+    effect if this is not the present round."""
 
     round: int
 

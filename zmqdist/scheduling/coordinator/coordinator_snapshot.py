@@ -1,7 +1,8 @@
-"""The present state of a coordinator in figures: the record that `ClusterCoordinator.snapshot` returns, and the gauges of metrics.py.
+"""The present state of a coordinator in figures: the record that `ClusterCoordinator.snapshot`
+returns, and the gauges of metrics.py.
 
-Any thread may read the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
-be from different moments.
+Any thread may read the state while the loop changes it. Each figure is exact at some moment, but
+figures that the lock does not guard may be from different moments.
 """
 
 from __future__ import annotations
@@ -24,23 +25,32 @@ class CoordinatorSnapshot:
     """The work, waiting threads and held data of a coordinator.
 
     Attributes:
-      connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
+      connected: whether the connection to a dispatcher is up and the dispatcher has registered this
+        coordinator.
       workers: the number of workers that the dispatcher has reported.
-      scheduled: work items that were scheduled since the coordinator was made. Builds and reads of resources are not counted.
+      scheduled: work items that were scheduled since the coordinator was made. Builds and reads of
+        resources are not counted.
       unfinished: scheduled work items that have not ended.
-      queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
-      queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
-      busy: whether a thread is in `schedule` or `join`, or pickles a resource or dataset. Any other thread has to wait before it does so.
+      queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from
+        the dispatcher's latest report.
+      queue_bytes: bytes of the arguments of unfinished work, shared data counted once;
+        `queue_bytes_max` bounds it.
+      busy: whether a thread is in `schedule` or `join`, or pickles a resource or dataset. Any other
+        thread has to wait before it does so.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
-      waiting_for_end: threads in `join`, `done` or `schedule` that wait for the end of work or of a round.
-      failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the error.
-      ending: whether the coordinator has requested the end of a round that may still have executing functions.
+      waiting_for_end: threads in `join`, `done` or `schedule` that wait for the end of work or of a
+        round.
+      failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the
+        error.
+      ending: whether the coordinator has requested the end of a round that may still have executing
+        functions.
       rounds_ended: rounds that have ended with an error.
-      planned: plans, which are work items with inputs, retries, a timeout or a lineage. A plan counts until it has ended; a plan with a
-        lineage counts as long as its value can be used.
+      planned: plans, which are work items with inputs, retries, a timeout or a lineage. A plan
+        counts until it has ended; a plan with a lineage counts as long as its value can be used.
       waiting_for_inputs: plans that are not handed in, because an input is pending.
       attempts: plans that have an attempt in progress.
-      held: figures of the large arguments, functions, inputs and definitions of resources that the coordinator holds.
+      held: figures of the large arguments, functions, inputs and definitions of resources that the
+        coordinator holds.
       owners: work items, without plans, for which the coordinator holds data that `held` counts.
       values: unsettled RemoteValues.
       called_back: unsettled RemoteValues that have callbacks.
@@ -49,7 +59,8 @@ class CoordinatorSnapshot:
       functions_pickled: how many times a function was pickled.
       resources: per-worker resources, iterators and datasets included.
       memories: processes whose shared memory is mapped for results.
-      connections: connections to workers for results. The connection to the dispatcher is not counted.
+      connections: connections to workers for results. The connection to the dispatcher is not
+        counted.
     """
 
     connected: bool
@@ -80,7 +91,8 @@ class CoordinatorSnapshot:
 
 
 def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
-    """Return an immutable record of the coordinator's present state. Any thread may call this, even after the coordinator was closed."""
+    """Return an immutable record of the coordinator's present state. Any thread may call this, even
+    after the coordinator was closed."""
     machine, plans = runtime.machine.closures, runtime.plans
     with runtime.lock:
         return CoordinatorSnapshot(
@@ -113,7 +125,8 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
 
 
 def _inflight(runtime: CoordinatorRuntime) -> int:
-    """Return how many functions of a coordinator workers have. Only the dispatcher knows it, so it is asked."""
+    """Return how many functions of a coordinator workers have. Only the dispatcher knows it, so it
+    is asked."""
     if not runtime.machine.closures.registered or runtime.pid != os.getpid():
         return 0
     try:

@@ -1,22 +1,30 @@
-"""Decisions about work with inputs, retries, a timeout or a lineage: when it is handed in and how it ends; no I/O.
+"""Decisions about work with inputs, retries, a timeout or a lineage: when it is handed in and how
+it ends; no I/O.
 
 Theory of operation
-    A work item with inputs, retries, a timeout or a lineage is a *plan*; other work bypasses this module. A plan waits for its inputs,
-    which are other work items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. When the
-    attempt ends, either the plan ends or another attempt begins.
-    A plan with a lineage remains after its success, as long as its value can be used. If the value is lost, another attempt
-    recomputes the value, after the lost inputs of the plan have been recomputed.
+    A work item with inputs, retries, a timeout or a lineage is a *plan*; other work bypasses this
+    module. A plan waits for its inputs, which are other work items. It is then handed in as an
+    *attempt*: a work item for closures.py, with a number of its own. When the attempt ends, either
+    the plan ends or another attempt begins.
+    A plan with a lineage remains after its success, as long as its value can be used. If the value
+    is lost, another attempt recomputes the value, after the lost inputs of the plan have been
+    recomputed.
 
 Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
     G1  each plan ends exactly once, at the latest when its round ends
     G2  an attempt is handed in only when all inputs of its plan are available
-    G3  a plan with a failed input fails with INPUT_FAILED, and no attempt of the plan is handed in after that
-    G4  at most 1 + retries attempts of a plan end with an error of the function; further attempts begin only because a value was lost
+    G3  a plan with a failed input fails with INPUT_FAILED, and no attempt of the plan is handed in
+        after that
+    G4  at most 1 + retries attempts of a plan end with an error of the function; further attempts
+        begin only because a value was lost
     G5  from the request for the end of a round until the round has ended, no attempt is handed in
     G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
-    G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
-    G8  a function that the program no longer uses is dropped as soon as no remaining plan uses it, and not earlier
-    G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
+    G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times;
+        then the waiting requests are served
+    G8  a function that the program no longer uses is dropped as soon as no remaining plan uses it,
+        and not earlier
+    G9  the data held for a plan is freed exactly once: after the plan has ended and, with a
+        lineage, after its value was released
 
 Not here: payloads, and the RemoteValues that the program holds (task_specs.py).
 """
@@ -34,9 +42,11 @@ from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOptions
 
 LOST: Final = 10
-"""A way in which work ends: each of its starts was lost, and the dispatcher allows no further start."""
+"""A way in which work ends: each of its starts was lost, and the dispatcher allows no further
+start."""
 UNAVAILABLE: Final = 11
-"""A way in which work ends: there was no dispatcher or no worker for too long, or its result cannot be reached."""
+"""A way in which work ends: there was no dispatcher or no worker for too long, or its result cannot
+be reached."""
 INPUT_FAILED: Final = 12
 """A way in which work ends: an input has failed."""
 TIMED_OUT: Final = 13
@@ -46,7 +56,8 @@ FIRST_ATTEMPT: Final = 1 << 48
 """The first number of an attempt; all numbers of the program's work items are lower."""
 
 DUE_SPARE: Final = 64
-"""The heap of deadlines is rebuilt when the number of its entries exceeds twice the number of plans by more than this."""
+"""The heap of deadlines is rebuilt when the number of its entries exceeds twice the number of plans
+by more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,14 @@ class Planned:
     """The program scheduled a plan.
 
     Attributes:
-      inputs: the inputs that are pending or have a lineage. Inputs whose values are available for good are left out.
+      inputs: the inputs that are pending or have a lineage. Inputs whose values are available for
+        good are left out.
       failed: an input that has failed already; 0 if no input has failed.
       retries: how often the plan is attempted again after an error of the function.
-      until: the time at which the plan ends at the latest, in seconds by the machine's clock; None for no limit.
-      lineage: whether the worker keeps the value, and the plan recomputes the value when it is lost.
+      until: the time at which the plan ends at the latest, in seconds by the machine's clock; None
+        for no limit.
+      lineage: whether the worker keeps the value, and the plan recomputes the value when it is
+        lost.
       keep, options: as in Scheduled; they apply to each attempt.
     """
 
@@ -75,8 +89,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that the worker could not fetch; 0 means that no input
-    was lost."""
+    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that the
+    worker could not fetch; 0 means that no input was lost."""
 
     number: int
     kind: int
@@ -114,7 +128,9 @@ class FunctionsUnused:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnding:
-    """A thread of the program waits to raise the error of the round, so no more attempts may begin."""
+    """A thread of the program waits to raise the error of the round, so no more attempts may
+    begin.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +140,8 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans must be dropped. The `End` of an unfinished plan has kind None, because CoordinatorMachine chooses the error."""
+    """All plans must be dropped. The `End` of an unfinished plan has kind None, because
+    CoordinatorMachine chooses the error."""
 
 
 Event: TypeAlias = (
@@ -151,10 +168,12 @@ class HandIn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A plan has ended; or, with `had_succeeded`, a plan that ended earlier with success has lost its value for good.
+    """A plan has ended; or, with `had_succeeded`, a plan that ended earlier with success has lost
+    its value for good.
 
     Attributes:
-      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None means the kind of the attempt that has just ended.
+      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None means the kind
+        of the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
       had_succeeded: whether the plan had ended with success before.
     """
@@ -167,8 +186,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Wake the threads that wait for a plan's lost value, because the value was recomputed or never will be. `new` says whether the attempt
-    that has just ended has recomputed the value."""
+    """Wake the threads that wait for a plan's lost value, because the value was recomputed or never
+    will be. `new` says whether the attempt that has just ended has recomputed the value."""
 
     work: int
     new: bool
@@ -202,12 +221,14 @@ class _Plan:
     """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs, as in Planned; the subset of the inputs for which the plan still waits.
+      inputs, missing: the inputs, as in Planned; the subset of the inputs for which the plan still
+        waits.
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
       used: for each input with a lineage, the attempt whose value this plan's latest attempt got.
-      wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
+      wanted: whether the program has requested the lost value, so that the value must be recomputed
+        when the round is over.
       dropped: whether neither the program nor any work item needs the lost value any more.
     """
 
@@ -269,9 +290,12 @@ class Dependencies:
         self._awaited: dict[int, dict[int, None]] = {}
         """The plans that wait for each input, in order of arrival: input -> plans."""
         self._lost: set[int] = set()
-        """The plans that have succeeded and whose value is lost, but is not being recomputed yet."""
+        """The plans that have succeeded and whose value is lost, but is not being recomputed
+        yet.
+        """
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """What `handle` has yet to process: (work, whether it has succeeded) for ended work, (work, None) for a value to recompute."""
+        """What `handle` has yet to process: (work, whether it has succeeded) for ended work, (work,
+        None) for a value to recompute."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
@@ -286,17 +310,20 @@ class Dependencies:
         return work in self._awaited or work in self._attempts
 
     def work_of(self, attempt: int) -> int:
-        """Return the work number of the plan that has this attempt in progress; 0 if the attempt is not in progress."""
+        """Return the work number of the plan that has this attempt in progress; 0 if the attempt is
+        not in progress."""
         plan = self._attempts.get(attempt)
         return 0 if plan is None else plan.work
 
     def has_lineage(self, work: int) -> bool:
-        """Return whether this work item is a plan with a lineage, whose value is recomputed when it is lost."""
+        """Return whether this work item is a plan with a lineage, whose value is recomputed when it
+        is lost."""
         plan = self._plans.get(work)
         return plan is not None and plan.lineage
 
     def scheduled(self, attempt: int, payload: bytes) -> Scheduled | None:
-        """Return the event that schedules this attempt as an ordinary work item; None if the attempt is no longer in progress."""
+        """Return the event that schedules this attempt as an ordinary work item; None if the
+        attempt is no longer in progress."""
         plan = self._attempts.get(attempt)
         if plan is None:
             return None
@@ -314,7 +341,9 @@ class Dependencies:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
         while self._due:
             until, work = self._due[0]
             plan = self._plans.get(work)
@@ -324,7 +353,8 @@ class Dependencies:
         return None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic
+        seconds."""
         effects: list[Effect] = []
         match event:
             case Planned():
@@ -356,7 +386,7 @@ class Dependencies:
                 self._recompute(self._plans[work], effects)
         return effects
 
-    # -- beginning ----------------------------------------------------------------------------------------------
+    # -- beginning ---------------------------------------------------------------------------------
 
     def _plan(self, planned: Planned, effects: list[Effect]) -> None:
         plan = self._plans[planned.work] = _Plan(planned)
@@ -373,8 +403,10 @@ class Dependencies:
         self._hand_in_when_ready(plan, effects)
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """Hand in another attempt once all inputs are available. An input with a lineage may have been lost since the last attempt."""
-        if plan.dropped and plan.work not in self._awaited:  # neither the program nor another plan needs the value
+        """Hand in another attempt once all inputs are available. An input with a lineage may have
+        been lost since the last attempt."""
+        if plan.dropped and plan.work not in self._awaited:
+            # neither the program nor another plan needs the value
             self._remove(plan, effects)
             return
         for work in plan.inputs:
@@ -406,7 +438,7 @@ class Dependencies:
             self.waiting -= 1
         effects.append(HandIn(plan.work, plan.attempt))
 
-    # -- ends of attempts and of inputs ----------------------------------------------------------------------------
+    # -- ends of attempts and of inputs ------------------------------------------------------------
 
     def _ended(self, number: int, kind: int, lost: int, effects: list[Effect]) -> None:
         plan = self._attempts.pop(number, None)
@@ -421,7 +453,8 @@ class Dependencies:
             self._succeed(plan, number, kind, effects)
         elif lost and self.has_lineage(lost):
             self._input_lost(plan, lost, effects)
-        elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5: the function itself failed
+        elif kind == ERROR and not lost and plan.retries and not self._ending:
+            # G4, G5: the function itself failed
             plan.retries -= 1
             self._begin_again(plan, effects)
         elif kind == CANCELLED and plan.value_attempt and self._ending:
@@ -445,7 +478,8 @@ class Dependencies:
         self._followups.append((plan.work, True))
 
     def _notify_waiting(self, work: int, succeeded: bool, effects: list[Effect]) -> None:
-        """If this work item failed, fail the plans that wait for it. If it succeeded, hand in those plans that wait for no other input."""
+        """If this work item failed, fail the plans that wait for it. If it succeeded, hand in those
+        plans that wait for no other input."""
         if not succeeded and self._ending:
             return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):
@@ -456,12 +490,14 @@ class Dependencies:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
-            if work not in self._plans:  # the input's value is available for good, so it is no longer tracked
+            if work not in self._plans:
+                # the input's value is available for good, so it is no longer tracked
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
             if plan.missing:
                 continue
             if self._ending:
-                # Mark the plan's own value as lost again. Otherwise it would count as available, because the plan has no missing inputs.
+                # Mark the plan's own value as lost again. Otherwise it would count as available,
+                # because the plan has no missing inputs.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)
@@ -486,9 +522,12 @@ class Dependencies:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
-        # A plan that ends before its deadline leaves its entry in the heap. Make the heap anew when most entries are of ended plans.
+        # A plan that ends before its deadline leaves its entry in the heap. Make the heap anew when
+        # most entries are of ended plans.
         if len(self._due) > 2 * len(self._plans) + DUE_SPARE:
-            self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
+            self._due = [
+                (each.until, each.work) for each in self._plans.values() if each.until is not None
+            ]
             heapq.heapify(self._due)
         self._uses[plan.fn] -= 1
         self._drop([plan.fn], effects)
@@ -503,7 +542,7 @@ class Dependencies:
         if unused:
             effects.append(DropFunctions(unused))
 
-    # -- values that are lost -----------------------------------------------------------------------------------
+    # -- values that are lost ----------------------------------------------------------------------
 
     def _input_lost(self, plan: _Plan, lost: int, effects: list[Effect]) -> None:
         maker = self._plans[lost]
@@ -524,7 +563,8 @@ class Dependencies:
         self._begin_again(plan, effects)
 
     def _suspend_recomputation(self, plan: _Plan) -> None:
-        """Stop recomputing a value while the round ends. After the round, a value that the program has requested is recomputed."""
+        """Stop recomputing a value while the round ends. After the round, a value that the program
+        has requested is recomputed."""
         if plan.value_attempt:
             plan.missing = set()
             plan.recomputations -= 1
@@ -540,7 +580,8 @@ class Dependencies:
             if not self._ending:
                 self._followups.append((work, None))
         else:
-            plan.wanted = True  # if the end of the round stops this recomputation, `_round_over` begins it again
+            # if the end of the round stops this recomputation, `_round_over` begins it again
+            plan.wanted = True
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
         plan = self._by_value.get(attempt)
@@ -551,7 +592,7 @@ class Dependencies:
         else:
             plan.dropped = True
 
-    # -- from the user, and time ----------------------------------------------------------------------------------
+    # -- from the user, and time -------------------------------------------------------------------
 
     def _cancel(self, works: list[int], effects: list[Effect]) -> None:
         for work in works:

@@ -14,14 +14,16 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 
 ACCEPTED = (
-    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", what connect returned, '
+    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or '
+    '"zmq://host:port", what connect returned, '
     "or nothing in a program that `zmqdist launch` started"
 )
 
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and the settings for its coordinators: those in its cluster file, those of a server object, or the defaults."""
+    """A dispatcher, and the settings for its coordinators: those in its cluster file, those of a
+    server object, or the defaults."""
 
     address: str
     credentials: Credentials
@@ -32,10 +34,12 @@ class Target:
 
 
 def resolve(target: Any, results: str | None = None) -> Target:
-    """Return the dispatcher that `target` names. `results` says in which form the program accepts results.
+    """Return the dispatcher that `target` names. `results` says in which form the program accepts
+    results.
 
     Raises:
-      ValueError: `target` is not of an accepted type or format. The message lists the accepted forms.
+      ValueError: `target` is not of an accepted type or format. The message lists the accepted
+        forms.
       InvalidArgumentError: `results` is neither None nor the name of a form.
     """
     found = _resolve(target)
@@ -47,7 +51,9 @@ def _resolve(target: Any) -> Target:
     if isinstance(config, ClusterConfig) and config.runtime is not None:
         return target_of(config, config.runtime)
     if target is None:
-        raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
+        raise ValueError(
+            f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}"
+        )
     address = target if isinstance(target, str) else getattr(target, "target", None)
     if not isinstance(address, str):
         raise ValueError(f"cannot schedule on {target!r}: wanted as `target` {ACCEPTED}")
@@ -63,7 +69,9 @@ def _resolve(target: Any) -> Target:
 
 
 def target_of(config: ClusterConfig, runtime: RuntimeConfig) -> Target:
-    """Return the dispatcher of a cluster that `zmqdist launch` runs, with the settings of its file."""
+    """Return the dispatcher of a cluster that `zmqdist launch` runs, with the settings of its
+    file.
+    """
     dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
     address = runtime.dispatcher.removeprefix("zmq://")
     return Target(

@@ -12,7 +12,8 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt, which the worker of the attempt keeps. `lineage` says whether the value is recomputed when it is lost."""
+    """The value of an attempt, which the worker of the attempt keeps. `lineage` says whether the
+    value is recomputed when it is lost."""
 
     attempt: int
     reference: bytes
@@ -23,9 +24,10 @@ class KeptAt(NamedTuple):
 class Resolve:
     """These work items have ended: (work, kind, payload).
 
-    The payload depends on the kind. For KEPT it is the reference to the value, or a KeptAt if the work is a plan. For LOST it is the tuple
-    of lost starts, each a LostStart. For INPUT_FAILED it is the number of the failed input. For UNAVAILABLE it is the reason, as encoded
-    text. For any other kind it is the payload of the outcome, which is empty for CANCELLED and TIMED_OUT.
+    The payload depends on the kind. For KEPT it is the reference to the value, or a KeptAt if the
+    work is a plan. For LOST it is the tuple of lost starts, each a LostStart. For INPUT_FAILED it
+    is the number of the failed input. For UNAVAILABLE it is the reason, as encoded text. For any
+    other kind it is the payload of the outcome, which is empty for CANCELLED and TIMED_OUT.
 
     Attributes:
       failures: the items that fail their round.
@@ -39,7 +41,8 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A plan that had succeeded has a recomputed value, or has lost its value for good. Kind and payload are as in Resolve."""
+    """A plan that had succeeded has a recomputed value, or has lost its value for good. Kind and
+    payload are as in Resolve."""
 
     work: int
     kind: int
@@ -48,7 +51,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """Store an input, which is now available, for the plans that wait for it. The payload is its packed result or the reference to it."""
+    """Store an input, which is now available, for the plans that wait for it. The payload is its
+    packed result or the reference to it."""
 
     work: int
     payload: Any
@@ -57,7 +61,8 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher refuses this coordinator, so the round fails. `for_good` says whether the coordinator will never register again."""
+    """The dispatcher refuses this coordinator, so the round fails. `for_good` says whether the
+    coordinator will never register again."""
 
     error: bytes
     for_good: bool
@@ -65,7 +70,8 @@ class RoundRefused:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The runtime must fetch a bulk result, and then pass BulkArrived or BulkUnreachable to the machine."""
+    """The runtime must fetch a bulk result, and then pass BulkArrived or BulkUnreachable to the
+    machine."""
 
     work: int
     attempt: int
@@ -74,8 +80,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """This round is over: all of its work is resolved. Unless the dispatcher is gone for good, no work of this round or an earlier one can
-    be executing.
+    """This round is over: all of its work is resolved. Unless the dispatcher is gone for good, no
+    work of this round or an earlier one can be executing.
     """
 
     round: int

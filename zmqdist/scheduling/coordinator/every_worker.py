@@ -39,7 +39,10 @@ def hear_of_new_workers(runtime: CoordinatorRuntime) -> None:
 
 
 def run_on(
-    runtime: CoordinatorRuntime, workers: list[str], submit: Callable[[str], RemoteValue[T]], timeout: float | None
+    runtime: CoordinatorRuntime,
+    workers: list[str],
+    submit: Callable[[str], RemoteValue[T]],
+    timeout: float | None,
 ) -> dict[str, T]:
     """Call `submit(worker)` for each of these workers, and return the results by worker.
 
@@ -47,7 +50,9 @@ def run_on(
     ended then are cancelled.
     """
     if not workers:
-        raise errors.UnavailableError("run() found no worker: start one, or wait until one has joined")
+        raise errors.UnavailableError(
+            "run() found no worker: start one, or wait until one has joined"
+        )
     until, before = deadline(timeout), runtime.members or {}
     values: dict[str, RemoteValue[T]] = {}
     lost: set[str] = set()
@@ -74,9 +79,13 @@ def run_on(
                 runtime.waiting -= 1
         for name, value in values.items():
             if name in lost:
-                failures[name] = errors.UnavailableError(f"{value.name}: the worker was lost before the function ended")
+                failures[name] = errors.UnavailableError(
+                    f"{value.name}: the worker was lost before the function ended"
+                )
             elif not value.done():
-                failures[name] = errors.DeadlineExceededError(f"{value.name} has not ended after {timeout:g} s")
+                failures[name] = errors.DeadlineExceededError(
+                    f"{value.name} has not ended after {timeout:g} s"
+                )
             elif (error := value.exception()) is not None:
                 failures[name] = error
             else:

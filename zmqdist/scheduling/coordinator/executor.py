@@ -1,13 +1,16 @@
 """`ClusterExecutor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
 It behaves like ProcessPoolExecutor and passes the standard library's tests of that class
-(tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its process, only that function fails.
+(tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its
+process, only that function fails.
 
 Rules
-    A Future is settled once: by the coordinator's thread for settling, by the thread that cancels the Future, or by the thread that
-    breaks the executor. None of them calls a callback of the program, which would have to wait for that thread if it waited for a result.
-    `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
-    reply. The loop's thread delivers this reply, so a callback of a Future may cancel other Futures without a deadlock.
+    A Future is settled once: by the coordinator's thread for settling, by the thread that cancels
+    the Future, or by the thread that breaks the executor. None of them calls a callback of the
+    program, which would have to wait for that thread if it waited for a result. `cancel` never ends
+    a function that a worker has begun. It sends a request through the dispatcher to the worker and
+    waits for the reply. The loop's thread delivers this reply, so a callback of a Future may cancel
+    other Futures without a deadlock.
 
 Not here: what happens to submitted work at the end of the program (program_end.py).
 """
@@ -54,7 +57,8 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class ClusterExecutor(futures.Executor):
-    """Runs submitted functions on the workers of a dispatcher. The arguments are those of `zmqdist.Executor`, with a target."""
+    """Runs submitted functions on the workers of a dispatcher. The arguments are those of
+    `zmqdist.Executor`, with a target."""
 
     def __init__(
         self,
@@ -79,23 +83,29 @@ class ClusterExecutor(futures.Executor):
         executor_ref = weakref.ref(self)
         self._coordinator = _Coordinator(target, width=max_workers, **options)
         self._coordinator.call_on_begun(
-            lambda works: None if (executor := executor_ref()) is None else executor._mark_begun(works)
+            lambda works: (
+                None if (executor := executor_ref()) is None else executor._mark_begun(works)
+            )
         )
         program_end.watch(self)
         if (executors := getattr(target, "_executors", None)) is not None:
             executors.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """Schedule `fn(*args, **kwargs)` and return its Future. If `fn` or an argument cannot be pickled, the Future raises the error.
+        """Schedule `fn(*args, **kwargs)` and return its Future. If `fn` or an argument cannot be
+        pickled, the Future raises the error.
 
         >>> with zd.Executor(cluster) as executor:
         ...     print(executor.submit(sorted, [3, 1, 2], reverse=True).result())
         [3, 2, 1]
 
         Raises:
-          RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
-          BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
-          UnavailableError: the executor has an initializer, and no worker was present for `cluster_lost_limit_s`.
+          RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to
+            settle the Futures.
+          BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed
+            or its initializer failed.
+          UnavailableError: the executor has an initializer, and no worker was present for
+            `cluster_lost_limit_s`.
           TypeError, ValueError: `ClusterCoordinator.schedule` raises them.
         """
         with self._idle:
@@ -124,16 +134,19 @@ class ClusterExecutor(futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """Submit `fn` for each item, and return the results in order, as in the standard library. `fn` is pickled once, now.
+        """Submit `fn` for each item, and return the results in order, as in the standard library.
+        `fn` is pickled once, now.
 
         >>> with zd.Executor(cluster) as executor:
         ...     print(list(executor.map(pow, [1, 2, 3], [2, 2, 2])))
         [1, 4, 9]
 
         Args:
-          chunksize: checked and otherwise ignored, because the cluster itself sends quick functions in batches.
-          buffersize: the largest number of submitted items whose results the caller has not taken. `iterables` may then be endless, because
-            the number of arguments and results in memory is bounded. None submits all items at once. New in Python 3.14's standard library.
+          chunksize: checked and otherwise ignored, because the cluster itself sends quick functions
+            in batches.
+          buffersize: the largest number of submitted items whose results the caller has not taken.
+            `iterables` may then be endless, because the number of arguments and results in memory
+            is bounded. None submits all items at once. New in Python 3.14's standard library.
         """
         if converted("chunksize", index, chunksize) < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -155,18 +168,24 @@ class ClusterExecutor(futures.Executor):
         def submit_next() -> futures.Future[T] | None:
             executor = executor_ref()
             arguments = None if executor is None else next(items, None)
-            return None if executor is None or arguments is None else executor.submit(snapshot, *arguments)
+            return (
+                None
+                if executor is None or arguments is None
+                else executor.submit(snapshot, *arguments)
+            )
 
         return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
     @property
     def _max_workers(self) -> int:
-        """The number of functions that run at a time, or of workers. Libraries such as dask read this attribute of an Executor."""
+        """The number of functions that run at a time, or of workers. Libraries such as dask read
+        this attribute of an Executor."""
         return self._coordinator.width or len(self._coordinator.workers())
 
     @checked
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
+        """Accept no more work, and close the executor when all submitted work has ended.
+        Idempotent. Has no effect in a forked child.
 
         >>> executor = zd.Executor(cluster)
         >>> future = executor.submit(pow, 2, 3)
@@ -175,8 +194,9 @@ class ClusterExecutor(futures.Executor):
         8
 
         Args:
-          wait: whether to return only when all submitted work has ended and the callbacks of its Futures have been called. If False, the
-            work continues in the background. In a callback, `shutdown` does not wait for callbacks.
+          wait: whether to return only when all submitted work has ended and the callbacks of its
+            Futures have been called. If False, the work continues in the background. In a callback,
+            `shutdown` does not wait for callbacks.
           cancel_futures: whether to cancel the Futures whose functions no worker has begun.
         """
         if self._coordinator.forked:
@@ -189,10 +209,13 @@ class ClusterExecutor(futures.Executor):
             self._close_when_idle()
         elif first:
             name = "zmqdist-executor-shutdown"
-            threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
+            threading.Thread(
+                target=logged, args=(self._close_when_idle,), name=name, daemon=True
+            ).start()
 
     def terminate_workers(self) -> None:
-        """Drop waiting functions, ask running functions to stop, and kill them after `cancel_grace_s`. Does not wait.
+        """Drop waiting functions, ask running functions to stop, and kill them after
+        `cancel_grace_s`. Does not wait.
 
             >>> import time, zmqdist as zd
             >>> with zd.Executor(max_workers=1, cancel_grace_s=0) as executor:
@@ -201,8 +224,8 @@ class ClusterExecutor(futures.Executor):
             >>> future.cancelled() or type(future.exception()).__name__ == "ExecutorBroken"
             True
 
-        A running function sees the request in `zmqdist.cancelled`, and its Future ends with a BrokenProcessPool. The worker processes
-        continue with the work of other programs.
+        A running function sees the request in `zmqdist.cancelled`, and its Future ends with a
+        BrokenProcessPool. The worker processes continue with the work of other programs.
         """
         self.shutdown(wait=False)
         for future in list(self._futures.values()):
@@ -228,10 +251,11 @@ class ClusterExecutor(futures.Executor):
         state = ", broken" if self._broken is not None else ", shut down" if self._shut else ""
         return f"of {self._coordinator.target}: {len(self._futures)} unfinished{state}"
 
-    # -- for the end of the program, and of the cluster ---------------------------------------------------------------
+    # -- for the end of the program, and of the cluster --------------------------------------------
 
     def finish(self) -> list[BaseException]:
-        """Wait until all submitted work has ended. Return the errors of functions that failed meanwhile because the cluster was lost.
+        """Wait until all submitted work has ended. Return the errors of functions that failed
+        meanwhile because the cluster was lost.
 
         In a forked child, return an empty list at once.
         """
@@ -239,11 +263,18 @@ class ClusterExecutor(futures.Executor):
             return []
         unfinished = list(self._futures.values())
         self._close_when_idle()
-        failed = [future.exception() for future in unfinished if future.done() and not future.cancelled()]
-        return [error for error in failed if error is not None and getattr(error, "of_the_cluster", False)]
+        failed = [
+            future.exception() for future in unfinished if future.done() and not future.cancelled()
+        ]
+        return [
+            error
+            for error in failed
+            if error is not None and getattr(error, "of_the_cluster", False)
+        ]
 
     def give_up(self) -> int:
-        """End all work at once, and return the number of functions that had not ended. In a forked child, do nothing and return 0."""
+        """End all work at once, and return the number of functions that had not ended. In a forked
+        child, do nothing and return 0."""
         if self._coordinator.forked:
             return 0
         count = len(self._futures)
@@ -251,7 +282,8 @@ class ClusterExecutor(futures.Executor):
         return count
 
     def cluster_closed(self) -> None:
-        """Break the executor. The local_cluster calls this when it is about to close, because unfinished work then cannot end."""
+        """Break the executor. The local_cluster calls this when it is about to close, because
+        unfinished work then cannot end."""
         self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
     def _close_when_idle(self) -> None:
@@ -261,9 +293,12 @@ class ClusterExecutor(futures.Executor):
         self._coordinator.close()
 
     def _break(self, make: Callable[[], BaseException]) -> None:
-        """Fail all unfinished work, and all work that is submitted from now on, with errors that `make` returns."""
+        """Fail all unfinished work, and all work that is submitted from now on, with errors that
+        `make` returns."""
         with self._idle:
-            if self._broken is not None or (self._shut and not self._futures and not self._submitting):
+            if self._broken is not None or (
+                self._shut and not self._futures and not self._submitting
+            ):
                 return
             self._broken = make
         for work, future in list(self._futures.items()):
@@ -271,7 +306,7 @@ class ClusterExecutor(futures.Executor):
             self._forget(work)
         self._coordinator.close()
 
-    # -- one Future ---------------------------------------------------------------------------------------------------
+    # -- one Future --------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if program_end.has_come():
@@ -282,13 +317,16 @@ class ClusterExecutor(futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def _prepare(self) -> None:
-        """Create the per-worker resource for the initializer, if the executor has an initializer and the resource does not exist yet."""
+        """Create the per-worker resource for the initializer, if the executor has an initializer
+        and the resource does not exist yet."""
         coordinator = self._coordinator
         if self._initializer is None or coordinator.ready is not None:
             return
         with coordinator.preparing:
             if coordinator.ready is None:
-                coordinator.ready = coordinator.create_per_worker_resource(self._initializer, self._initargs)
+                coordinator.ready = coordinator.create_per_worker_resource(
+                    self._initializer, self._initargs
+                )
 
     def _register(self, future: _Future[Any], value: RemoteValue) -> None:
         work = value.work
@@ -308,10 +346,12 @@ class ClusterExecutor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Record that workers have begun these functions. The loop calls this method, so this method must not wait."""
+        """Record that workers have begun these functions. The loop calls this method, so this
+        method must not wait."""
         for work in works:
-            # First add `work` to the set, then look for its Future. `_register` first adds the Future, then looks at the set. So at least
-            # one of the two threads finds what the other thread has added.
+            # First add `work` to the set, then look for its Future. `_register` first adds the
+            # Future, then looks at the set. So at least one of the two threads finds what the other
+            # thread has added.
             self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
@@ -319,7 +359,8 @@ class ClusterExecutor(futures.Executor):
                 future.begin()
 
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
-        """Settle the Future with the outcome of its function. The coordinator's thread for settling calls this."""
+        """Settle the Future with the outcome of its function. The coordinator's thread for settling
+        calls this."""
         try:
             if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
@@ -327,8 +368,12 @@ class ClusterExecutor(futures.Executor):
             try:
                 error = value.exception()
                 result = None if error is not None else value.result()
-            except BaseException as failed:  # the result has arrived, but this process cannot unpickle it
-                error, result = _broken(f"the result of {value.name} cannot be unpickled here", failed), None
+            except BaseException as failed:
+                # the result has arrived, but this process cannot unpickle it
+                error, result = (
+                    _broken(f"the result of {value.name} cannot be unpickled here", failed),
+                    None,
+                )
             else:
                 error = None if error is None else _translated(value, error)
             if isinstance(error, errors.ClosureInputError):
@@ -343,7 +388,9 @@ class ClusterExecutor(futures.Executor):
         if self._broken is not None:
             future.end(None, self._broken())
         elif not future.end_as_cancelled():
-            future.end(None, _broken(f"{value.name} was cut off: its executor has ended its workers"))
+            future.end(
+                None, _broken(f"{value.name} was cut off: its executor has ended its workers")
+            )
 
     def _initializer_failed(self, error: errors.ClosureInputError) -> BaseException:
         cause = error.original_exception
@@ -360,11 +407,13 @@ class ClusterExecutor(futures.Executor):
 
 
 class _Coordinator(ClusterCoordinator):
-    """A coordinator without rounds, so that the failure of a function does not affect other functions.
+    """A coordinator without rounds, so that the failure of a function does not affect other
+    functions.
 
     Attributes:
-      ready: the initializer as a per-worker resource; None without an initializer. The resource is among the arguments of each function,
-        so that a process calls the initializer before its first function.
+      ready: the initializer as a per-worker resource; None without an initializer. The resource is
+        among the arguments of each function, so that a process calls the initializer before its
+        first function.
       preparing: held while `ready` is created.
       width: the `max_workers` of the executor.
     """
@@ -388,11 +437,13 @@ class _Coordinator(ClusterCoordinator):
         return self._runtime.callbacks
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
-        """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list of work numbers."""
+        """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list
+        of work numbers."""
         self._runtime.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
+        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises
+        the errors of `schedule`."""
         return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -406,7 +457,8 @@ class _Coordinator(ClusterCoordinator):
 
 
 class _ArgumentsAfterInitializer:
-    """The arguments of a function, pickled with the per-worker resource that must exist before the function begins."""
+    """The arguments of a function, pickled with the per-worker resource that must exist before the
+    function begins."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
@@ -442,8 +494,8 @@ class _Future(futures.Future[T]):
         return super().exception(seconds(timeout))
 
     def cancel(self) -> bool:
-        """Cancel the function unless a worker has begun it. Waits for the reply of the dispatcher. If a worker has the function already,
-        the dispatcher first needs a reply of this worker.
+        """Cancel the function unless a worker has begun it. Waits for the reply of the dispatcher.
+        If a worker has the function already, the dispatcher first needs a reply of this worker.
 
         Returns:
           Whether the Future is cancelled, now or earlier.
@@ -452,11 +504,11 @@ class _Future(futures.Future[T]):
         return self.cancelled()
 
     def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
-        """Call `fn(self)` in a thread of the executor soon after the Future has ended, or at once in this thread if it has ended already.
-        `cancel` does not wait for the call.
+        """Call `fn(self)` in a thread of the executor soon after the Future has ended, or at once
+        in this thread if it has ended already. `cancel` does not wait for the call.
 
-        Callbacks of one executor run one after the other. `fn` may wait for any Future, but must not wait for an event that another
-        callback causes.
+        Callbacks of one executor run one after the other. `fn` may wait for any Future, but must
+        not wait for an event that another callback causes.
 
         Raises RuntimeError if the process cannot start a thread for callbacks.
         """
@@ -468,7 +520,8 @@ class _Future(futures.Future[T]):
         super().add_done_callback(fn)
 
     def begin(self) -> None:
-        """Record that a worker has begun the function, and release the threads that wait in `cancel`."""
+        """Record that a worker has begun the function, and release the threads that wait in
+        `cancel`."""
         with self._condition:
             if self._state == "PENDING":
                 self._state = "RUNNING"
@@ -487,15 +540,18 @@ class _Future(futures.Future[T]):
             pass
 
     def end_as_cancelled(self) -> bool:
-        """Mark the Future as cancelled unless its function has begun or ended. Return whether the Future is cancelled."""
+        """Mark the Future as cancelled unless its function has begun or ended. Return whether the
+        Future is cancelled."""
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
-                self.set_running_or_notify_cancel()  # this call wakes the threads in `wait` and `as_completed`
+                # this call wakes the threads in `wait` and `as_completed`
+                self.set_running_or_notify_cancel()
         return cancelled
 
     def _request_cancel(self) -> _CancelReply | None:
-        """Send a request to cancel the function, and return the pending reply. Return None if it is too late to cancel."""
+        """Send a request to cancel the function, and return the pending reply. Return None if it is
+        too late to cancel."""
         value = self.value
         if value is None or is_forked(value):
             return None
@@ -510,7 +566,8 @@ class _Future(futures.Future[T]):
         return reply
 
     def _finish_cancel(self, reply: _CancelReply | None) -> None:
-        """Wait for the reply to `_request_cancel`, and mark the Future as cancelled if no worker had begun the function."""
+        """Wait for the reply to `_request_cancel`, and mark the Future as cancelled if no worker
+        had begun the function."""
         if reply is None:
             return
         reply.wait()
@@ -519,26 +576,33 @@ class _Future(futures.Future[T]):
 
 
 class _CancelReply(threading.Event):
-    """The pending reply to a request to cancel a function. The event is set once the function has begun or ended."""
+    """The pending reply to a request to cancel a function. The event is set once the function has
+    begun or ended."""
 
     value: RemoteValue | None = None
     release = threading.Event.set
 
 
 def _cancel_all(pending: Iterable[Any]) -> None:
-    """Cancel these Futures. This thread sends all requests before it waits for the first reply, so that the requests share a message."""
-    for future, reply in [(future, future._request_cancel()) for future in pending if isinstance(future, _Future)]:
+    """Cancel these Futures. This thread sends all requests before it waits for the first reply, so
+    that the requests share a message."""
+    for future, reply in [
+        (future, future._request_cancel()) for future in pending if isinstance(future, _Future)
+    ]:
         future._finish_cancel(reply)
 
 
 def _results(
-    submitted: deque[futures.Future[T]], submit_next: Callable[[], futures.Future[T] | None] | None, until: float | None
+    submitted: deque[futures.Future[T]],
+    submit_next: Callable[[], futures.Future[T] | None] | None,
+    until: float | None,
 ) -> Iterator[T]:
-    """Yield the results of the Futures in order. Cancel the remaining Futures when the caller closes the iterator or a function fails.
+    """Yield the results of the Futures in order. Cancel the remaining Futures when the caller
+    closes the iterator or a function fails.
 
     Args:
-      submit_next: called after each result. It submits one more item and returns its Future, or returns None after the last item. Without
-        `submit_next` no further items are submitted.
+      submit_next: called after each result. It submits one more item and returns its Future, or
+        returns None after the last item. Without `submit_next` no further items are submitted.
     """
     try:
         while submitted:
@@ -551,19 +615,21 @@ def _results(
 
 
 def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
-    """Return the result of the first Future and remove the Future from the queue, so that nothing else refers to the result."""
+    """Return the result of the first Future and remove the Future from the queue, so that nothing
+    else refers to the result."""
     result = submitted[0].result(left(until))
     del submitted[0]
     return result
 
 
-# -- errors -------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def _translated(value: RemoteValue, error: BaseException) -> BaseException:
     """Return the error in the form in which the standard library would raise it.
 
-    If the function is not at fault, the returned error is a BrokenProcessPool. A SystemExit of the function is returned as it is.
+    If the function is not at fault, the returned error is a BrokenProcessPool. A SystemExit of the
+    function is returned as it is.
     """
     from zmqdist.scheduling.coordinator import broken_pool
 
@@ -576,7 +642,9 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
         return error
     cause = error.__cause__
     if isinstance(cause, trusted.RemoteTraceback) and cause.unpickling:
-        return _broken(f"{value.name}, or an argument of it, cannot be unpickled by the worker", error)
+        return _broken(
+            f"{value.name}, or an argument of it, cannot be unpickled by the worker", error
+        )
     original = getattr(error, "original_exception", None)
     if isinstance(error, errors.UnknownError) and isinstance(original, BaseException):
         original.__cause__ = cause

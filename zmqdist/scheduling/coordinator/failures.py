@@ -55,17 +55,21 @@ class Failure:
             case ends.INPUT_FAILED:
                 return errors.ClosureInputError(payload.exception())
             case ends.TIMED_OUT:
-                return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
+                return errors.DeadlineExceededError(
+                    f"{name} has not ended {payload:g} s after it was scheduled"
+                )
         assert self.kind == messages.CANCELLED, self.kind
         text = f"{name} was cancelled, by cancel() or close(), or because its round ended with another function's error"
         return errors.CancelledError(text + ": schedule it again")
 
 
 class Failures:
-    """The errors of one coordinator. Except for `mark_seen`, the caller of a method must hold the coordinator's lock.
+    """The errors of one coordinator. Except for `mark_seen`, the caller of a method must hold the
+    coordinator's lock.
 
     Args:
-      reported: whether unseen errors are logged at the end. False for an Executor, whose Futures hold the errors.
+      reported: whether unseen errors are logged at the end. False for an Executor, whose Futures
+        hold the errors.
 
     Attributes:
       unseen: the work items of this round whose errors the program has not seen.
@@ -84,21 +88,26 @@ class Failures:
 
     @property
     def round(self) -> object:
-        """An object that identifies the failed round until its errors are taken; None while no work of the round has failed."""
+        """An object that identifies the failed round until its errors are taken; None while no work
+        of the round has failed."""
         return self._errors[0] if self._errors else None
 
     def add(self, work: int, make: ErrorFactory) -> None:
-        """Add the error of a work item. The first FAILURES_KEPT errors of a round are kept; later ones are only counted."""
+        """Add the error of a work item. The first FAILURES_KEPT errors of a round are kept; later
+        ones are only counted."""
         self.unseen.add(work)
         if len(self._errors) < limits.FAILURES_KEPT:
             self._errors.append((work, make))
 
     def mark_seen(self, work: int) -> None:
-        """Record that the program has seen the error of this work item. Any thread may call this."""
+        """Record that the program has seen the error of this work item. Any thread may call
+        this.
+        """
         self.unseen.discard(work)
 
     def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:
-        """Return the first unseen error, or the first error if all were seen, and the list of all errors. Mark all errors as seen.
+        """Return the first unseen error, or the first error if all were seen, and the list of all
+        errors. Mark all errors as seen.
 
         The round must have failed.
         """
@@ -108,18 +117,22 @@ class Failures:
         return first, [make for _, make in kept]
 
     def report(self) -> None:
-        """Log the number of errors that the program has not seen, and the first of those that are kept. Later calls log nothing."""
+        """Log the number of errors that the program has not seen, and the first of those that are
+        kept. Later calls log nothing."""
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return
         make = next((make for work, make in self._errors if work in unseen), None)
         error, name = (None, "") if make is None else (make(), getattr(make, "name", ""))
         log.error(
-            "the program has not looked at %d error%s of scheduled functions: call join() before the end, or result() of each "
+            "the program has not looked at %d error%s of scheduled functions: call join() before "
+            "the end, or result() of each "
             "value.%s",
             len(unseen),
             "s" if len(unseen) > 1 else "",
-            "" if error is None else f" The first: {name and f'{name}: '}{type(error).__name__}: {error}",
+            ""
+            if error is None
+            else f" The first: {name and f'{name}: '}{type(error).__name__}: {error}",
         )
 
 

@@ -1,4 +1,5 @@
-"""FunctionSnapshot: a function that `map` or an Executor pickles once, in its present state, for many work items."""
+"""FunctionSnapshot: a function that `map` or an Executor pickles once, in its present state, for
+many work items."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 
 class FunctionSnapshot:
-    """A pickled function. `schedule` accepts a FunctionSnapshot in place of the function, so that it need not pickle the function again.
+    """A pickled function. `schedule` accepts a FunctionSnapshot in place of the function, so that
+    it need not pickle the function again.
 
     Args:
       blob: the pickle or a reference to the pickle, as messages carry it.
@@ -41,7 +43,8 @@ class FunctionSnapshot:
 
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Pickle a function in its present state. Raises the errors that `ClusterCoordinator.schedule` raises for such a function."""
+        """Pickle a function in its present state. Raises the errors that
+        `ClusterCoordinator.schedule` raises for such a function."""
         with runtime.schedule_lock:
             runtime.packing_thread = get_ident()
             try:
@@ -58,14 +61,16 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Have one more work item use this function. Add the captured resources and inputs to those of the work item's arguments, and count
-        one more use of the held pickle. The caller must free this use with the work item. Return the blob, and its numbers in the store."""
+        """Have one more work item use this function. Add the captured resources and inputs to those
+        of the work item's arguments, and count one more use of the held pickle. The caller must
+        free this use with the work item. Return the blob, and its numbers in the store."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)
 
     def __del__(self) -> None:
-        """Have the loop release the held data. A finalizer must take no lock of the coordinator, so it does not release the data itself."""
+        """Have the loop release the held data. A finalizer must take no lock of the coordinator, so
+        it does not release the data itself."""
         if self.bulks and self.runtime.pid == os.getpid():
             self.runtime.call_in_loop(self.runtime.drop, self.bulks)

@@ -1,11 +1,14 @@
-"""Numbers for functions: the cluster gets each function once, and drops a function that has not been used for long.
+"""Numbers for functions: the cluster gets each function once, and drops a function that has not
+been used for long.
 
-A function is identified by its pickle. A function that captures nothing mutable is pickled once (wire/functions.py). Any other function
-is pickled for each work item, and has the same number as long as its pickle has the same bytes. Such a pickle is marked, so that slots
-unpickle it again for each run.
+A function is identified by its pickle. A function that captures nothing mutable is pickled once
+(wire/functions.py). Any other function is pickled for each work item, and has the same number as
+long as its pickle has the same bytes. Such a pickle is marked, so that slots unpickle it again for
+each run.
 
-The coordinator's store holds a large pickle, as it holds large arguments (scheduling/shared/store.py), and messages carry a reference to
-the pickle. The reference and the function's number stay the same as long as the store holds these bytes. When the store has released
+The coordinator's store holds a large pickle, as it holds large arguments
+(scheduling/shared/store.py), and messages carry a reference to the pickle. The reference and the
+function's number stay the same as long as the store holds these bytes. When the store has released
 the bytes, the number is dropped, because no later message will contain the reference.
 """
 
@@ -31,7 +34,8 @@ log = logging.getLogger("zmqdist.coordinator")
 class FunctionNumbers:
     """The functions of one coordinator and their numbers.
 
-    Not thread-safe: only one thread at a time may call `pickled`, and the callers of other methods must hold the coordinator's lock.
+    Not thread-safe: only one thread at a time may call `pickled`, and the callers of other methods
+    must hold the coordinator's lock.
 
     Args:
       is_held: returns whether the coordinator's store holds the part with this number.
@@ -44,11 +48,13 @@ class FunctionNumbers:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
-        """The functions whose pickle the store holds: reference -> (number, name, the store's number of the first part)."""
+        """The functions whose pickle the store holds: reference -> (number, name, the store's
+        number of the first part)."""
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
         self._specs: dict[str, Any] = {}
-        """The spec of each function's module, by module name. `importlib.reload` gives a module a new spec, which reveals the reload."""
+        """The spec of each function's module, by module name. `importlib.reload` gives a module a
+        new spec, which reveals the reload."""
 
     def __len__(self) -> int:
         """Return how many functions of this coordinator the cluster knows."""
@@ -60,7 +66,8 @@ class FunctionNumbers:
         return self._cache.pickles
 
     def pickled(self, fn: Callable[..., Any]) -> Packed:
-        """Pickle a function in its present state. If this returns a list of parts, the caller must have the store hold them.
+        """Pickle a function in its present state. If this returns a list of parts, the caller must
+        have the store hold them.
 
         Raises InvalidArgumentError if the function cannot be pickled.
         """
@@ -79,27 +86,32 @@ class FunctionNumbers:
         return packed
 
     def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
-        """Warn if a function's module was reloaded, because worker processes that imported it before the reload have the old function."""
+        """Warn if a function's module was reloaded, because worker processes that imported it
+        before the reload have the old function."""
         name = getattr(fn, "__module__", None)
         module = sys.modules.get(name or "")
         spec = getattr(module, "__spec__", None)
-        # A function of a module that cannot be imported is sent by value, so workers get its present code, and a reload does no harm.
+        # A function of a module that cannot be imported is sent by value, so workers get its
+        # present code, and a reload does no harm.
         if module is None or not is_importable_module(module):
             return
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
             self._specs[name] = spec
             log.warning(
-                "module %s was reloaded in this program: worker processes that have imported it run its functions as they were before;"
+                "module %s was reloaded in this program: worker processes that have imported it "
+                "run its functions as they were before;"
                 " start these workers again",
                 name,
             )
 
     def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
-        """Return the number and the name of the function of a work item that the caller is about to enqueue.
+        """Return the number and the name of the function of a work item that the caller is about to
+        enqueue.
 
         Args:
           blob: the pickle of the function, or the reference to the pickle.
-          bulks: the numbers under which the store holds the pickle, at least until the work item has ended.
+          bulks: the numbers under which the store holds the pickle, at least until the work item
+            has ended.
         """
         if bulks:
             return self._number_of_large(fn, blob, bulks[0])
@@ -135,11 +147,13 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a new number for a per-worker resource, different from the numbers of all functions."""
+        """Return a new number for a per-worker resource, different from the numbers of all
+        functions."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the functions that were defined and the numbers that were dropped since `take` was last called."""
+        """Return the functions that were defined and the numbers that were dropped since `take` was
+        last called."""
         taken = self._defined, self._dropped
         self._defined, self._dropped = [], []
         return taken

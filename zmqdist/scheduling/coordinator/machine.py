@@ -4,18 +4,24 @@ Theory of operation
     The machine consists of two parts, which never call each other:
       closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
       dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
-    A plan becomes attempts, which are work items for closures.py with numbers from FIRST_ATTEMPT on. Only this module passes the end of
-    an attempt to its plan, and the effects of plans to closures.py. It passes these one after the other, never nested.
-    A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it passes another event.
+    A plan becomes attempts, which are work items for closures.py with numbers from FIRST_ATTEMPT
+    on. Only this module passes the end of an attempt to its plan, and the effects of plans to
+    closures.py. It passes these one after the other, never nested. A HandIn requests that the
+    runtime pack an attempt. The runtime replies with AttemptPacked before it passes another event.
 
-Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
-    C1  each work item of the program, plan or not, is resolved exactly once; the number of an attempt is never resolved
-    C2  a round fails if and only if a work item of the program fails after all its retries: by an error of the function, too many
-        lost starts, a failed input, its timeout, or a lack of workers. Detached work never fails a round; with `rounds=False` no work does
+Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py
+and tests/sim
+    C1  each work item of the program, plan or not, is resolved exactly once; the number of an
+        attempt is never resolved
+    C2  a round fails if and only if a work item of the program fails after all its retries: by an
+        error of the function, too many lost starts, a failed input, its timeout, or a lack of
+        workers. Detached work never fails a round; with `rounds=False` no work does
     C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
-    C4  as soon as the dispatcher has refused the coordinator for good, all work ends with the dispatcher's error
+    C4  as soon as the dispatcher has refused the coordinator for good, all work ends with the
+        dispatcher's error
 
-Not here: payloads and exceptions, which are opaque to the machine, and threads that wait (runtime.py).
+Not here: payloads and exceptions, which are opaque to the machine, and threads that wait
+(runtime.py).
 """
 
 from __future__ import annotations
@@ -65,20 +71,22 @@ FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends with which a work item fails its round."""
 
 ROUND: Final = 0
-"""Stands for the whole round in a field that otherwise has a work number. No work item has this number."""
+"""Stands for the whole round in a field that otherwise has a work number. No work item has this
+number."""
 
 
 class CoordinatorMachine:
     """The machine of a coordinator, made of two parts; the module's docstring has the rules.
 
     Args:
-      closures, plans: the two parts. The CoordinatorMachine owns them; other code may only read them.
+      closures, plans: the two parts. The CoordinatorMachine owns them; other code may only read
+        them.
       decode_loss: decodes the payload of an INPUT_LOST into the lost input and the packed error.
       rounds: whether failed work fails its round.
 
     Attributes:
-      failed: the work item whose error was the first of the present round; ROUND if the round failed because the dispatcher refused the
-        coordinator; None while the round has not failed.
+      failed: the work item whose error was the first of the present round; ROUND if the round
+        failed because the dispatcher refused the coordinator; None while the round has not failed.
     """
 
     def __init__(
@@ -95,18 +103,22 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether a plan was ever scheduled. Until then results need not be translated, because no result can belong to an attempt."""
+        """Whether a plan was ever scheduled. Until then results need not be translated, because no
+        result can belong to an attempt."""
         self._events: deque[Event] = deque()
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """The Replace effects that must precede the Resolve of `_ended`, because work may have failed for lack of a replaced value."""
+        """The Replace effects that must precede the Resolve of `_ended`, because work may have
+        failed for lack of a replaced value."""
         self._after_resolve: list[Effect] = []
         """The effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
         first = self.closures.deadline
         if not self.plans:
             return first
@@ -114,11 +126,13 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the work number of the plan that has this attempt in progress; 0 if none has. If `number` is a work number, return it."""
+        """Return the work number of the plan that has this attempt in progress; 0 if none has. If
+        `number` is a work number, return it."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic
+        seconds."""
         effects: list[Effect] = []
         # Nearly all events are of these two types, which only the closures handle.
         if type(event) is Heard or type(event) is Scheduled:
@@ -137,7 +151,8 @@ class CoordinatorMachine:
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
-        """Pass the event to the plans, queue it for the closures, or both, as the kind of event requires."""
+        """Pass the event to the plans, queue it for the closures, or both, as the kind of event
+        requires."""
         match event:
             case Planned():
                 self._planned = True
@@ -178,7 +193,8 @@ class CoordinatorMachine:
         self._events.append(event)
 
     def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
-        """Append the effects that `self.closures` returned to `effects`, and tell the plans which work has ended."""
+        """Append the effects that `self.closures` returned to `effects`, and tell the plans which
+        work has ended."""
         for effect in closure_effects:
             match effect:
                 case Resolve(items, _, detached):
@@ -197,15 +213,20 @@ class CoordinatorMachine:
                     effects.append(effect)
 
     def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
-        """Resolve the program's work that has ended, and decide which of it fails the round (C2)."""
-        # Replace precedes Resolve, because work may have failed for lack of a value that Replace reports as lost.
+        """Resolve the program's work that has ended, and decide which of it fails the round
+        (C2).
+        """
+        # Replace precedes Resolve, because work may have failed for lack of a value that Replace
+        # reports as lost.
         if self._replaced:
             effects += self._replaced
             self._replaced = []
         if self._ended:
             ended, self._ended = self._ended, []
             failures = [
-                work for work, kind, _ in ended if kind and kind in FAILURES and self._rounds and work not in detached
+                work
+                for work, kind, _ in ended
+                if kind and kind in FAILURES and self._rounds and work not in detached
             ]
             if failures and self.failed is None:
                 self.failed = failures[0]
@@ -214,11 +235,13 @@ class CoordinatorMachine:
             effects += self._after_resolve
             self._after_resolve = []
 
-    # -- refusal ------------------------------------------------------------------------------------------------
+    # -- refusal -----------------------------------------------------------------------------------
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
-        """Fail all unfinished work. If the coordinator is not registered, fail all later work as well (C4)."""
-        # A coordinator that is not registered was refused when it registered, and the dispatcher would refuse it again.
+        """Fail all unfinished work. If the coordinator is not registered, fail all later work as
+        well (C4)."""
+        # A coordinator that is not registered was refused when it registered, and the dispatcher
+        # would refuse it again.
         for_good = not self.closures.registered
         if self.failed is None:
             self.failed = ROUND
@@ -232,7 +255,7 @@ class CoordinatorMachine:
         self._decide(dependencies.GiveUp(), now, (ERROR, error))
         self._events.append(UnfinishedFailed(error))
 
-    # -- plans --------------------------------------------------------------------------------------------------
+    # -- plans -------------------------------------------------------------------------------------
 
     def _end_all(self, items: list[tuple[int, int, Any]], now: float) -> None:
         """Translate the ends of ordinary work and of attempts into ends of the program's work."""
@@ -244,7 +267,8 @@ class CoordinatorMachine:
             elif not self.plans.awaits(number):
                 # The plan of this attempt has ended, so the attempt resolves no work (C1).
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # release the value here, because no RemoteValue does
+                    # release the value here, because no RemoteValue does
+                    self._events.append(KeptDropped([number]))
                 continue
             self._end_of(number, kind, payload, now)
 
@@ -261,12 +285,16 @@ class CoordinatorMachine:
             if waiting:
                 self._after_resolve.append(KeepInput(work, payload, waiting))
         self._decide(
-            dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, outcome_payload)
+            dependencies.Ended(number, kind, lost),
+            now,
+            (ERROR if kind == INPUT_LOST else kind, outcome_payload),
         )
 
-    def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Pass an event to the plans and translate their effects. If the event is an Ended, `outcome` says how the attempt has ended, as
-        (kind, payload)."""
+    def _decide(
+        self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")
+    ) -> None:
+        """Pass an event to the plans and translate their effects. If the event is an Ended,
+        `outcome` says how the attempt has ended, as (kind, payload)."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, had_succeeded):
@@ -290,4 +318,6 @@ class CoordinatorMachine:
         if kind != UNAVAILABLE:
             return b""
         times = self.plans.recomputations_max
-        return f"its value was lost with its worker, recomputed {times} times, and lost again".encode()
+        return (
+            f"its value was lost with its worker, recomputed {times} times, and lost again".encode()
+        )

@@ -1,4 +1,5 @@
-"""Figures about the work of all coordinators in this process, which are recorded while `enable_metrics` is set.
+"""Figures about the work of all coordinators in this process, which are recorded while
+`enable_metrics` is set.
 
     histogram  function_tracing     seconds to pickle a function that the cluster did not know
                closure_execution    seconds from the scheduling of a work item to its end
@@ -8,10 +9,12 @@
                inflight_closures    work items that workers have
     counter    worker_failures      workers that were lost; each coordinator counts them
 
-TensorFlow's metrics have the same names. A read of a gauge asks the dispatcher, even while `enable_metrics` is not set. While it is not
-set, a call of `record` or `count` only checks this variable.
+TensorFlow's metrics have the same names. A read of a gauge asks the dispatcher, even while
+`enable_metrics` is not set. While it is not set, a call of `record` or `count` only checks this
+variable.
 
-Not here: figures of single workers, which the dispatcher counts. `ClusterCoordinator.metrics` returns all figures.
+Not here: figures of single workers, which the dispatcher counts. `ClusterCoordinator.metrics`
+returns all figures.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Histogram:
             self._sum += value
 
     def summary(self) -> dict[str, Any]:
-        """Return a dict {"min", "max", "num", "sum", "histogram": {(low, high): count}}. Without values, min and max are 0."""
+        """Return a dict {"min", "max", "num", "sum", "histogram": {(low, high): count}}. Without
+        values, min and max are 0."""
         with self._lock:
             number = sum(self._counts)
             edges = [0.0, *self.bounds, float("inf")]
@@ -70,7 +74,9 @@ class Histogram:
                 "num": number,
                 "sum": self._sum,
                 "histogram": {
-                    edge: count for edge, count in zip(itertools.pairwise(edges), self._counts, strict=True) if count
+                    edge: count
+                    for edge, count in zip(itertools.pairwise(edges), self._counts, strict=True)
+                    if count
                 },
             }
 
@@ -82,8 +88,8 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""Functions that compute a gauge from the open coordinators (coordinator_snapshot.py) on each read, so that no other code has to update the
-gauge."""
+"""Functions that compute a gauge from the open coordinators (coordinator_snapshot.py) on each read,
+so that no other code has to update the gauge."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 
@@ -130,7 +136,8 @@ def record(name: str, seconds: float) -> None:
 
 
 class Executions:
-    """The times at which one coordinator's unfinished work items were scheduled. Any thread may call the methods."""
+    """The times at which one coordinator's unfinished work items were scheduled. Any thread may
+    call the methods."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -141,7 +148,9 @@ class Executions:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record how long each of these work items took. `items` are tuples (work, kind, payload)."""
+        """Record how long each of these work items took. `items` are tuples (work, kind,
+        payload).
+        """
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:
@@ -150,10 +159,13 @@ class Executions:
                     HISTOGRAMS["closure_execution"].add(now - began)
 
 
-def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
+def monitored_timer(
+    name: str, state_tracker: Callable[[], Any] | None = None
+) -> AbstractContextManager[None]:
     """Return a context manager that records the seconds of its block in a histogram.
 
-    With a `state_tracker`, it records only if `state_tracker()` returns different values before and after the block.
+    With a `state_tracker`, it records only if `state_tracker()` returns different values before and
+    after the block.
     """
     return _timed(name, state_tracker) if enable_metrics else _OFF
 

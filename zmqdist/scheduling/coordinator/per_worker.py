@@ -1,11 +1,11 @@
 """The program's side of per-worker resources: PerWorkerValues, and per-worker datasets.
 
 Rules
-    A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
-    In the program each of these values is a RemoteValue. Its status is the status of the latest
-    build, and each `result` reads the value from the worker again, because functions may have
-    changed it. A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts
-    a new iteration on all workers.
+    A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees
+    the value of the worker that runs it. In the program each of these values is a RemoteValue. Its
+    status is the status of the latest build, and each `result` reads the value from the worker
+    again, because functions may have changed it. A dataset is pickled when
+    `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
 
 Not here: when workers build a resource (resources.py, scheduling/shared/resources.py).
 """
@@ -21,7 +21,11 @@ from zmqdist import errors, task_context
 from zmqdist.callbacks import Callbacks
 from zmqdist.clock import deadline, left
 from zmqdist.field_types import converted
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import (
+    RemoteValue,
+    RemoteValueNotAllowed,
+    RemoteValueStatus,
+)
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.shared import datasets
 from zmqdist.scheduling.shared import resources as at_worker
@@ -32,8 +36,8 @@ from zmqdist.wire import trusted
 class ResourceValue(RemoteValue):
     """The value of a per-worker resource at one worker.
 
-    The value is ABORTED while its worker is lost, and READY again once the worker is back and has rebuilt the resource. While the program
-    holds a ResourceValue, all workers keep the resource.
+    The value is ABORTED while its worker is lost, and READY again once the worker is back and has
+    rebuilt the resource. While the program holds a ResourceValue, all workers keep the resource.
     """
 
     __slots__ = ("_index", "_resource")
@@ -48,16 +52,22 @@ class ResourceValue(RemoteValue):
 
     def __reduce__(self) -> Any:
         raise RemoteValueNotAllowed(
-            f"{self.name} exists only at its worker: pass the PerWorkerValues to the function instead"
+            f"{self.name} exists only at its worker: pass the PerWorkerValues to the function "
+            f"instead"
         )
 
     @property
     def status(self) -> RemoteValueStatus:
-        """NOT_READY during the build, READY once the build has ended (even with an error), ABORTED while the worker is lost."""
+        """NOT_READY during the build, READY once the build has ended (even with an error), ABORTED
+        while the worker is lost."""
         building, lost = self._state()
         if lost is not None:
             return RemoteValueStatus.ABORTED
-        return RemoteValueStatus.READY if building is not None and building.done() else RemoteValueStatus.NOT_READY
+        return (
+            RemoteValueStatus.READY
+            if building is not None and building.done()
+            else RemoteValueStatus.NOT_READY
+        )
 
     def done(self) -> bool:
         """Return whether the build has ended or the worker is lost. Does not wait."""
@@ -68,7 +78,8 @@ class ResourceValue(RemoteValue):
         reads from the worker again.
 
         Raises:
-          CancelledError: the worker is lost. The resource is available again when the worker is back.
+          CancelledError: the worker is lost. The resource is available again when the worker is
+            back.
           FailedPreconditionError: the coordinator has been closed.
           DeadlineExceededError: the resource was not available within `timeout` seconds.
           InvalidArgumentError: the resource cannot be pickled, which is so for every iterator.
@@ -95,20 +106,28 @@ class ResourceValue(RemoteValue):
             building, lost = self._state()
             if lost is not None:
                 error = errors.ClosureAbortedError(errors.UnavailableError(lost))
-                cancelled = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
+                cancelled = errors.CancelledError(
+                    f"{self.name} is aborted until the worker is back: {lost}"
+                )
                 cancelled.__cause__ = error
                 return cancelled
             assert building is not None, "a worker that is there builds it"
             failed = building.exception(left(until))
             if self._state() == (building, None):
-                return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
+                return (
+                    failed.original_exception
+                    if isinstance(failed, errors.ClosureInputError)
+                    else failed
+                )
 
     def cancel(self) -> bool:
-        """Return False, because a resource cannot be cancelled. Workers drop a resource when the program holds none of its values."""
+        """Return False, because a resource cannot be cancelled. Workers drop a resource when the
+        program holds none of its values."""
         return False
 
     def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the present build has ended, even with an error. If the worker is lost, call `fn(self)` at once."""
+        """Call `fn(self)` when the present build has ended, even with an error. If the worker is
+        lost, call `fn(self)` at once."""
         building, lost = self._state()
         if lost is not None or building is None:
             thread.put(fn, self)
@@ -116,7 +135,8 @@ class ResourceValue(RemoteValue):
             building._call_at_end(thread, lambda _: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
+        # imported here, because asyncio is slow to import, and most programs do not await values
+        import asyncio
 
         return (yield from asyncio.get_running_loop().run_in_executor(None, self.result))
 
@@ -133,10 +153,12 @@ class ResourceValue(RemoteValue):
                 raise error
             building = self._state()[0]
             try:
-                return self._resource.owner.run_at(self._resource, self._index, fn).result(left(until))
+                return self._resource.owner.run_at(self._resource, self._index, fn).result(
+                    left(until)
+                )
             except errors.CancelledError:
-                # If there is a new build, the worker was lost during the read, so read again. If the build is the same, the read itself was
-                # cancelled.
+                # If there is a new build, the worker was lost during the read, so read again. If
+                # the build is the same, the read itself was cancelled.
                 if self._state() == (building, None):
                     raise
 
@@ -144,8 +166,9 @@ class ResourceValue(RemoteValue):
 class PerWorkerValues:
     """One RemoteValue for each worker, in the order of the workers' indices.
 
-    A scheduled function that gets PerWorkerValues as an argument, or captures them, sees the value of the worker that runs it. The values
-    of a resource include a value for each worker that joins later.
+    A scheduled function that gets PerWorkerValues as an argument, or captures them, sees the value
+    of the worker that runs it. The values of a resource include a value for each worker that joins
+    later.
 
     >>> tables = coordinator.create_per_worker_resource(dict)
     >>> len(tables), tables[0].result()
@@ -164,9 +187,13 @@ class PerWorkerValues:
         for value in self._fixed_values:
             if not isinstance(value, RemoteValue):
                 raise AssertionError(
-                    f"`PerWorkerValues` should only take `RemoteValue`s, one for each worker, not {type(value).__name__}"
+                    f"`PerWorkerValues` should only take `RemoteValue`s, one for each worker, not "
+                    f"{type(value).__name__}"
                 )
-        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._fixed_values}
+        resources = {
+            value._resource if isinstance(value, ResourceValue) else None
+            for value in self._fixed_values
+        }
         if len(resources) == 1:
             (self._resource,) = resources
 
@@ -201,7 +228,8 @@ class PerWorkerValues:
         >>> coordinator.create_per_worker_resource(dict).fetch(timeout=20.0)
         [{}, {}]
 
-        Raises the error of the first value whose `fetch` fails, and DeadlineExceededError after `timeout` seconds in total.
+        Raises the error of the first value whose `fetch` fails, and DeadlineExceededError after
+        `timeout` seconds in total.
         """
         until = deadline(timeout)
         return [value.fetch(left(until)) for value in self._values]
@@ -215,7 +243,9 @@ class PerWorkerValues:
             return at_worker.slice_of, (self._fixed_values,)
         runtime = resource.owner.runtime
         if runtime.packing_thread != get_ident():
-            raise RemoteValueNotAllowed(f"{resource.name} is for functions that are scheduled by its own coordinator")
+            raise RemoteValueNotAllowed(
+                f"{resource.name} is for functions that are scheduled by its own coordinator"
+            )
         runtime.uses.append(resource)
         return resource.call
 
@@ -223,8 +253,9 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """Iterators over a per-worker dataset, one for each worker.
 
-    A scheduled function that gets a PerWorkerIterator sees the iterator of the worker that runs it. After the last element,
-    `next(iterator)` in the function raises OutOfRangeError, and a for-loop ends as usual.
+    A scheduled function that gets a PerWorkerIterator sees the iterator of the worker that runs it.
+    After the last element, `next(iterator)` in the function raises OutOfRangeError, and a for-loop
+    ends as usual.
     """
 
     def __iter__(self) -> Any:
@@ -232,22 +263,29 @@ class PerWorkerIterator(PerWorkerValues):
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "a per-worker iterator is for scheduled functions: pass it to a function as an argument, and call next() there"
+            "a per-worker iterator is for scheduled functions: pass it to a function as an "
+            "argument, and call next() there"
         )
 
     get_next = __next__
 
 
 class PerWorkerDataset:
-    """A dataset that each worker reads for itself, made by `ClusterCoordinator.create_per_worker_dataset`.
+    """A dataset that each worker reads for itself, made by
+    `ClusterCoordinator.create_per_worker_dataset`.
 
     Args:
-      spec: returns the dataset's element_spec, or raises NotImplementedError if the dataset has no spec. None means that a function makes
-        the dataset, so that only a worker can report the spec.
+      spec: returns the dataset's element_spec, or raises NotImplementedError if the dataset has no
+        spec. None means that a function makes the dataset, so that only a worker can report the
+        spec.
     """
 
     def __init__(
-        self, resources: Resources, definition: Definition, shard: bool, spec: Callable[[], Any] | None
+        self,
+        resources: Resources,
+        definition: Definition,
+        shard: bool,
+        spec: Callable[[], Any] | None,
     ) -> None:
         self._resources = resources
         self._definition = definition
@@ -255,7 +293,8 @@ class PerWorkerDataset:
         self._spec = spec
 
     def __iter__(self) -> PerWorkerIterator:
-        """Create an iterator on each worker, at the beginning of the dataset. Does not wait until the iterators are built.
+        """Create an iterator on each worker, at the beginning of the dataset. Does not wait until
+        the iterators are built.
 
         Raises:
           RuntimeError: called by a scheduled function.
@@ -264,25 +303,32 @@ class PerWorkerDataset:
         """
         if task_context.scheduled():
             raise RuntimeError(
-                "a scheduled function cannot iterate over a per-worker dataset: let the program pass iter(dataset) to the function"
+                "a scheduled function cannot iterate over a per-worker dataset: let the program "
+                "pass iter(dataset) to the function"
             )
         sharers = self._resources.workers() if self._shard else []
         dense = range(len(sharers))  # a range is short in a message, however many elements it has
-        resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
+        resource = self._resources.create(
+            ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers)
+        )
         iterator: PerWorkerIterator = PerWorkerIterator._of(resource)
         return iterator
 
     def build(self) -> PerWorkerValues:
-        """Create the dataset itself, without an iterator, on each worker. A function that gets the dataset may iterate over it repeatedly.
+        """Create the dataset itself, without an iterator, on each worker. A function that gets the
+        dataset may iterate over it repeatedly.
 
         Raises UnavailableError and FailedPreconditionError as `iter` does.
         """
-        values: PerWorkerValues = PerWorkerValues._of(self._resources.create(DATASET, self._definition))
+        values: PerWorkerValues = PerWorkerValues._of(
+            self._resources.create(DATASET, self._definition)
+        )
         return values
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements. If a function makes the dataset, the first access asks a worker for the spec and waits for its reply.
+        """The spec of the elements. If a function makes the dataset, the first access asks a worker
+        for the spec and waits for its reply.
 
         Raises:
           NotImplementedError: the source is not a Dataset, so its elements have no spec.
@@ -305,7 +351,9 @@ def per_worker_resource(
 ) -> PerWorkerValues:
     """Implement `ClusterCoordinator.create_per_worker_resource`."""
     if not callable(fn):
-        raise TypeError(f"fn: create_per_worker_resource() takes a callable, not {type(fn).__name__}")
+        raise TypeError(
+            f"fn: create_per_worker_resource() takes a callable, not {type(fn).__name__}"
+        )
     positional: tuple[Any, ...] = converted("args", tuple, args or ())
     keywords: dict[str, Any] = converted("kwargs", dict, kwargs or {})
     definition = resources.define(trusted.describe(fn), fn, positional, keywords)
@@ -317,10 +365,17 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
     """Implement `ClusterCoordinator.create_per_worker_dataset`."""
     if callable(source):
         _check_needs_nothing(source)
-        return PerWorkerDataset(resources, resources.define(trusted.describe(source), source), shard, None)
-    if hasattr(source, "__next__") or isinstance(source, (str, bytes, Mapping)) or not hasattr(source, "__iter__"):
+        return PerWorkerDataset(
+            resources, resources.define(trusted.describe(source), source), shard, None
+        )
+    if (
+        hasattr(source, "__next__")
+        or isinstance(source, (str, bytes, Mapping))
+        or not hasattr(source, "__iter__")
+    ):
         raise ValueError(
-            f"Unexpected dataset type! dataset_fn is a {type(source).__name__}, and neither a function that returns a dataset, nor"
+            f"Unexpected dataset type! dataset_fn is a {type(source).__name__}, and neither a "
+            f"function that returns a dataset, nor"
             " a Dataset or another iterable that can be read again and again"
         )
     definition = resources.define(f"a {type(source).__name__}", at_worker.read_value, (source,))
@@ -334,5 +389,6 @@ def _check_needs_nothing(fn: Callable[..., Any]) -> None:
         return
     except TypeError as error:
         raise TypeError(
-            f"a dataset function is called without arguments, but {trusted.describe(fn)} needs some: {error}"
+            f"a dataset function is called without arguments, but {trusted.describe(fn)} needs "
+            f"some: {error}"
         ) from None

@@ -1,11 +1,14 @@
-"""The end of the program: it waits for submitted work, as with the executors of the standard library.
+"""The end of the program: it waits for submitted work, as with the executors of the standard
+library.
 
 Rules
-    The interpreter calls `_finish` before it waits for threads and before the `atexit` handlers close clusters, even after `sys.exit` or
-    an uncaught error. `_finish` waits for each Executor that has unfinished work.
-    If Ctrl-C has ended the program, or arrives while `_finish` waits, `_finish` gives up all unfinished work.
-    At this stage only `os._exit` can change the exit code. A program that has lost its cluster therefore calls `os._exit(LOST_CODE)` as
-    soon as all `atexit` handlers have run.
+    The interpreter calls `_finish` before it waits for threads and before the `atexit` handlers
+    close clusters, even after `sys.exit` or an uncaught error. `_finish` waits for each Executor
+    that has unfinished work.
+    If Ctrl-C has ended the program, or arrives while `_finish` waits, `_finish` gives up all
+    unfinished work.
+    At this stage only `os._exit` can change the exit code. A program that has lost its cluster
+    therefore calls `os._exit(LOST_CODE)` as soon as all `atexit` handlers have run.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ _come: list[bool] = []
 
 
 def watch(executor: SubmittedWork) -> None:
-    """Have the program wait for this executor before it ends. This module holds only a weak reference to the executor."""
+    """Have the program wait for this executor before it ends. This module holds only a weak
+    reference to the executor."""
     _executors.add(executor)
 
 
@@ -61,20 +65,29 @@ def _finish() -> None:
         return
     if lost:
         functions = f"{len(lost)} function{'' if len(lost) == 1 else 's'}"
-        log.error("the program ends without the results of %s that it has submitted: %s", functions, lost[0])
+        log.error(
+            "the program ends without the results of %s that it has submitted: %s",
+            functions,
+            lost[0],
+        )
         atexit.register(_leave, LOST_CODE)
 
 
 def _give_up(executors: list[SubmittedWork]) -> None:
     count = sum([executor.give_up() for executor in executors])
     if count:
-        log.warning("the program was interrupted: %d submitted functions that had not ended were given up", count)
+        log.warning(
+            "the program was interrupted: %d submitted functions that had not ended were given up",
+            count,
+        )
 
 
 def _leave(code: int) -> None:
-    """Run all other exit handlers, and end the process with this exit code. With code -n, end the process by signal n.
+    """Run all other exit handlers, and end the process with this exit code. With code -n, end the
+    process by signal n.
 
-    `_leave` is the exit handler that was registered last, so the interpreter calls it first. It runs the remaining handlers itself.
+    `_leave` is the exit handler that was registered last, so the interpreter calls it first. It
+    runs the remaining handlers itself.
     """
     atexit.unregister(_leave)
     atexit._run_exitfuncs()

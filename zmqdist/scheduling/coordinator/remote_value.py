@@ -60,7 +60,8 @@ class RemoteValueStatus(enum.Enum):
 
 
 class ValueOwner(Protocol):
-    """The attributes and methods of the coordinator's runtime that a RemoteValue uses. runtime.py documents them."""
+    """The attributes and methods of the coordinator's runtime that a RemoteValue uses. runtime.py
+    documents them."""
 
     pid: int
     closed: bool
@@ -90,14 +91,16 @@ class ValueOwner(Protocol):
 
 
 class RemoteValue(NotAFuture, Generic[T_co]):
-    """The result of a scheduled function, pending until the function has ended. Only a ClusterCoordinator makes RemoteValues.
+    """The result of a scheduled function, pending until the function has ended. Only a
+    ClusterCoordinator makes RemoteValues.
 
-    A ready value stays ready, because the result is on this host. Kept values are the exception (see below). Any thread may call any
-    method.
+    A ready value stays ready, because the result is on this host. Kept values are the exception
+    (see below). Any thread may call any method.
     If the program drops a RemoteValue, its function still runs, and the result is discarded.
 
-    A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
-    function has ended. Such a function waits for the value and gets a copy that is private to its run.
+    A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or
+    captured by them, even before its own function has ended. Such a function waits for the value
+    and gets a copy that is private to its run.
 
     The value of `options(keep=True)` is ready once its worker has the value, which the worker holds
     until the RemoteValue is garbage-collected. Other functions fetch the value from this worker,
@@ -139,32 +142,41 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._callbacks: list[tuple[Callbacks, Callable[[RemoteValue], object]]] | None = None
 
     def __repr__(self) -> str:
-        states = {None: "pending", VALUE: "ready", KEPT: "kept by its worker", CANCELLED: "cancelled"}
+        states = {
+            None: "pending",
+            VALUE: "ready",
+            KEPT: "kept by its worker",
+            CANCELLED: "cancelled",
+        }
         state = states.get(self._kind, "failed")
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the value in its place."""
+        """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the
+        value in its place."""
         if self._owner.packing_thread != get_ident():
             raise RemoteValueNotAllowed(
-                "a RemoteValue can only be given to functions of its own coordinator: give them its result()"
+                "a RemoteValue can only be given to functions of its own coordinator: give them "
+                "its result()"
             )
         if not self._owner.by_reference:
             self._owner.inputs[self.work] = self
             return remote_results.input_value, (self.work, self.name)
         if self._kind != KEPT:
             raise RemoteValueNotAllowed(
-                "only a RemoteValue of keep=True that has ended can be given to all workers: give them its result()"
+                "only a RemoteValue of keep=True that has ended can be given to all workers: give "
+                "them its result()"
             )
         self._owner.uses.append(self._payload)
         return remote_results.kept_value, (self._payload.encoded, self.name)
 
     @property
     def status(self) -> RemoteValueStatus:
-        """READY once the function has ended, even with an error. Only values of per-worker resources are ever ABORTED."""
+        """READY once the function has ended, even with an error. Only values of per-worker
+        resources are ever ABORTED."""
         return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
 
-    # -- getting the result -----------------------------------------------------------------------------------------
+    # -- getting the result ------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the function to end, and return what it returned. Each call returns the same
@@ -180,20 +192,23 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             and has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. The
-            function or the recomputation goes on, so you may call `result` again. But if the
-            `timeout` of the function's options has passed, the function has failed, and `exception`
-            returns this error.
-          CancelledError: the function was cancelled, its round ended with another function's error, or the coordinator was closed.
-          WorkerLost: too many times, the function's process or worker was lost while the function ran (`attempts_max` of the dispatcher).
+          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a
+            lost value has not been recomputed. The function or the recomputation goes on, so you
+            may call `result` again. But if the `timeout` of the function's options has passed, the
+            function has failed, and `exception` returns this error.
+          CancelledError: the function was cancelled, its round ended with another function's error,
+            or the coordinator was closed.
+          WorkerLost: too many times, the function's process or worker was lost while the function
+            ran (`attempts_max` of the dispatcher).
           ClosureInputError: an input of the function has no value; `original_exception` says why.
-          UnavailableError: a kept value is lost, a large result could not be fetched, the cluster was without a dispatcher or any worker
-            for `cluster_lost_limit_s`, or the function's own worker was missing for `worker_recovery_timeout_s`.
+          UnavailableError: a kept value is lost, a large result could not be fetched, the cluster
+            was without a dispatcher or any worker for `cluster_lost_limit_s`, or the function's own
+            worker was missing for `worker_recovery_timeout_s`.
           FailedPreconditionError: this process was forked before the result had arrived.
           OpError: the dispatcher refuses the coordinator; the message has its reason.
-          Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
-            traceback, and each `result` raises a new copy. A single crash of a worker raises
-            nothing, because the function then runs again.
+          Exception: the function raised this exception. Its class is the original class if that can
+            be pickled, its cause is the remote traceback, and each `result` raises a new copy. A
+            single crash of a worker raises nothing, because the function then runs again.
         """
         timeout = seconds(timeout)
         if self._kind is None:
@@ -204,7 +219,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             with self._owner.unpacking:
                 if self._value is _NOTHING:
                     with metrics.monitored_timer("remote_value_fetch"):
-                        self._value = results.unpack(self._payload, safe_only=self._owner.form.safe_only)
+                        self._value = results.unpack(
+                            self._payload, safe_only=self._owner.form.safe_only
+                        )
                     self._payload = None
         return self._value
 
@@ -217,9 +234,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             if not isinstance(held, Kept):
                 raise self._error()
             if is_forked(self):
-                problem = (
-                    f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
-                )
+                problem = f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
@@ -233,8 +248,11 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                     self._value = value
         return self._value
 
-    def _wait_for_recomputation(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
-        """Wait until a lost value has been recomputed or has failed. Return False if it remains lost, as when the coordinator closes."""
+    def _wait_for_recomputation(
+        self, lost: Kept, until: float | None, timeout: float | None
+    ) -> bool:
+        """Wait until a lost value has been recomputed or has failed. Return False if it remains
+        lost, as when the coordinator closes."""
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:
@@ -247,20 +265,27 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._owner.post_event(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
             forget_waiter(self, waiter)
-            problem = f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
+            problem = (
+                f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
+            )
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Return the result as `result` does, but replace tensors by arrays, as TensorFlow does.
 
-        Each object that has a method `numpy()` is replaced by the result of this method, also in containers and dataclasses.
+        Each object that has a method `numpy()` is replaced by the result of this method, also in
+        containers and dataclasses.
 
         >>> coordinator.submit(abs, -3).fetch()
         3
         """
         value = self.result(timeout)
-        return value if type(value) in trusted.ATOMS or type(value) is np.ndarray else nest.as_numpy(value)
+        return (
+            value
+            if type(value) in trusted.ATOMS or type(value) is np.ndarray
+            else nest.as_numpy(value)
+        )
 
     def done(self) -> bool:
         """Return whether the function has ended, with a result or an error. Does not wait.
@@ -302,7 +327,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         >>> value.result(), value.cancel()
         (3, False)
 
-        A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later if its slot is a process.
+        A waiting function is dropped. A running function is asked to stop, and killed
+        `cancel_grace_s` later if its slot is a process.
 
         Returns:
           False if the function has ended already, otherwise True. After True, `result` may still
@@ -319,8 +345,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         >>> ended = []
         >>> coordinator.submit(abs, -3).add_done_callback(ended.append)
 
-        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` may wait for any result, but
-        must not wait for an event that another callback causes.
+        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are
+        logged. `fn` may wait for any result, but must not wait for an event that another callback
+        causes.
 
         Raises:
           RuntimeError: the process cannot start a thread for callbacks.
@@ -342,7 +369,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         thread.put(fn, self)
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
+        # imported here, because asyncio is slow to import, and most programs do not await values
+        import asyncio
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -365,7 +393,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         return self.result()
 
     def __float__(self) -> float:
-        """Wait for the result, and convert it. With `__array__`, functions that call a `map` for numbers accept ClusterCoordinator.map."""
+        """Wait for the result, and convert it. With `__array__`, functions that call a `map` for
+        numbers accept ClusterCoordinator.map."""
         return float(self.result())  # type: ignore[arg-type]
 
     def __int__(self) -> int:
@@ -377,14 +406,18 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         array = np.array(self.result(), dtype)
         if array.ndim == 0 and array.dtype.kind not in "iufcO":
-            # NumPy fills an array of bools or texts with `bool` and `str` of the RemoteValues, which say nothing of the results.
+            # NumPy fills an array of bools or texts with `bool` and `str` of the RemoteValues,
+            # which say nothing of the results.
             raise TypeError(
-                f"{self} holds no number or array: make arrays of the results, np.array(coordinator.gather(values))"
+                f"{self} holds no number or array: make arrays of the results, "
+                f"np.array(coordinator.gather(values))"
             )
         return array
 
     def _packed(self) -> Any:
-        return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
+        return (
+            results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
+        )
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
@@ -504,7 +537,8 @@ def _check_not_forked(value: RemoteValue) -> None:
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
-    """Return the outcome of the function of a RemoteValue, as (kind, payload). The kind is None until the function has ended."""
+    """Return the outcome of the function of a RemoteValue, as (kind, payload). The kind is None
+    until the function has ended."""
     return value._kind, value._payload
 
 
@@ -533,11 +567,13 @@ class Kept:
 
 
 class RemoteValueNotAllowed(ValueError):
-    """The arguments that are being packed contain a RemoteValue that the process which unpickles them could not use."""
+    """The arguments that are being packed contain a RemoteValue that the process which unpickles
+    them could not use."""
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """Return `error` without its internal frames, or a ValueError in its place if a RemoteValueNotAllowed is among its causes."""
+    """Return `error` without its internal frames, or a ValueError in its place if a
+    RemoteValueNotAllowed is among its causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RemoteValueNotAllowed):

@@ -1,13 +1,16 @@
-"""Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
+"""Per-worker resources at the coordinator: which resources exist, where they are built, and their
+states.
 
 Theory of operation
-    A resource has a number, different from those of functions, and a definition: a packed call, which the coordinator holds while a
-    worker may need it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
-    (scheduling/shared/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
-    learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
-    When a worker is lost, its value of the resource is lost as well. The value is ABORTED until the worker is back and has rebuilt it.
-    A resource exists as long as the program holds one of its values or unfinished work uses the resource. After that the coordinator
-    has all workers drop the resource.
+    A resource has a number, different from those of functions, and a definition: a packed call,
+    which the coordinator holds while a worker may need it. Messages carry the number and the
+    definition, so that a worker can build a resource that it does not have
+    (scheduling/shared/resources.py). In addition the coordinator schedules a build as soon as a
+    worker joins, so that the program learns of an error early and functions need not wait for the
+    build. Such a build is a detached work item, pinned to that worker. When a worker is lost, its
+    value of the resource is lost as well. The value is ABORTED until the worker is back and has
+    rebuilt it. A resource exists as long as the program holds one of its values or unfinished work
+    uses the resource. After that the coordinator has all workers drop the resource.
 
 Not here: the values that the program holds (per_worker.py).
 """
@@ -36,15 +39,20 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class Definition:
-    """A packed call by which workers build an object. When the Definition is garbage-collected, the packed data is released.
+    """A packed call by which workers build an object. When the Definition is garbage-collected, the
+    packed data is released.
 
     Attributes:
-      encoded: the bytes that represent the call in a message: the pickle, or a reference to the pickle.
+      encoded: the bytes that represent the call in a message: the pickle, or a reference to the
+        pickle.
       name: the name of the object in error texts and log lines.
-      uses: the other resources and kept values that must stay alive while a worker may make the call.
+      uses: the other resources and kept values that must stay alive while a worker may make the
+        call.
     """
 
-    def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
+    def __init__(
+        self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]
+    ) -> None:
         parts = packed if isinstance(packed, list) else [packed]
         size = sum(memoryview(part).nbytes for part in parts)
         self.name = name
@@ -52,10 +60,14 @@ class Definition:
         self._owner = owner
         self._bulks: list[int] = []
         if size > limits.DEFINITION_BYTES_WARNED:
-            log.warning("%s carries %d MB of data, and each worker gets a copy", self.name, size // 10**6)
+            log.warning(
+                "%s carries %d MB of data, and each worker gets a copy", self.name, size // 10**6
+            )
         self.encoded: bytes = parts[0]
         if size > limits.DEFINITION_INLINE_BYTES_MAX:
-            self.encoded, self._bulks = owner.runtime.hold(parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX)
+            self.encoded, self._bulks = owner.runtime.hold(
+                parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX
+            )
 
     def __del__(self) -> None:
         if bulks := self.__dict__.get("_bulks"):
@@ -67,7 +79,8 @@ class _State:
 
     Attributes:
       building: the RemoteValue of the latest build at this worker.
-      reads: the RemoteValues of the program's reads of the resource. Some of these reads may have ended.
+      reads: the RemoteValues of the program's reads of the resource. Some of these reads may have
+        ended.
       lost: why the worker is absent; None while it is present.
     """
 
@@ -80,17 +93,24 @@ class _State:
 
 
 class Resource:
-    """One resource of a coordinator. When this object is garbage-collected, all workers drop their values of the resource.
+    """One resource of a coordinator. When this object is garbage-collected, all workers drop their
+    values of the resource.
 
     Attributes:
       kind: RESOURCE, DATASET or ITERATOR of scheduling/shared/resources.py.
-      sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
-      states: the state of the resource at each worker, by the worker's index. Lost workers are included. Guarded by the coordinator's
-        lock.
+      sharers: the workers that share the elements of an iterator; empty if each worker gets all
+        elements.
+      states: the state of the resource at each worker, by the worker's index. Lost workers are
+        included. Guarded by the coordinator's lock.
     """
 
     def __init__(
-        self, owner: Resources, number: int, kind: str, definition: Definition, sharers: Sequence[int]
+        self,
+        owner: Resources,
+        number: int,
+        kind: str,
+        definition: Definition,
+        sharers: Sequence[int],
     ) -> None:
         self.owner = owner
         self.number = number
@@ -106,8 +126,15 @@ class Resource:
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """The call that represents this resource in a pickle, so that a worker that unpickles the call gets its own value."""
-        arguments = self.owner.runtime.number, self.number, self.kind, self.definition.encoded, self.sharers
+        """The call that represents this resource in a pickle, so that a worker that unpickles the
+        call gets its own value."""
+        arguments = (
+            self.owner.runtime.number,
+            self.number,
+            self.kind,
+            self.definition.encoded,
+            self.sharers,
+        )
         return at_worker.resource, arguments
 
     def __del__(self) -> None:
@@ -115,7 +142,8 @@ class Resource:
 
 
 class _ResourceCall:
-    """Represents a resource in the arguments of a work item that the coordinator itself schedules (a build or a read)."""
+    """Represents a resource in the arguments of a work item that the coordinator itself schedules
+    (a build or a read)."""
 
     def __init__(self, resource: Resource) -> None:
         self._call = resource.call
@@ -132,7 +160,9 @@ class Resources:
       patience_s: how long `create` waits for the first worker.
     """
 
-    def __init__(self, runtime: CoordinatorRuntime, works: Iterator[int], patience_s: float) -> None:
+    def __init__(
+        self, runtime: CoordinatorRuntime, works: Iterator[int], patience_s: float
+    ) -> None:
         self.runtime = runtime
         self._works = works
         self._patience_s = patience_s
@@ -146,7 +176,9 @@ class Resources:
 
     def names(self) -> list[str]:
         """Return the names of all resources, for drain reports."""
-        return [resource.name for each in list(self._live.values()) if (resource := each()) is not None]
+        return [
+            resource.name for each in list(self._live.values()) if (resource := each()) is not None
+        ]
 
     def __len__(self) -> int:
         return len(self._live)
@@ -155,7 +187,8 @@ class Resources:
         """Wait until a worker is present, and return the sorted indices of the present workers.
 
         Args:
-          missing: whether to return an empty list at once if all workers that were present before are lost.
+          missing: whether to return an empty list at once if all workers that were present before
+            are lost.
 
         Raises:
           UnavailableError: no worker was present for `patience_s`.
@@ -168,7 +201,12 @@ class Resources:
                 self._watching = True
                 runtime.watch(self._members)
             runtime.changed.wait_for(
-                lambda: self._present or (missing and self._lost) or runtime.closed or runtime.refusal is not None,
+                lambda: (
+                    self._present
+                    or (missing and self._lost)
+                    or runtime.closed
+                    or runtime.refusal is not None
+                ),
                 self._patience_s,
             )
             self._check_open()
@@ -176,9 +214,7 @@ class Resources:
                 return sorted(self._present)
         if runtime.refusal is not None:
             raise runtime.refusal()
-        problem = (
-            f"no worker was present for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
-        )
+        problem = f"no worker was present for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
         raise errors.UnavailableError(problem)
 
     def define(
@@ -187,8 +223,10 @@ class Resources:
         """Pack a call of `fn`, with the function and the arguments in their present state.
 
         Raises:
-          InvalidArgumentError: the function or an argument cannot be pickled; the message says which.
-          ValueError: one of the arguments is a RemoteValue that was not scheduled with `keep=True`, or that has not ended.
+          InvalidArgumentError: the function or an argument cannot be pickled; the message says
+            which.
+          ValueError: one of the arguments is a RemoteValue that was not scheduled with `keep=True`,
+            or that has not ended.
         """
         runtime = self.runtime
         with runtime.schedule_lock:
@@ -206,7 +244,8 @@ class Resources:
         """Create a resource and schedule its build on all workers. Raises the errors of `workers`.
 
         Args:
-          sharers: the workers that share the elements of an iterator (scheduling/shared/resources.py); empty for any other resource.
+          sharers: the workers that share the elements of an iterator
+            (scheduling/shared/resources.py); empty for any other resource.
         """
         self.workers(missing=True)
         with self.runtime.lock:
@@ -220,8 +259,8 @@ class Resources:
         return resource
 
     def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks the resource, the worker builds it
-        first."""
+        """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks
+        the resource, the worker builds it first."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
@@ -243,7 +282,7 @@ class Resources:
         self._released.append((number, bulks))
         self.runtime.call_in_loop(self._drop)
 
-    # -- in the loop --------------------------------------------------------------------------------------------------
+    # -- in the loop -------------------------------------------------------------------------------
 
     def _drop(self) -> None:
         while self._released:
@@ -254,10 +293,13 @@ class Resources:
                 self.runtime.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
-        """Schedule builds of all resources, oldest first, on workers that joined. Mark the values of workers that left as lost."""
+        """Schedule builds of all resources, oldest first, on workers that joined. Mark the values
+        of workers that left as lost."""
         cancelled: list[RemoteValue] = []
         with self.runtime.lock:
-            live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
+            live = [
+                resource for each in list(self._live.values()) if (resource := each()) is not None
+            ]
             for name, _, reason in left:
                 index = _index(name)
                 self._present.discard(index)
@@ -280,14 +322,17 @@ class Resources:
         for building in cancelled:
             building.cancel()
 
-    # -- with the runtime's lock held -----------------------------------------------------------------------------------
+    # -- with the runtime's lock held --------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self.runtime.closed:
-            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed: make a new one")
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator has been closed: make a new one"
+            )
         if self.runtime.pid != os.getpid():
             raise errors.FailedPreconditionError(
-                "this ClusterCoordinator was made before a fork: make a new one in the child process"
+                "this ClusterCoordinator was made before a fork: make a new one in the child "
+                "process"
             )
 
     def _build(self, resource: Resource, index: int) -> None:
@@ -301,7 +346,9 @@ class Resources:
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])
         options = WorkOptions(f"worker:{index}", 0, True)
-        return self.runtime.enqueue(work, number, resource.name, payload, [], False, [resource], options)
+        return self.runtime.enqueue(
+            work, number, resource.name, payload, [], False, [resource], options
+        )
 
 
 def _index(worker: str) -> int:

@@ -1,12 +1,15 @@
-"""ResultFetcher: fetches large results from the workers that hold them, at once from shared memory, otherwise in threads.
+"""ResultFetcher: fetches large results from the workers that hold them, at once from shared memory,
+otherwise in threads.
 
 Rules
-    A holder that does not reply may have crashed, and then the dispatcher notices the crash and the work runs again. A failed fetch is
-    therefore tried again for a while, during which its thread fetches other results. Only then is the result reported as unreachable.
-    A fetch ends early when its work has ended or was submitted again, because the holder may then have released the result (for example
-    after this process was stopped for longer than HEARTBEAT_TIMEOUT_S).
-    The patience of a fetch counts the time spent on tries, not clock time, because clock time continues while this process is stopped.
-    An exception during a fetch ends the work item of this result and no other work item.
+    A holder that does not reply may have crashed, and then the dispatcher notices the crash and the
+    work runs again. A failed fetch is therefore tried again for a while, during which its thread
+    fetches other results. Only then is the result reported as unreachable. A fetch ends early when
+    its work has ended or was submitted again, because the holder may then have released the result
+    (for example after this process was stopped for longer than HEARTBEAT_TIMEOUT_S).
+    The patience of a fetch counts the time spent on tries, not clock time, because clock time
+    continues while this process is stopped. An exception during a fetch ends the work item of this
+    result and no other work item.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ THREADS = 2
 AGAIN_S = 0.5
 """Seconds before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
-"""Seconds after which a fetch is given up. This is longer than the dispatcher needs to notice that a holder is lost."""
+"""Seconds after which a fetch is given up. This is longer than the dispatcher needs to notice that
+a holder is lost."""
 TRY_S = STALLED_S
-"""The largest part of PATIENCE_S that one try uses up. If a try takes longer, data arrived or this process was stopped meanwhile."""
+"""The largest part of PATIENCE_S that one try uses up. If a try takes longer, data arrived or this
+process was stopped meanwhile."""
 
 
 @dataclass(eq=False)
@@ -54,10 +59,12 @@ class _Job:
 
 
 class ResultFetcher:
-    """Fetches results. Its threads start with the first large result that is not in shared memory of this host.
+    """Fetches results. Its threads start with the first large result that is not in shared memory
+    of this host.
 
     Args:
-      wanted: called with (work, attempt) in a fetching thread; returns whether the work item still waits for the result of this attempt.
+      wanted: called with (work, attempt) in a fetching thread; returns whether the work item still
+        waits for the result of this attempt.
       fetched: called with (work, attempt, parts) in a fetching thread.
       failed: called with (work, attempt, problem), where the problem is a text.
       safe_only: whether to refuse kept values that are pickled.
@@ -86,7 +93,8 @@ class ResultFetcher:
         self._closed = False
 
     def fetch(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
-        """Return the parts of a result if all of them are in shared memory. Otherwise have a thread fetch them, and return None.
+        """Return the parts of a result if all of them are in shared memory. Otherwise have a thread
+        fetch them, and return None.
 
         Only one thread may call this.
         """
@@ -104,7 +112,8 @@ class ResultFetcher:
         return None
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
-        """Fetch a kept value in the calling thread, with a single try. Raises the errors of `remote_results.fetch`."""
+        """Fetch a kept value in the calling thread, with a single try. Raises the errors of
+        `remote_results.fetch`."""
         return remote_results.fetch(self._fetcher, encoded, name, safe_only=self._safe_only)
 
     @property
@@ -134,7 +143,8 @@ class ResultFetcher:
                 thread.start()
             except RuntimeError:
                 if self._threads:
-                    # A thread that runs already will fetch this result. The next call of `fetch` tries again to start the missing thread.
+                    # A thread that runs already will fetch this result. The next call of `fetch`
+                    # tries again to start the missing thread.
                     return
                 raise
             self._threads.append(thread)
@@ -146,7 +156,8 @@ class ResultFetcher:
                 self._changed.notify()
 
     def _next(self) -> _Job | None:
-        """Wait until a job is due, and return the job that was due first. Return None once the ResultFetcher is closed."""
+        """Wait until a job is due, and return the job that was due first. Return None once the
+        ResultFetcher is closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -161,16 +172,23 @@ class ResultFetcher:
             try:
                 if not self._wanted(job.work, job.attempt):
                     continue
-                parts = self._fetcher.fetch(job.reference, partial(self._wanted, job.work, job.attempt))
+                parts = self._fetcher.fetch(
+                    job.reference, partial(self._wanted, job.work, job.attempt)
+                )
             except errors.CancelledError:  # the work item no longer waits for this result
                 pass
-            except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
+            except (
+                errors.UnavailableError,
+                errors.NotFoundError,
+                errors.DeadlineExceededError,
+            ) as error:
                 job.spent_s += AGAIN_S + min(TRY_S, time.monotonic() - began)
                 if job.spent_s < PATIENCE_S:
                     self._put(job, time.monotonic() + AGAIN_S)
                 else:
                     self._fail(job, error)
-            except BaseException as error:  # any other error, such as a MemoryError, ends this work item only
+            except BaseException as error:
+                # any other error, such as a MemoryError, ends this work item only
                 self._fail(job, error)
             else:
                 self._deliver(job, parts)
@@ -185,5 +203,11 @@ class ResultFetcher:
 
     def _fail(self, job: _Job, error: BaseException) -> None:
         if not self._closed:
-            problem = error.message if isinstance(error, errors.OpError) else f"{type(error).__name__}: {error}"
-            self._failed(job.work, job.attempt, f"its result is held at {job.reference.address}: {problem}")
+            problem = (
+                error.message
+                if isinstance(error, errors.OpError)
+                else f"{type(error).__name__}: {error}"
+            )
+            self._failed(
+                job.work, job.attempt, f"its result is held at {job.reference.address}: {problem}"
+            )

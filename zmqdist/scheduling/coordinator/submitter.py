@@ -88,7 +88,9 @@ class Submitter:
             raise error(f"name is {name!r:.100}, wants a text of 1 to {NAME_CHARS_MAX} characters")
         self._coordinator, self._given, self._name = coordinator, given, name
         self._options = WorkOptions.checked(given.get("worker"), given.get("priority", 0))
-        self._plan_options = PlanOptions.checked(given.get("retries", 0), given.get("timeout"), lineage)
+        self._plan_options = PlanOptions.checked(
+            given.get("retries", 0), given.get("timeout"), lineage
+        )
         self._keep = given.get("keep", False) or lineage
 
     def __repr__(self) -> str:
@@ -112,7 +114,9 @@ class Submitter:
         plan_options = self._plan_options
         if plan_options.timeout is not None:
             plan_options = replace(plan_options, until=deadline(plan_options.timeout))
-        return self._coordinator._schedule(fn, args, kwargs, self._keep, self._options, plan_options, self._name)
+        return self._coordinator._schedule(
+            fn, args, kwargs, self._keep, self._options, plan_options, self._name
+        )
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
         """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the
@@ -137,14 +141,21 @@ class Submitter:
         Raises ValueError if one of them is not `name`, `priority` or `timeout`.
         """
         for option in self._given.keys() - {"name", "priority", "timeout"}:
-            raise ValueError(f"run() calls the function once on every worker: it has no use for the option {option}")
+            raise ValueError(
+                f"run() calls the function once on every worker: it has no use for the option "
+                f"{option}"
+            )
         name = self._name or describe(fn)
 
         def submit(worker: str) -> RemoteValue[T]:
             options = WorkOptions(worker, self._options.priority, detached=True)
-            return self._coordinator._schedule(fn, args, kwargs, False, options, NO_OPTIONS, f"{name} at {worker}")
+            return self._coordinator._schedule(
+                fn, args, kwargs, False, options, NO_OPTIONS, f"{name} at {worker}"
+            )
 
         coordinator = self._coordinator
         coordinator.workers()  # waits for the dispatcher
         hear_of_new_workers(coordinator._runtime)
-        return run_on(coordinator._runtime, coordinator.workers(), submit, self._plan_options.timeout)
+        return run_on(
+            coordinator._runtime, coordinator.workers(), submit, self._plan_options.timeout
+        )

@@ -1,13 +1,17 @@
-"""The payloads and RemoteValues of plans, which are work items with inputs, retries, a timeout or a lineage.
+"""The payloads and RemoteValues of plans, which are work items with inputs, retries, a timeout or a
+lineage.
 
-dependencies_and_retries.py decides when a plan begins and ends. The program schedules plans, and each attempt of a plan is a work item for
-closures.py. Unless a docstring says otherwise, the code of this module runs in the coordinator's loop.
+dependencies_and_retries.py decides when a plan begins and ends. The program schedules plans, and
+each attempt of a plan is a work item for closures.py. Unless a docstring says otherwise, the code
+of this module runs in the coordinator's loop.
 
 How an input is sent
-    An input whose result is in this process is sent inside the payload, still packed. If the result is large, the coordinator's store
-    holds it for the processes that run the plan. A result that the program has already unpacked with `get` is packed again in its
-    present state, because the program may have changed it.
-    An input whose value a worker keeps is sent as a reference, so that the value travels from worker to worker.
+    An input whose result is in this process is sent inside the payload, still packed. If the result
+    is large, the coordinator's store holds it for the processes that run the plan. A result that
+    the program has already unpacked with `get` is packed again in its present state, because the
+    program may have changed it.
+    An input whose value a worker keeps is sent as a reference, so that the value travels from
+    worker to worker.
 """
 
 from __future__ import annotations
@@ -24,7 +28,15 @@ from zmqdist.scheduling.coordinator.affinity import WorkOptions, whole
 from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
-from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, copied, outcome_of, settle, wake
+from zmqdist.scheduling.coordinator.remote_value import (
+    Kept,
+    RemoteValue,
+    ValueOwner,
+    copied,
+    outcome_of,
+    settle,
+    wake,
+)
 from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
@@ -33,8 +45,8 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options that make a work item a plan even without inputs. `timeout` is in seconds; `until` is a time by the clock of
-    time.monotonic."""
+    """The options that make a work item a plan even without inputs. `timeout` is in seconds;
+    `until` is a time by the clock of time.monotonic."""
 
     retries: int = 0
     timeout: float | None = None
@@ -64,8 +76,10 @@ class Plan:
 
     Attributes:
       packed, fn: the packed arguments; the number of the function.
-      input_values: the RemoteValues that the plan needs, by work number. The plan keeps them and the objects in `uses` alive.
-      inputs: the bytes that represent an input in a message, by work number, for each input whose value is available for good.
+      input_values: the RemoteValues that the plan needs, by work number. The plan keeps them and
+        the objects in `uses` alive.
+      inputs: the bytes that represent an input in a message, by work number, for each input whose
+        value is available for good.
       bulks: the numbers under which the store holds data for the plan.
       position: the number of ordinary work items in the outbox that were scheduled before the plan.
       made_at: the reference to the value, if the plan has a lineage and has succeeded.
@@ -112,14 +126,18 @@ class Plan:
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Pack each input whose result is in this process, in its present state.
 
-        Raises InvalidArgumentError if the program has changed a result in such a way that it cannot be pickled any more.
+        Raises InvalidArgumentError if the program has changed a result in such a way that it cannot
+        be pickled any more.
         """
         for work, value in self.input_values.items():
             if work not in self.inputs:
                 copied(value, lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
-    def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """Store the packed value of an input, or a reference to the value if `packed` is a list of large parts."""
+    def put(
+        self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]
+    ) -> None:
+        """Store the packed value of an input, or a reference to the value if `packed` is a list of
+        large parts."""
         if isinstance(packed, list):
             packed, bulks = held(packed)
             self.bulks += bulks
@@ -143,7 +161,8 @@ class Plans:
     """The payloads of the plans of one coordinator, and their RemoteValues.
 
     Attributes:
-      planned: the scheduled plans that the loop has not passed to the machine yet. Guarded by the coordinator's lock.
+      planned: the scheduled plans that the loop has not passed to the machine yet. Guarded by the
+        coordinator's lock.
     """
 
     def __init__(self, runtime: PlanOwner) -> None:
@@ -155,21 +174,29 @@ class Plans:
         return len(self._plans)
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """Hand in a plan and return its RemoteValue. Any thread that holds the coordinator's lock may call this."""
+        """Hand in a plan and return its RemoteValue. Any thread that holds the coordinator's lock
+        may call this."""
         value = RemoteValue(self._runtime, work, name, alive)
-        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
+        plan.work, plan.fn, plan.position, plan.value = (
+            work,
+            number,
+            len(self._runtime.outbox),
+            ref(value),
+        )
         self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
         self.planned.append(plan)
         self._runtime.expect(work, value)
         return value
 
     def begin(self, plan: Plan) -> Planned | PackingFailed:
-        """Pack the inputs of a scheduled plan, and return the event by which the machine learns of the plan or of the failed packing."""
+        """Pack the inputs of a scheduled plan, and return the event by which the machine learns of
+        the plan or of the failed packing."""
         inputs: list[int] = []
         failed = 0
         try:
             plan.take(self._runtime.hold)
-        except Exception as error:  # another thread of the program has changed an input since `schedule` packed it
+        except Exception as error:
+            # another thread of the program has changed an input since `schedule` packed it
             self._free(plan)
             return PackingFailed(plan.work, self._runtime.form.pack_error(error))
         self._plans[plan.work] = plan
@@ -197,7 +224,8 @@ class Plans:
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """Return these outcomes, after giving the outcome of each plan the payload that the plan's RemoteValue expects."""
+        """Return these outcomes, after giving the outcome of each plan the payload that the plan's
+        RemoteValue expects."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
@@ -224,7 +252,8 @@ class Plans:
             self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """Settle the RemoteValue of a successful plan again, with the recomputed value or with the error that the value is lost."""
+        """Settle the RemoteValue of a successful plan again, with the recomputed value or with the
+        error that the value is lost."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
@@ -244,7 +273,8 @@ class Plans:
         self._free(self._plans.pop(work))
 
     def close(self) -> None:
-        """Drop all plans when the loop has ended. The caller, in any thread, must hold the coordinator's lock."""
+        """Drop all plans when the loop has ended. The caller, in any thread, must hold the
+        coordinator's lock."""
         plans, self._plans = self._plans, {}
         for plan in plans.values():
             plan.input_values.clear()
@@ -252,7 +282,8 @@ class Plans:
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
         """Translate the machine's outcome of a plan into the outcome of its RemoteValue.
 
-        `roots` has, for each failed plan whose RemoteValue is not settled yet, the input whose own failure is the root cause.
+        `roots` has, for each failed plan whose RemoteValue is not settled yet, the input whose own
+        failure is the root cause.
         """
         work, kind, payload = item
         plan = self._plans[work]
@@ -262,7 +293,9 @@ class Plans:
         elif kind == INPUT_FAILED:
             failed_input = plan.input_values[payload]
             input_kind, root = outcome_of(failed_input)
-            payload = roots[work] = root if input_kind == INPUT_FAILED else roots.get(payload, failed_input)
+            payload = roots[work] = (
+                root if input_kind == INPUT_FAILED else roots.get(payload, failed_input)
+            )
         elif kind == TIMED_OUT:
             payload = plan.plan_options.timeout
         return work, kind, payload

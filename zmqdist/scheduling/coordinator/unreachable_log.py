@@ -1,7 +1,7 @@
 """The log line that says that a coordinator's unfinished work waits for a dispatcher or a worker.
 
-The coordinator logs one line for all its waiting threads, whether they wait in `join`, `get`, `as_completed` or for an Executor's Future.
-It logs the line even if no thread waits.
+The coordinator logs one line for all its waiting threads, whether they wait in `join`, `get`,
+`as_completed` or for an Executor's Future. It logs the line even if no thread waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class UnreachableLog:
-    """Logs and describes what a cluster lacks: a dispatcher or workers. The loop calls `watch`. Any thread may read `description`."""
+    """Logs and describes what a cluster lacks: a dispatcher or workers. The loop calls `watch`. Any
+    thread may read `description`."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
@@ -31,15 +32,21 @@ class UnreachableLog:
         address = self._dealer.address
         if not self._machine.registered:
             return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
-        return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
+        return (
+            None
+            if self._machine.workers
+            else f"a worker to register with the dispatcher at {address}"
+        )
 
     def watch(self) -> None:
-        """Start or stop the timer that writes a log line every WAIT_LOG_S while unfinished work lacks a dispatcher or a worker. Call this
-        after each event."""
+        """Start or stop the timer that writes a log line every WAIT_LOG_S while unfinished work
+        lacks a dispatcher or a worker. Call this after each event."""
         since = self._machine.without_cluster_since
         if since != self._since:
             self._since = since
-            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._warn)
+            self._loop.set_timer(
+                self, None if since is None else since + limits.WAIT_LOG_S, self._warn
+            )
 
     def _warn(self) -> None:
         if self._since is None:
@@ -49,5 +56,8 @@ class UnreachableLog:
         count = self._machine.unfinished
         functions = f"{count} scheduled function{'' if count == 1 else 's'}"
         log.warning(
-            "%s: waiting for %s (%.0f s so far)", functions, self.description or "the cluster", now - self._since
+            "%s: waiting for %s (%.0f s so far)",
+            functions,
+            self.description or "the cluster",
+            now - self._since,
         )

@@ -1,6 +1,7 @@
 """WatchDog: writes the stacks of all threads when no scheduled work has ended for a while.
 
-The watchdog checks ten times per timeout in a thread of its own, so that `schedule` and the coordinator's loop spend no time on it.
+The watchdog checks ten times per timeout in a thread of its own, so that `schedule` and the
+coordinator's loop spend no time on it.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ from zmqdist import clock as time
 log = logging.getLogger("zmqdist.coordinator")
 
 TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
-"""The environment variable with the timeout in whole seconds, which overrides the timeout that the program passes."""
+"""The environment variable with the timeout in whole seconds, which overrides the timeout that the
+program passes."""
 
 CHECKS = 10
 """The number of checks in one timeout."""
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` in a thread of its own every `interval` seconds until `stop`. The first call comes after one interval.
+    """Calls `function(*args)` in a thread of its own every `interval` seconds until `stop`. The
+    first call comes after one interval.
 
     An exception of the function is logged and does not stop the timer.
     """
 
     def __init__(
-        self, interval: float, function: Callable[..., object], *args: Any, name: str = "RepeatedTimer"
+        self,
+        interval: float,
+        function: Callable[..., object],
+        *args: Any,
+        name: str = "RepeatedTimer",
     ) -> None:
         self._began = time.monotonic()
         self._stopped = threading.Event()
@@ -52,7 +59,12 @@ class RepeatedTimer:
         return int(time.monotonic() - self._began)
 
 
-def _repeat(stopped: threading.Event, interval: float, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+def _repeat(
+    stopped: threading.Event,
+    interval: float,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+) -> None:
     while not stopped.wait(interval):
         try:
             function(*args)
@@ -61,14 +73,17 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
 
 
 class WatchDog:
-    """Logs a warning, calls `on_triggered` and writes the stacks of all threads when no work has ended for `timeout` seconds.
+    """Logs a warning, calls `on_triggered` and writes the stacks of all threads when no work has
+    ended for `timeout` seconds.
 
     Args:
-      timeout: seconds; 0 or less switches the watchdog off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
+      timeout: seconds; 0 or less switches the watchdog off. The environment variable
+        ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
       traceback_file: the file to which the stacks are written.
       on_triggered: called without arguments, in the watchdog's thread.
-      progress: returns two numbers of work items, (ended, in flight). With `progress` the owner need not call `report_closure_done`, and
-        the watchdog does not warn while no work is in flight.
+      progress: returns two numbers of work items, (ended, in flight). With `progress` the owner
+        need not call `report_closure_done`, and the watchdog does not warn while no work is in
+        flight.
     """
 
     def __init__(
@@ -107,7 +122,10 @@ class WatchDog:
                 self.report_closure_done()
         if time.monotonic() - self._since < self.timeout:
             return
-        log.warning("no scheduled function has ended for %g s; the stacks of all threads follow", self.timeout)
+        log.warning(
+            "no scheduled function has ended for %g s; the stacks of all threads follow",
+            self.timeout,
+        )
         try:
             if self._on_triggered is not None:
                 self._on_triggered()
@@ -118,7 +136,8 @@ class WatchDog:
     def _write_stacks(self) -> None:
         try:
             faulthandler.dump_traceback(self._file)
-        # faulthandler needs a file descriptor, which an io.StringIO or the standard error of a notebook does not have.
+        # faulthandler needs a file descriptor, which an io.StringIO or the standard error of a
+        # notebook does not have.
         except (AttributeError, OSError, ValueError):
             for ident, frame in sys._current_frames().items():
                 self._file.write(f"Thread 0x{ident:x}:\n{''.join(traceback.format_stack(frame))}")

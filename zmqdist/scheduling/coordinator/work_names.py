@@ -50,10 +50,14 @@ class WorkNames:
         self._owner = owner
 
     def described(self, question: DescribeWork) -> WorkDescribed:
-        """Return the reply to a DescribeWork, with names such as "sum-12": function and work number. The loop's thread calls this."""
+        """Return the reply to a DescribeWork, with names such as "sum-12": function and work
+        number. The loop's thread calls this."""
         works: list[tuple[int, str, bool]] = []
         for number in question.works[:DESCRIBED_WORKS_MAX]:
-            kept, reference = self.kept.get(number), self._owner.values.get(self._owner.machine.user_of(number))
+            kept, reference = (
+                self.kept.get(number),
+                self._owner.values.get(self._owner.machine.user_of(number)),
+            )
             value = None if reference is None else reference()
             if kept is not None:
                 works.append((number, kept.name, kept.lineage))

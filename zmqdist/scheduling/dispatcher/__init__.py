@@ -1,1 +1,2 @@
-"""The dispatcher: its machine (broker.py combines membership and dispatch) and its server (runtime.py)."""
+"""The dispatcher: its machine (broker.py combines membership and dispatch) and its server
+(runtime.py)."""

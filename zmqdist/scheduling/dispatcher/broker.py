@@ -1,7 +1,8 @@
 """The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
-Broker passes each message to the part that decides about it: membership (membership_and_leases.py) or dispatch (machine.py). A peer that
-has not registered as a worker or coordinator may only register or say Goodbye. Broker refuses every other message of such a peer.
+Broker passes each message to the part that decides about it: membership (membership_and_leases.py)
+or dispatch (machine.py). A peer that has not registered as a worker or coordinator may only
+register or say Goodbye. Broker refuses every other message of such a peer.
 
 Not here: the decisions of these two parts.
 """
@@ -54,7 +55,8 @@ class WorkerRow:
 
     Attributes:
       state: "alive", "away" (disconnected, within its grace) or "leaving".
-      leases, running: the number of work items that the worker has, and the number of those that have begun as far as the dispatcher knows.
+      leases, running: the number of work items that the worker has, and the number of those that
+        have begun as far as the dispatcher knows.
       window: how many leases the worker may have.
       done: the number of the worker's leases that ended with an outcome.
       rate: work items that the worker ends in a second while it has work; 0 while unknown.
@@ -89,10 +91,11 @@ class CoordinatorRow:
 
     Attributes:
       coordinator: the coordinator's number in the cluster.
-      queued, out: the number of its work items that wait, and the number of those that workers have.
+      queued, out: the number of its work items that wait, and the number of those that workers
+        have.
       held: the number of its bulk results that workers hold.
-      submitted, finished: the number of work items that it has submitted over this connection, and the number of those that have ended
-        (without those that were cancelled before they began).
+      submitted, finished: the number of work items that it has submitted over this connection, and
+        the number of those that have ended (without those that were cancelled before they began).
       functions: the number of functions that it has defined and not dropped.
     """
 
@@ -110,9 +113,11 @@ class BrokerSnapshot:
     """The state of a dispatcher's scheduling, as `zmqdist status` and `zmqdist top` show it.
 
     Attributes:
-      queued, queued_pinned: the number of work items that wait, and the number of those that are pinned to a worker.
+      queued, queued_pinned: the number of work items that wait, and the number of those that are
+        pinned to a worker.
       losses: the last losses of workers: (name, reason, exit code, when).
-      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None if no slot process has crashed.
+      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None
+        if no slot process has crashed.
     """
 
     workers: tuple[WorkerRow, ...]
@@ -130,27 +135,37 @@ class Broker:
 
     def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
         self.settings = settings
-        self.membership = Membership(settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s)
-        self.dispatch = Dispatch(attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease)
+        self.membership = Membership(
+            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s
+        )
+        self.dispatch = Dispatch(
+            attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease
+        )
         self.changes: list[MemberJoined | MemberLost] = []
-        """The members that have joined and the members that were lost, in order, until the runtime takes them for the data service."""
+        """The members that have joined and the members that were lost, in order, until the runtime
+        takes them for the data service."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
         first, second = self.membership.deadline, self.dispatch.deadline
         if first is None or second is None:
             return second if first is None else first
         return min(first, second)
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
-        """Apply one event and return the messages to send, in order. No message of a peer makes this method raise.
+        """Apply one event and return the messages to send, in order. No message of a peer makes
+        this method raise.
 
-        A message that its sender may not send changes nothing, and this method returns a Refused to the sender.
+        A message that its sender may not send changes nothing, and this method returns a Refused to
+        the sender.
 
         Args:
           now: monotonic seconds, never less than for an earlier event.
-          watched: for a Register, whether the runtime will notice the end of the connection over which the Register arrived.
+          watched: for a Register, whether the runtime will notice the end of the connection over
+            which the Register arrived.
         """
         effects: list[Send]
         match event:
@@ -174,19 +189,23 @@ class Broker:
         return effects + self.dispatch.assign(now)
 
     def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
-        """Have a worker stop in good order within `grace_s`. Return the messages to send, or None if the worker is not registered."""
+        """Have a worker stop in good order within `grace_s`. Return the messages to send, or None
+        if the worker is not registered."""
         member = self.membership.members.get((job, index))
         if member is None:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holdings(self, job: str, index: int) -> WorkerHoldings:
-        """Return the numbers of this worker's kept values and work items. Raises KeyError if the worker is not registered."""
+        """Return the numbers of this worker's kept values and work items. Raises KeyError if the
+        worker is not registered."""
         member = self.membership.members[job, index]
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)
         for lease in load.held.values():
-            (holdings.kept if lease.kept else holdings.others).append((lease.session.peer, lease.work))
+            (holdings.kept if lease.kept else holdings.others).append(
+                (lease.session.peer, lease.work)
+            )
         for lease in load.leases.values():
             if lease.started:
                 holdings.running.append((lease.session.peer, lease.work))
@@ -199,16 +218,21 @@ class Broker:
         return holdings
 
     def holder(self, number: int) -> Peer | None:
-        """Return the connection of the coordinator with this number or the worker with this incarnation; None if it is not connected."""
+        """Return the connection of the coordinator with this number or the worker with this
+        incarnation; None if it is not connected."""
         for peer, session in self.dispatch.sessions.items():
             if session.coordinator == number:
                 return peer
-        return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
+        return next(
+            (m.peer for m in self.membership.members.values() if m.incarnation == number), None
+        )
 
     def snapshot(self) -> BrokerSnapshot:
         """Return an immutable record of the present state of the scheduling."""
         return BrokerSnapshot(
-            workers=tuple(self._worker_row(member) for _, member in sorted(self.membership.members.items())),
+            workers=tuple(
+                self._worker_row(member) for _, member in sorted(self.membership.members.items())
+            ),
             coordinators=tuple(
                 CoordinatorRow(
                     session.coordinator,
@@ -224,7 +248,9 @@ class Broker:
             queued=self.dispatch.queued,
             queued_pinned=self.dispatch.placement.queued_pinned,
             losses_count=self.membership.losses_count,
-            losses=tuple((loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses),
+            losses=tuple(
+                (loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses
+            ),
             slot_deaths=self.dispatch.slot_deaths,
             last_slot_death=self.dispatch.last_slot_death,
         )
@@ -293,13 +319,19 @@ class Broker:
     def _from_newcomer(self, peer: Peer, message: Message, now: float, watched: bool) -> list[Send]:
         match message:
             case Register():
-                return self._apply(self.membership.handle(Heard(peer, message), now, watched=watched), now)
+                return self._apply(
+                    self.membership.handle(Heard(peer, message), now, watched=watched), now
+                )
             case RegisterCoordinator():
                 return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
                 return []
             case _:
-                return [_refuse(peer, "a peer that has not registered as a worker or coordinator", message)]
+                return [
+                    _refuse(
+                        peer, "a peer that has not registered as a worker or coordinator", message
+                    )
+                ]
 
     def _apply(self, changes: list[Change | Send], now: float) -> list[Send]:
         effects: list[Send] = []
@@ -323,4 +355,6 @@ class Broker:
 
 
 def _refuse(peer: Peer, sender: str, message: Message) -> Send:
-    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {sender}"))
+    return Send(
+        peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {sender}")
+    )

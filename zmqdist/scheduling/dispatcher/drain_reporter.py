@@ -1,7 +1,9 @@
-"""The part of the dispatcher that asks the programs about their values and work at a worker, and makes drain reports (drain_report.py).
+"""The part of the dispatcher that asks the programs about their values and work at a worker, and
+makes drain reports (drain_report.py).
 
-The dispatcher knows the values that a worker keeps and the work that it runs for each program, but only by number. Only the programs know
-the names, the lineages and the per-worker resources. The dispatcher waits at most DESCRIBED_S for their replies.
+The dispatcher knows the values that a worker keeps and the work that it runs for each program, but
+only by number. Only the programs know the names, the lineages and the per-worker resources. The
+dispatcher waits at most DESCRIBED_S for their replies.
 """
 
 from __future__ import annotations
@@ -47,7 +49,13 @@ class DrainReporter:
       send: sends a message to a peer, and returns False if the peer is not connected.
     """
 
-    def __init__(self, loop: Loop, broker: Broker, part: DispatcherPart, send: Callable[[Peer, Message], bool]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        broker: Broker,
+        part: DispatcherPart,
+        send: Callable[[Peer, Message], bool],
+    ) -> None:
         self._loop = loop
         self._broker = broker
         self._part = part
@@ -56,7 +64,8 @@ class DrainReporter:
         self._questions: dict[int, _Question] = {}
 
     def reports(self) -> list[DrainReport]:
-        """Return a drain report for each registered worker. Waits at most DESCRIBED_S for the programs' replies.
+        """Return a drain report for each registered worker. Waits at most DESCRIBED_S for the
+        programs' replies.
 
         Do not call this in the loop's thread, because it blocks.
 
@@ -65,7 +74,9 @@ class DrainReporter:
           UnavailableError: the dispatcher was stopped while it waited for the programs.
         """
         reports: Future[list[DrainReport]] = Future()
-        self._loop.run(lambda: self.ask(sorted(self._broker.membership.members), reports.set_result))
+        self._loop.run(
+            lambda: self.ask(sorted(self._broker.membership.members), reports.set_result)
+        )
         try:
             return reports.result(2 * DESCRIBED_S)
         except FutureTimeoutError:
@@ -83,8 +94,11 @@ class DrainReporter:
             if not question.awaited:
                 self._finish(message.request)
 
-    def ask(self, workers: list[tuple[str, int]], then: Callable[[list[DrainReport]], object]) -> None:
-        """Make drain reports for these workers and pass them to `then`, at the latest after DESCRIBED_S. Call it in the loop's thread.
+    def ask(
+        self, workers: list[tuple[str, int]], then: Callable[[list[DrainReport]], object]
+    ) -> None:
+        """Make drain reports for these workers and pass them to `then`, at the latest after
+        DESCRIBED_S. Call it in the loop's thread.
 
         The list for `then` leaves out each worker that is lost meanwhile.
 
@@ -101,7 +115,12 @@ class DrainReporter:
         works: dict[Peer, list[int]] = {peer: [] for peer in self._broker.dispatch.sessions}
         for worker in question.workers:
             holdings = self._broker.holdings(*worker)
-            for peer, work in (*holdings.kept, *holdings.pinned, *holdings.running, *holdings.others):
+            for peer, work in (
+                *holdings.kept,
+                *holdings.pinned,
+                *holdings.running,
+                *holdings.others,
+            ):
                 if peer in works:
                     works[peer].append(work)
         for peer, numbers in works.items():
@@ -110,7 +129,9 @@ class DrainReporter:
             if self._send(peer, DescribeWork(number, numbers)):
                 question.awaited.add(peer)
         if question.awaited:
-            self._loop.set_timer((self, number), self._loop.now() + DESCRIBED_S, lambda: self._finish(number))
+            self._loop.set_timer(
+                (self, number), self._loop.now() + DESCRIBED_S, lambda: self._finish(number)
+            )
         else:
             self._finish(number)
 
@@ -121,12 +142,22 @@ class DrainReporter:
         for worker in question.workers:
             with contextlib.suppress(KeyError):  # the worker was lost meanwhile
                 holdings = self._broker.holdings(*worker)
-                data, streams = self._part.tasks_of(holdings.worker), self._part.streams_of(holdings.worker)
-                reports.append(report_of(holdings, data, streams, question.in_question, question.replies))
+                data, streams = (
+                    self._part.tasks_of(holdings.worker),
+                    self._part.streams_of(holdings.worker),
+                )
+                reports.append(
+                    report_of(holdings, data, streams, question.in_question, question.replies)
+                )
         question.then(reports)
 
 
-def not_registered(job: str, index: int, present: Collection[tuple[str, int]]) -> errors.NotFoundError:
-    """Return the error for a worker that is not registered. `present` has the (job, index) of each registered worker."""
+def not_registered(
+    job: str, index: int, present: Collection[tuple[str, int]]
+) -> errors.NotFoundError:
+    """Return the error for a worker that is not registered. `present` has the (job, index) of each
+    registered worker."""
     names = ", ".join(f"{job}:{index}" for job, index in sorted(present)) or "none"
-    return errors.NotFoundError(f"no worker {job}:{index} is registered here; the registered workers are: {names}")
+    return errors.NotFoundError(
+        f"no worker {job}:{index} is registered here; the registered workers are: {names}"
+    )

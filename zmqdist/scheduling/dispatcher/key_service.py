@@ -1,11 +1,13 @@
 """The keyring in a dispatcher: the runtime of transport/keyring_machine.py.
 
-KeyService passes messages about keys to the machine and carries out the machine's effects: it sends messages, saves the keyring, and
-closes connections. It also makes the secrets of join tokens, and serves the RPC methods of `zmqdist keys`.
+KeyService passes messages about keys to the machine and carries out the machine's effects: it sends
+messages, saves the keyring, and closes connections. It also makes the secrets of join tokens, and
+serves the RPC methods of `zmqdist keys`.
 
-The keyring is saved in the file `keyring.json` (mode 0600) of the `work_dir`. The file is replaced as a whole, and is on the disk before
-the dispatcher tells a process that its key was admitted or revoked. Without a `work_dir` the keyring is lost when the dispatcher ends.
-The next dispatcher then refuses the processes that had joined, and tells them to join again.
+The keyring is saved in the file `keyring.json` (mode 0600) of the `work_dir`. The file is replaced
+as a whole, and is on the disk before the dispatcher tells a process that its key was admitted or
+revoked. Without a `work_dir` the keyring is lost when the dispatcher ends. The next dispatcher then
+refuses the processes that had joined, and tells them to join again.
 """
 
 from __future__ import annotations
@@ -56,21 +58,25 @@ log = logging.getLogger("zmqdist.scheduling")
 
 FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
-"""The longest time in seconds for which a join token may be valid. A secret that is valid for longer is as dangerous as a key."""
+"""The longest time in seconds for which a join token may be valid. A secret that is valid for
+longer is as dangerous as a key."""
 ANSWERED_S: Final = 0.5
-"""Seconds between a reply and the close of its connection, so that the reply is sent first. Such a reply goes to a process that sent a
-Join, or to an admin who revoked the key of the admin's own connection.
+"""Seconds between a reply and the close of its connection, so that the reply is sent first. Such a
+reply goes to a process that sent a Join, or to an admin who revoked the key of the admin's own
+connection.
 """
 
 
 class KeyService:
-    """The keyring of one dispatcher; the module's docstring has the rules. Call its methods in the loop's thread.
+    """The keyring of one dispatcher; the module's docstring has the rules. Call its methods in the
+    loop's thread.
 
     Args:
       work_dir: the folder in which the keyring is saved; None keeps the keyring in memory only.
 
     Attributes:
-      security: the ServerSecurity that the router gets. It asks the keyring about keys, and not the file `authorized`.
+      security: the ServerSecurity that the router gets. It asks the keyring about keys, and not the
+        file `authorized`.
     """
 
     def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:
@@ -79,7 +85,8 @@ class KeyService:
         self._curve = security.mechanism == CURVE
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
-        """The times, in the last HANDSHAKE_S, at which a connection with an unknown key was admitted so that its process could join."""
+        """The times, in the last HANDSHAKE_S, at which a connection with an unknown key was
+        admitted so that its process could join."""
         self._tried: set[Peer] = set()
         """The connected peers that have sent a Join."""
         self._wrong = 0
@@ -90,11 +97,14 @@ class KeyService:
         if self._file is not None and self._file.exists():
             self._restore(self._file)
 
-    def attach(self, loop: Loop, router: Router, service: RpcService, on_expelled: Callable[[Peer], object]) -> None:
+    def attach(
+        self, loop: Loop, router: Router, service: RpcService, on_expelled: Callable[[Peer], object]
+    ) -> None:
         """Register the handlers and RPC methods.
 
         Args:
-          on_expelled: called with each peer whose key was revoked, before the connection of the peer is closed.
+          on_expelled: called with each peer whose key was revoked, before the connection of the
+            peer is closed.
         """
         self._loop = loop
         self._router = router
@@ -115,20 +125,28 @@ class KeyService:
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
         if name == wanted and register.job != "ps":
             return ""
-        # A key without a name may register any name if there is no CURVE, or if the file `authorized` lists the key.
+        # A key without a name may register any name if there is no CURVE, or if the file
+        # `authorized` lists the key.
         if not name and (not self._curve or self._keyring.verdict(peer.key).role):
             return ""
         if not name:
             return f"the key of this process was replaced or revoked, so it may not register as {wanted}: join with a new ticket"
-        remedy = f": start it with --index {name.partition(':')[2]}" if name.startswith("worker:") else ""
+        remedy = (
+            f": start it with --index {name.partition(':')[2]}"
+            if name.startswith("worker:")
+            else ""
+        )
         return f"the key of this process is for {name}, so it may not register as {wanted}{remedy}"
 
-    def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
+    def open_join(
+        self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = ""
+    ) -> str:
         """Make a join token and return its join ticket (transport/join_ticket.py).
 
         Args:
           address: "host:port" at which the process that joins reaches this dispatcher.
-          at: "host:port" at which the process that joins will listen as a server; "" for a worker or a program.
+          at: "host:port" at which the process that joins will listen as a server; "" for a worker
+            or a program.
         """
         self._check_name(name)
         if not self._curve:
@@ -137,23 +155,31 @@ class KeyService:
             )
         if not 0 < valid_s <= VALID_S_MAX:
             raise errors.InvalidArgumentError(
-                f"a join token can be valid for more than 0 s and at most {VALID_S_MAX:g} s, not for {valid_s} s"
+                f"a join token can be valid for more than 0 s and at most {VALID_S_MAX:g} s, not "
+                f"for {valid_s} s"
             )
         if at:
             split(at)
         number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._handle(TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at))
+        self._handle(
+            TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at)
+        )
         return JoinTicket(name, address, self._public, number, secret, at).encode()
 
     def _check_name(self, name: str) -> None:
         job, colon, index = name.partition(":")
         plain = role_of(name) != "worker"
-        if not job.isidentifier() or (colon and not (index.isascii() and index.isdigit())) or (not colon and not plain):
+        if (
+            not job.isidentifier()
+            or (colon and not (index.isascii() and index.isdigit()))
+            or (not colon and not plain)
+        ):
             raise errors.InvalidArgumentError(
-                f"{name[:100]!r} cannot join: wanted JOB:INDEX, as worker:3 or ps:0, or one of client, submit, admin"
+                f"{name[:100]!r} cannot join: wanted JOB:INDEX, as worker:3 or ps:0, or one of "
+                f"client, submit, admin"
             )
 
-    # -- connections ------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _judge(self, key: bytes) -> KeyVerdict:
         verdict = self._keyring.verdict(key)
@@ -168,11 +194,14 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle the first Join of a connection, and close the connection after the reply. Ignore later Joins of the connection."""
+        """Handle the first Join of a connection, and close the connection after the reply. Ignore
+        later Joins of the connection."""
         if peer in self._tried:
             return
         self._tried.add(peer)
-        self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
+        self._loop.set_timer(
+            (self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer)
+        )
         self._handle_message(peer, message, _frames)
         wrong, now = self._keyring.wrong, self._loop.now()
         if wrong > self._wrong and now - self._logged_at >= LOG_EVERY_S:
@@ -186,13 +215,20 @@ class KeyService:
         self._tried.discard(peer)
         self._handle(PeerGone(peer))
 
-    # -- RPC methods for admins -----------------------------------------------------------------------------------------
+    # -- RPC methods for admins --------------------------------------------------------------------
 
     def _list(self) -> list[dict[str, Any]]:
-        """Return all keys, each with its role, name, time and state ("static", "joined", "replaced" or "revoked")."""
+        """Return all keys, each with its role, name, time and state ("static", "joined", "replaced"
+        or "revoked")."""
         ring = self._keyring
         rows = [
-            {"role": role, "name": role, "key": keys.encode_public(key), "since_s": 0.0, "state": "static"}
+            {
+                "role": role,
+                "name": role,
+                "key": keys.encode_public(key),
+                "since_s": 0.0,
+                "state": "static",
+            }
             for key, role in ring.static.items()
             if key not in ring.revoked
         ]
@@ -207,7 +243,13 @@ class KeyService:
             for key, member in ring.members.items()
         ]
         rows += [
-            {"role": "", "name": gone.name, "key": keys.encode_public(key), "since_s": gone.since_s, "state": "revoked"}
+            {
+                "role": "",
+                "name": gone.name,
+                "key": keys.encode_public(key),
+                "since_s": gone.since_s,
+                "state": "revoked",
+            }
             for key, gone in ring.revoked.items()
         ]
         return rows
@@ -216,20 +258,29 @@ class KeyService:
         return self.open_join(name, address, valid_s, at)
 
     def _revoke(self, call: PendingCall, name_or_key: str, force: bool = False) -> None:
-        """Revoke all keys of a name, or one key, and reply with the rows of `_list` that these keys had.
+        """Revoke all keys of a name, or one key, and reply with the rows of `_list` that these keys
+        had.
 
-        Without `force` the method refuses to revoke the caller's own key, so that at least one admin key remains valid.
+        Without `force` the method refuses to revoke the caller's own key, so that at least one
+        admin key remains valid.
         """
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
-            raise errors.NotFoundError(f"no key in use has this name or this text: {name_or_key[:100]!r}")
+            raise errors.NotFoundError(
+                f"no key in use has this name or this text: {name_or_key[:100]!r}"
+            )
         if call.peer.key in found and not force:
             ring = self._keyring
             others = (key for key in (*ring.static, *ring.members) if key not in found)
-            last = "" if any(ring.verdict(key).role == ADMIN for key in others) else ", which is the last admin key"
+            last = (
+                ""
+                if any(ring.verdict(key).role == ADMIN for key in others)
+                else ", which is the last admin key"
+            )
             raise errors.PermissionDeniedError(
-                f"{name_or_key[:100]!r} includes the key of this command{last}: use the key of another admin, or --force"
+                f"{name_or_key[:100]!r} includes the key of this command{last}: use the key of "
+                f"another admin, or --force"
             )
         rows = [row for row in self._list() if keys.decode_key(row["key"]) in found]
         self._handle(KeysRevoked(found, name_or_key, time.time()), call.peer)
@@ -237,20 +288,23 @@ class KeyService:
         call.reply(rows)
 
     def _rotate(self, name: str) -> int:
-        """Ask the members of this name to make new keys, and return the number of members that were asked."""
+        """Ask the members of this name to make new keys, and return the number of members that were
+        asked."""
         self._need_curve()
         return self._handle(RenewalAsked(name))
 
     def _need_curve(self) -> None:
         if not self._curve:
             raise errors.FailedPreconditionError(
-                "this dispatcher has no CURVE keys: it admits every process that shows the user's token (see SECURITY.md)"
+                "this dispatcher has no CURVE keys: it admits every process that shows the user's "
+                "token (see SECURITY.md)"
             )
 
-    # -- the machine ----------------------------------------------------------------------------------------------------
+    # -- the machine -------------------------------------------------------------------------------
 
     def _handle(self, event: KeyringEvent, caller: Peer | None = None) -> int:
-        """Pass an event to the machine and carry out the machine's effects. Return the number of messages that were sent.
+        """Pass an event to the machine and carry out the machine's effects. Return the number of
+        messages that were sent.
 
         Args:
           caller: the admin who has caused the event and waits for a reply.
@@ -268,17 +322,20 @@ class KeyService:
         return count
 
     def _cut(self, key: bytes, problem: str, caller: Peer | None = None) -> None:
-        """End the connections of a revoked key. The connection of `caller` ends a moment later, so that the reply can be sent."""
+        """End the connections of a revoked key. The connection of `caller` ends a moment later, so
+        that the reply can be sent."""
         for peer in [peer for peer in self._router.peers if peer.key == key and peer is not caller]:
             self._on_expelled(peer)
         self._router.expel_key(key, problem, spared=caller)
         if caller is not None and caller.key == key:
-            self._loop.set_timer((self, caller), self._loop.now() + ANSWERED_S, lambda: self._cut(key, problem))
+            self._loop.set_timer(
+                (self, caller), self._loop.now() + ANSWERED_S, lambda: self._cut(key, problem)
+            )
 
     def _rearm(self) -> None:
         self._loop.set_timer(self, self._keyring.deadline, lambda: self._handle(Ticked()))
 
-    # -- the file ---------------------------------------------------------------------------------------------------------
+    # -- the file ----------------------------------------------------------------------------------
 
     def _restore(self, file: Path) -> None:
         text = read_private(file, "keyring of the dispatcher")
@@ -286,7 +343,8 @@ class KeyService:
             record = msgspec.json.decode(text, type=_Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.DataLossError(
-                f"the keyring {file} is damaged ({error}): put back a copy of the file. Without the file every process has to"
+                f"the keyring {file} is damaged ({error}): put back a copy of the file. Without "
+                f"the file every process has to"
                 " join again, and keys that `authorized` lists are no longer revoked"
             ) from None
         self._keyring.restore(msgspec.structs.asdict(record), time.monotonic())

@@ -1,45 +1,61 @@
-"""The dispatcher's decisions: which worker runs which work item, and how each work item ends; no I/O.
+"""The dispatcher's decisions: which worker runs which work item, and how each work item ends; no
+I/O.
 
 Theory of operation
-    Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to one worker, under a number that
-    is never used again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers
-    with room in their window (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a worker is
-    idle, the dispatcher requests from overloaded workers the work that they have not begun.
-    A lease ends when the worker reports an outcome or returns the lease, or when its slot process or its worker is lost. If a process dies
-    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item that
-    kills its process does not delay the other items. An item that had not started, or may have started without a report, is not charged. It
-    returns to the front of the queue, unless it has lost a start before. A worker must report the start of an item before it starts the
-    item (`report_before_start`) if the item has lost a start, or if it may have started at the worker that had it before.
+    Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to
+    one worker, under a number that is never used again, so that a late message names a lease that
+    no longer exists (fencing). Idle workers get work first, then workers with room in their window
+    (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a
+    worker is idle, the dispatcher requests from overloaded workers the work that they have not
+    begun.
+    A lease ends when the worker reports an outcome or returns the lease, or when its slot process
+    or its worker is lost. If a process dies while it runs the function, the lost start is charged
+    to the work item. The item then goes to the end of its queue, so that an item that kills its
+    process does not delay the other items. An item that had not started, or may have started
+    without a report, is not charged. It returns to the front of the queue, unless it has lost a
+    start before. A worker must report the start of an item before it starts the item
+    (`report_before_start`) if the item has lost a start, or if it may have started at the worker
+    that had it before.
 
 Promises, checked by tests/sim
-    P1   each submitted work item ends exactly once for its session: by a result, by a final StartsLost, or together with its round or
-         session. Exception: if a worker is lost before its bulk result was received, the work runs again and ends again
+    P1   each submitted work item ends exactly once for its session: by a result, by a final
+         StartsLost, or together with its round or session. Exception: if a worker is lost before
+         its bulk result was received, the work runs again and ends again
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
     P4   a work item that had not started is queued again uncharged
-    P5   RoundEnded is sent only when no work of the round can be executing on any worker, lost and frozen workers included
-    P6   a worker never has more leases than its window, with one exception: it may always have one pinned work item for each slot
+    P5   RoundEnded is sent only when no work of the round can be executing on any worker, lost and
+         frozen workers included
+    P6   a worker never has more leases than its window, with one exception: it may always have one
+         pinned work item for each slot
     P7   if a worker is alive and no further fault occurs, every queue empties
-    P8   a function is sent to a worker once after its registration, before the first work item that uses it
+    P8   a function is sent to a worker once after its registration, before the first work item that
+         uses it
     P9   a bulk result keeps its work item alive until the coordinator has received it
     P10  coordinators with waiting work are served in turn
-    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator sends a
-         ResultReceived without `keep`, or the session ends
-    P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
-         is not requested back
-    P13  in each queue (the work of one session that waits for a certain worker, or for any worker) the item of the highest priority is
-         handed out first, and within one priority the oldest item
-    P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
-    P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
-         events; it is told of a loss before the effects of the loss on its work
-    P16  all slots forget a function or resource when its coordinator sends a Forget with `everywhere`; if a coordinator had detached
-         work, all slots forget all its functions and resources when the coordinator has said goodbye, or was away for `lease_s`
-    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
-    P18  while all slots are busy, work of a nested session (the coordinator of a scheduled function) waits, and nothing begins or ends
-         for STALLED_S, one nested session gets one Stalled, and no other until all nested sessions have ended
+    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker
+         holds it until the coordinator sends a ResultReceived without `keep`, or the session ends
+    P12  work pinned to a worker is handed out only to a member of that name, waits while no such
+         member exists (an exception to P7), and is not requested back
+    P13  in each queue (the work of one session that waits for a certain worker, or for any worker)
+         the item of the highest priority is handed out first, and within one priority the oldest
+         item
+    P14  the end of a round does not end detached work, and no round waits for detached work;
+         detached work ends with its session
+    P15  a session that watches members is told of the present workers, then of each worker that
+         joins or is lost, in the order of these events; it is told of a loss before the effects of
+         the loss on its work
+    P16  all slots forget a function or resource when its coordinator sends a Forget with
+         `everywhere`; if a coordinator had detached work, all slots forget all its functions and
+         resources when the coordinator has said goodbye, or was away for `lease_s`
+    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets
+         CANCELLED, Begun or the work's result
+    P18  while all slots are busy, work of a nested session (the coordinator of a scheduled
+         function) waits, and nothing begins or ends for STALLED_S, one nested session gets one
+         Stalled, and no other until all nested sessions have ended
 
-Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads,
-which are opaque.
+Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases
+(scheduling/worker/machine.py), and payloads, which are opaque.
 """
 
 from __future__ import annotations
@@ -86,16 +102,21 @@ from zmqdist.scheduling.dispatcher.stalls import StallWatch
 from zmqdist.scheduling.shared.registrations import coordinator_problem
 
 SLOTS_END_S = 0.1
-"""Seconds for which slot processes may outlive their worker's process, until their zygote has noticed that the worker has ended."""
+"""Seconds for which slot processes may outlive their worker's process, until their zygote has
+noticed that the worker has ended."""
 
 DISPLACED = (
-    "another connection has registered as this coordinator, so two programs use its number: start this program again; if you have not "
-    "copied or forked it, another user with the right to schedule has taken the number: replace the token or the keys"
+    "another connection has registered as this coordinator, so two programs use its number: start "
+    "this program again; if you have not "
+    "copied or forked it, another user with the right to schedule has taken the number: replace "
+    "the token or the keys"
 )
-"""The text of the Refused to a connection that has lost its session, so that the program there does not wait for results for ever."""
+"""The text of the Refused to a connection that has lost its session, so that the program there does
+not wait for results for ever."""
 
 LOG_FIELD = 4
-"""Index, in an item of StartsLost, of the field with the last log lines of the lost process; `split` counts the bytes of this field."""
+"""Index, in an item of StartsLost, of the field with the last log lines of the lost process;
+`split` counts the bytes of this field."""
 
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
@@ -103,12 +124,15 @@ LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 class Dispatch:
     """The queues, leases and attempts of one dispatcher; the module's docstring has the rules.
 
-    Each method for an event returns the messages to send, in order. The caller must call `assign`, which hands out work, after each event.
+    Each method for an event returns the messages to send, in order. The caller must call `assign`,
+    which hands out work, after each event.
 
     Attributes:
-      placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
+      placement, sessions: the waiting work, and the sessions of registered coordinators by
+        connection.
       loads: the load of each member; members that are away are included, lost members are not.
-      slot_deaths, last_slot_death: the number of slot processes that have crashed; the last crash as (worker, exit code, when).
+      slot_deaths, last_slot_death: the number of slot processes that have crashed; the last crash
+        as (worker, exit code, when).
     """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
@@ -120,7 +144,8 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """The time at which all workers forget a coordinator's numbers (P16), for each coordinator that had detached work and is away."""
+        """The time at which all workers forget a coordinator's numbers (P16), for each coordinator
+        that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
         self._stalls = StallWatch()
         self.slot_deaths = 0
@@ -133,7 +158,8 @@ class Dispatch:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `settle` and `assign` must next be called if no event occurs before; None means never."""
+        """The time at which `settle` and `assign` must next be called if no event occurs before;
+        None means never."""
         first = self.placement.deadline
         if (stall_at := self._stalls.deadline) is not None:
             first = stall_at if first is None else min(first, stall_at)
@@ -142,31 +168,48 @@ class Dispatch:
         times = [*self._forget_at.values()] if first is None else [*self._forget_at.values(), first]
         for session in self._ending_sessions:
             sessions = (session, *self._closed_sessions.get(session.coordinator, ()))
-            if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(session):
+            if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(
+                session
+            ):
                 times.append(max(each.unsettled_until for each in sessions))
         return min(times, default=None)
 
-    # -- coordinators -------------------------------------------------------------------------------------------
+    # -- coordinators ------------------------------------------------------------------------------
 
-    def register_coordinator(self, peer: Peer, message: RegisterCoordinator, now: float) -> list[Send]:
+    def register_coordinator(
+        self, peer: Peer, message: RegisterCoordinator, now: float
+    ) -> list[Send]:
         if problem := coordinator_problem(message):
             return [Send(peer, Refused(errors.INVALID_ARGUMENT, problem, final=True))]
         earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [
-                Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {COORDINATORS_MAX} coordinators"))
+                Send(
+                    peer,
+                    Refused(
+                        errors.RESOURCE_EXHAUSTED,
+                        f"this dispatcher has {COORDINATORS_MAX} coordinators",
+                    ),
+                )
             ]
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            # Another program with this number gets this Refused. A coordinator that has reconnected does not: its old connection has ended.
+            # Another program with this number gets this Refused. A coordinator that has reconnected
+            # does not: its old connection has ended.
             if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
-        session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
-        session.watches_members, session.reports_starts = message.watch_members, message.report_starts
+        session = CoordinatorSession(
+            message.coordinator, peer, message.queue_max, round_ended=message.round - 1
+        )
+        session.watches_members, session.reports_starts = (
+            message.watch_members,
+            message.report_starts,
+        )
         if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
-            # Workers that have not connected here yet may still execute work that they got from the previous dispatcher (P5).
+            # Workers that have not connected here yet may still execute work that they got from the
+            # previous dispatcher (P5).
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
         if message.nested:
@@ -180,7 +223,9 @@ class Dispatch:
     def define(self, session: CoordinatorSession, functions: list[tuple[int, bytes]]) -> None:
         session.functions.update(functions)
 
-    def forget(self, session: CoordinatorSession, functions: list[int], *, everywhere: bool = False) -> list[Send]:
+    def forget(
+        self, session: CoordinatorSession, functions: list[int], *, everywhere: bool = False
+    ) -> list[Send]:
         if everywhere:
             return self._forget_by_all(session.coordinator, functions)
         for fn in functions:
@@ -197,12 +242,11 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:  # the work arrives after the coordinator's request to end its round
+        elif message.round <= session.round_ended:
+            # the work arrives after the coordinator's request to end its round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
-            problem = (
-                f"more than twice queue_max={session.queue_max} work items wait: no item of this message was queued"
-            )
+            problem = f"more than twice queue_max={session.queue_max} work items wait: no item of this message was queued"
             return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
         missing = {item[3] for item in message.items if item[3] not in session.functions}
         if missing:
@@ -219,7 +263,9 @@ class Dispatch:
         wanted = set(message.works)
         results: list[Result] = []
         for part in session.with_detached:
-            results += [(item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, wanted)]
+            results += [
+                (item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, wanted)
+            ]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         if message.unless_begun:
             return effects + self._cancel_unbegun(session, wanted)
@@ -227,14 +273,16 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If the worker is lost first, this mark prevents a new run of the work.
+                    # The coordinator may still receive this result. If the worker is lost first,
+                    # this mark prevents a new run of the work.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """Request back `wanted` work that has not begun. Report the rest as begun (P17), including all of it at a worker that is away."""
+        """Request back `wanted` work that has not begun. Report the rest as begun (P17), including
+        all of it at a worker that is away."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
@@ -246,7 +294,8 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    # The coordinator may have sent the CancelWork before it learned that the work has begun, so report the start again.
+                    # The coordinator may have sent the CancelWork before it learned that the work
+                    # has begun, so report the start again.
                     begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
@@ -262,7 +311,12 @@ class Dispatch:
 
     def result_received(self, session: CoordinatorSession, message: ResultReceived) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
-        for part, key in [(part, key) for part in session.with_detached for key in message.items if key in part.held]:
+        for part, key in [
+            (part, key)
+            for part in session.with_detached
+            for key in message.items
+            if key in part.held
+        ]:
             load, number = part.held[key]
             lease = load.held[number]
             if not lease.kept:
@@ -275,7 +329,8 @@ class Dispatch:
         return _free_results(by_load)
 
     def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """End the session of this connection. `left` says whether the coordinator has said Goodbye, so that it will not reconnect."""
+        """End the session of this connection. `left` says whether the coordinator has said Goodbye,
+        so that it will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
@@ -301,7 +356,7 @@ class Dispatch:
             self._closed_sessions.setdefault(session.coordinator, []).append(session)
         return effects
 
-    # -- workers ------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def joined(self, member: Member, register: Register) -> list[Send]:
         load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
@@ -312,7 +367,8 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile this machine's leases of a reconnected member with those that the member has, because messages may have been lost."""
+        """Reconcile this machine's leases of a reconnected member with those that the member has,
+        because messages may have been lost."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -352,15 +408,22 @@ class Dispatch:
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
         if load.stale_leases:
-            running += [s for s in self.sessions.values() if s.coordinator in load.stale_leases.values()]
+            running += [
+                s for s in self.sessions.values() if s.coordinator in load.stale_leases.values()
+            ]
         for session in running:
             session.unsettled_until = max(session.unsettled_until, until)
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15): a coordinator must know that the lost worker may still run its work before it learns how this work ends.
-        effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
-        effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
+        # Send Members first (P15): a coordinator must know that the lost worker may still run its
+        # work before it learns how this work ends.
+        effects = self._report_members(
+            Members([], [(member.name, member.incarnation, loss.reason)])
+        )
+        effects += self._charge_lost_starts(
+            [(lease, exit_code, log) for lease in started], member.name
+        )
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
         load.leases.clear()
         if not len(self.loads):
@@ -384,7 +447,8 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:  # the lease was cancelled before this outcome arrived, so the outcome does not count
+            if lease.cancelled:
+                # the lease was cancelled before this outcome arrived, so the outcome does not count
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -397,9 +461,15 @@ class Dispatch:
             results.append((work, attempt, kind, payload))
         ended = before - len(leases)
         load.done += ended
-        load.window.note_returned(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases)
+        load.window.note_returned(
+            ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases
+        )
         self.placement.reindex(load)
-        effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
+        effects = [
+            Send(session.peer, Results(items))
+            for session, items in by_session.items()
+            if not session.closed
+        ]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, FreeResult(unwanted)))
         return begun + effects + self.settle(now)
@@ -418,7 +488,8 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned, even if it is empty, so no request is open now
+        # each StealRequest gets one LeasesReturned, even if it is empty, so no request is open now
+        load.steal_requested.clear()
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -441,13 +512,17 @@ class Dispatch:
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work, and report progress to coordinators whose queue was full. The caller must call this after each event."""
+        """Hand out waiting work, and report progress to coordinators whose queue was full. The
+        caller must call this after each event."""
         return self.placement.assign(now) + self._report_progress()
 
-    # -- ends ---------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
-    def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Charge lost starts to their work items (P3), and queue again each item that may have another attempt."""
+    def _charge_lost_starts(
+        self, lost: Iterable[tuple[Lease, int | None, str]], worker: str
+    ) -> list[Send]:
+        """Charge lost starts to their work items (P3), and queue again each item that may have
+        another attempt."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
@@ -472,7 +547,8 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Queue again the work of leases that ended without an outcome. Cancelled work is not queued: the returned Results report it."""
+        """Queue again the work of leases that ended without an outcome. Cancelled work is not
+        queued: the returned Results report it."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
@@ -480,13 +556,16 @@ class Dispatch:
             if session.closed:
                 continue
             if lease.cancelled or lease.cancelled_unless_begun:
-                cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
+                cancelled.setdefault(session, []).append(
+                    (lease.work, lease.attempt, CANCELLED, b"")
+                )
                 continue
             self.placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Remove lost bulk results. Return the leases whose result the coordinator has not received: their work must run again (P9)."""
+        """Remove lost bulk results. Return the leases whose result the coordinator has not
+        received: their work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -518,11 +597,14 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Send RoundEnded for each round that a coordinator ends, once no work of the round can be executing (P5). Have all workers
-        forget the functions and resources of each coordinator that had detached work and has been away for `lease_s` (P16)."""
+        """Send RoundEnded for each round that a coordinator ends, once no work of the round can be
+        executing (P5). Have all workers forget the functions and resources of each coordinator that
+        had detached work and has been away for `lease_s` (P16)."""
         effects: list[Send] = self._stalls.report(self.loads.values(), now)
         if self._forget_at:
-            for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
+            for coordinator in [
+                number for number, until in self._forget_at.items() if until <= now
+            ]:
                 del self._forget_at[coordinator]
                 effects += self._forget_by_all(coordinator, [ALL_NUMBERS])
         if not self._ending_sessions and not self._closed_sessions:
@@ -549,9 +631,11 @@ class Dispatch:
         return ended_round
 
     def _has_stale_leases(self, session: CoordinatorSession) -> bool:
-        return any(session.coordinator in load.stale_leases.values() for load in self.loads.values())
+        return any(
+            session.coordinator in load.stale_leases.values() for load in self.loads.values()
+        )
 
-    # -- small things -------------------------------------------------------------------------------------------
+    # -- small things ------------------------------------------------------------------------------
 
     def _forget_by_all(self, coordinator: int, numbers: list[int]) -> list[Send]:
         forget = Forget(coordinator, numbers, everywhere=True)
@@ -571,17 +655,24 @@ class Dispatch:
             if known:
                 load.known_functions -= known
                 if load.reachable:
-                    effects.append(Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
+                    effects.append(
+                        Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known)))
+                    )
         return effects
 
     def _report_worker_count(self) -> list[Send]:
         return [Send(session.peer, Workers(len(self.loads))) for session in self.sessions.values()]
 
     def _report_members(self, members: Members) -> list[Send]:
-        return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
+        return [
+            Send(session.peer, members)
+            for session in self.sessions.values()
+            if session.watches_members
+        ]
 
     def _report_progress(self) -> list[Send]:
-        """Report progress to coordinators whose queue was full, because their programs may wait in `schedule`."""
+        """Report progress to coordinators whose queue was full, because their programs may wait in
+        `schedule`."""
         effects: list[Send] = []
         if not self._full_sessions:
             return effects
@@ -600,14 +691,22 @@ def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
 
 
 def _free_results(by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
-    return [Send(load.member.peer, FreeResult(numbers)) for load, numbers in by_load.items() if load.reachable]
+    return [
+        Send(load.member.peer, FreeResult(numbers))
+        for load, numbers in by_load.items()
+        if load.reachable
+    ]
 
 
 def _report_begun(leases: Iterable[Lease]) -> list[Send]:
     by_session: dict[CoordinatorSession, list[int]] = {}
     for lease in leases:
         by_session.setdefault(lease.session, []).append(lease.work)
-    return [Send(session.peer, Begun(works)) for session, works in by_session.items() if not session.closed]
+    return [
+        Send(session.peer, Begun(works))
+        for session, works in by_session.items()
+        if not session.closed
+    ]
 
 
 def _member_row(member: Member) -> tuple[str, int, int, str]:

@@ -1,25 +1,31 @@
 """Which workers are members of the cluster, which of them are alive, and which are lost.
 
 Theory of operation
-    A worker is known as (job, index); each start of its process is an incarnation. While its connection is open the worker is alive,
-    even if its Python code is blocked, because ZeroMQ's heartbeats run outside the GIL. When the connection ends, the worker has
-    `reconnect_grace_s` to reconnect as the same incarnation. The worker is lost after that time, when it says Goodbye, or when the runtime
-    reports that its process has ended. Where the operating system does not report the end of a connection (`watched=False`), the worker is
-    lost after `lease_s` without a message.
+    A worker is known as (job, index); each start of its process is an incarnation. While its
+    connection is open the worker is alive, even if its Python code is blocked, because ZeroMQ's
+    heartbeats run outside the GIL. When the connection ends, the worker has `reconnect_grace_s` to
+    reconnect as the same incarnation. The worker is lost after that time, when it says Goodbye, or
+    when the runtime reports that its process has ended. Where the operating system does not report
+    the end of a connection (`watched=False`), the worker is lost after `lease_s` without a message.
 
-    A worker that is expelled because its key was revoked is lost at once. Its slots may run until its lease ends.
+    A worker that is expelled because its key was revoked is lost at once. Its slots may run until
+    its lease ends.
 
-    A lost incarnation never returns. If it registers again, it joins as a new member, and the dispatcher aborts the functions that it still
-    runs.
+    A lost incarnation never returns. If it registers again, it joins as a new member, and the
+    dispatcher aborts the functions that it still runs.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
-    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one if the member's process ends
-    P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
+    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one
+        if the member's process ends
+    P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the
+        same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
-    P5  `MemberLost.settled` says whether the member's process has ended or said Goodbye; if not, its slots may run until its lease ends
+    P5  `MemberLost.settled` says whether the member's process has ended or said Goodbye; if not,
+        its slots may run until its lease ends
 
-Not here: what happens to the member's work (machine.py), and how the end of a process is noticed (the runtimes).
+Not here: what happens to the member's work (machine.py), and how the end of a process is noticed
+(the runtimes).
 """
 
 from __future__ import annotations
@@ -35,8 +41,9 @@ from zmqdist.scheduling.shared.registrations import worker_problem
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker, so that all workers together send about
-100 heartbeats a second. In a large cluster they send more, because the interval is at most a quarter of a lease."""
+"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker,
+so that all workers together send about 100 heartbeats a second. In a large cluster they send more,
+because the interval is at most a quarter of a lease."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +55,10 @@ class Member:
       watched: whether the runtime will notice the end of the worker's connection.
       peer: the worker's connection; None while the worker is away.
       away_until: the end of the worker's grace, while it is away.
-      leaving: whether the worker gets no more work, because it was told to leave or has said that it leaves.
-      leave_grace_s: the grace of a Leave that the worker has not confirmed yet. The Leave is sent again if the worker reconnects.
+      leaving: whether the worker gets no more work, because it was told to leave or has said that
+        it leaves.
+      leave_grace_s: the grace of a Leave that the worker has not confirmed yet. The Leave is sent
+        again if the worker reconnects.
     """
 
     job: str
@@ -82,7 +91,8 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """A member has reconnected as the same incarnation. `register.held` lists the leases that the member still has."""
+    """A member has reconnected as the same incarnation. `register.held` lists the leases that the
+    member still has."""
 
     member: Member
     register: Register
@@ -97,7 +107,8 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled` says whether it has ended or said Goodbye; if not, its slots may run until its lease ends (P5)."""
+    """A member is lost. `settled` says whether it has ended or said Goodbye; if not, its slots may
+    run until its lease ends (P5)."""
 
     member: Member
     reason: str
@@ -119,7 +130,8 @@ Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 @dataclass(slots=True)
 class LossRecord:
-    """One lost worker in the history that `zmqdist status` shows. `at` is the time of the loss by the machine's clock."""
+    """One lost worker in the history that `zmqdist status` shows. `at` is the time of the loss by
+    the machine's clock."""
 
     name: str
     reason: str
@@ -131,12 +143,14 @@ class LossRecord:
 class Membership:
     """The members of a cluster; the module's docstring has the rules.
 
-    `handle` applies an event, and returns changes for the dispatch machine and messages to send, in order.
+    `handle` applies an event, and returns changes for the dispatch machine and messages to send, in
+    order.
 
     Attributes:
       members: the members that are not lost, by (job, index).
       by_peer: the members that are connected, by connection.
-      losses, losses_count: the last losses, and the number of all losses. A worker that stopped in good order is not a loss.
+      losses, losses_count: the last losses, and the number of all losses. A worker that stopped in
+        good order is not a loss.
     """
 
     lease_s: float
@@ -150,19 +164,27 @@ class Membership:
     _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
     """The members that are not lost, by (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
-    """For each job an index below which no index is free, so that the search for a free index need not begin at 0."""
+    """For each job an index below which no index is free, so that the search for a free index need
+    not begin at 0."""
     _unwatched: set[int] = field(default_factory=set)
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
         times = [member.away_until for member in self._away.values()]
         if self._unwatched:
-            times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]
+            times += [
+                m.heard_at + self.lease_s
+                for m in self.members.values()
+                if not m.watched and m.peer is not None
+            ]
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Record that a message of this peer has arrived, so the peer is alive. Return its member, or None if the peer is not a member."""
+        """Record that a message of this peer has arrived, so the peer is alive. Return its member,
+        or None if the peer is not a member."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now
@@ -174,7 +196,11 @@ class Membership:
                 return self._register(peer, register, now, watched)
             case Heard(peer, Goodbye(reason)):
                 member = self.by_peer.get(peer)
-                return [] if member is None else [self._lose(member, reason or SAID_GOODBYE, 0, "", now, settled=True)]
+                return (
+                    []
+                    if member is None
+                    else [self._lose(member, reason or SAID_GOODBYE, 0, "", now, settled=True)]
+                )
             case Heard(peer, Leave()):
                 member = self.by_peer.get(peer)
                 if member is None:
@@ -190,14 +216,19 @@ class Membership:
                 return self._peer_gone(peer, now)
             case PeerExpelled(peer, reason):
                 member = self.by_peer.get(peer)
-                return [] if member is None else [self._lose(member, reason, None, "", now, settled=False)]
+                return (
+                    []
+                    if member is None
+                    else [self._lose(member, reason, None, "", now, settled=False)]
+                )
             case ProcessExited():
                 return self._process_exited(event, now)
             case Ticked():
                 return self._expire(now)
 
     def leave(self, member: Member, grace_s: float) -> list[Change | Send]:
-        """Tell a member to stop in good order within `grace_s`. This has no effect if the member is leaving already."""
+        """Tell a member to stop in good order within `grace_s`. This has no effect if the member is
+        leaving already."""
         if member.leaving:
             return []
         member.leaving = True
@@ -207,7 +238,9 @@ class Membership:
             changes.append(Send(member.peer, Leave(grace_s)))
         return changes
 
-    def _register(self, peer: Peer, register: Register, now: float, watched: bool) -> list[Change | Send]:
+    def _register(
+        self, peer: Peer, register: Register, now: float, watched: bool
+    ) -> list[Change | Send]:
         refusal = self._refusal(peer, register)
         if refusal is not None:
             return [Send(peer, refusal)]
@@ -220,11 +253,16 @@ class Membership:
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
             changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
-            if old.leave_grace_s is not None:  # repeat the Leave, which may have been lost with the old connection
+            if old.leave_grace_s is not None:
+                # repeat the Leave, which may have been lost with the old connection
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:
-            changes.append(self._lose(old, "another process registered in its place", None, "", now, settled=False))
+            changes.append(
+                self._lose(
+                    old, "another process registered in its place", None, "", now, settled=False
+                )
+            )
         index = register.index if register.index >= 0 else self._lowest_free(register.job)
         member = Member(
             job=register.job,
@@ -240,31 +278,51 @@ class Membership:
             threads_per_slot=register.threads_per_slot,
             address=register.address,
         )
-        self.members[register.job, index] = self._by_incarnation[register.job, register.incarnation] = member
+        self.members[register.job, index] = self._by_incarnation[
+            register.job, register.incarnation
+        ] = member
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
-        return [*changes, Send(peer, self._registered(member, register)), MemberJoined(member, register)]
+        return [
+            *changes,
+            Send(peer, self._registered(member, register)),
+            MemberJoined(member, register),
+        ]
 
     def _refusal(self, peer: Peer, register: Register) -> Refused | None:
         if problem := worker_problem(register):
             return Refused(errors.INVALID_ARGUMENT, problem, final=True)
         old = self._find(register)
-        if peer in self.by_peer and (self.by_peer[peer] is not old or old.incarnation != register.incarnation):
-            return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
+        if peer in self.by_peer and (
+            self.by_peer[peer] is not old or old.incarnation != register.incarnation
+        ):
+            return Refused(
+                errors.FAILED_PRECONDITION, "this connection has registered as another worker"
+            )
         if old is None and len(self.members) >= WORKERS_MAX:
-            return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
-        # A worker that was configured with its index replaces a member that is away under this index. If a dispatcher chose the index for
-        # the worker, the member with this index may be a different worker, so it is not replaced.
-        if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
+            return Refused(
+                errors.RESOURCE_EXHAUSTED,
+                f"this dispatcher has {WORKERS_MAX} workers and takes no more",
+            )
+        # A worker that was configured with its index replaces a member that is away under this
+        # index. If a dispatcher chose the index for the worker, the member with this index may be a
+        # different worker, so it is not replaced.
+        if (
+            old is not None
+            and old.incarnation != register.incarnation
+            and not (old.peer is None and register.named)
+        ):
             return Refused(
                 errors.ALREADY_EXISTS,
-                f"{old.name} is registered already (pid {old.pid} on {old.host}): stop it first, or register under another index",
+                f"{old.name} is registered already (pid {old.pid} on {old.host}): stop it first, "
+                f"or register under another index",
             )
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the job and index of a Register. If the Register has no index, find the member by job and incarnation."""
+        """Return the member with the job and index of a Register. If the Register has no index,
+        find the member by job and incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))
@@ -290,16 +348,23 @@ class Membership:
         return [MemberAway(member)]
 
     def _process_exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
-        member = self.by_peer.get(event.peer) if event.peer is not None else self.members.get((event.job, event.index))
+        member = (
+            self.by_peer.get(event.peer)
+            if event.peer is not None
+            else self.members.get((event.job, event.index))
+        )
         if event.peer is not None and member is None:
             member = next((m for m in self._away.values() if m.pid == event.pid), None)
         if member is None or member.pid != event.pid:
             self._add_exit_code(event)
             return []
-        return [self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)]
+        return [
+            self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)
+        ]
 
     def _add_exit_code(self, event: ProcessExited) -> None:
-        """Add the exit code to the record of a worker that was lost before the runtime saw its process end."""
+        """Add the exit code to the record of a worker that was lost before the runtime saw its
+        process end."""
         name = f"{event.job}:{event.index}"
         for record in reversed(self.losses):
             if record.name == name and record.exit_code is None:
@@ -309,15 +374,32 @@ class Membership:
     def _expire(self, now: float) -> list[Change | Send]:
         late = [m for m in self._away.values() if m.away_until <= now]
         changes: list[Change | Send] = [
-            self._lose(m, "its connection ended and it did not come back", None, "", now, settled=False) for m in late
+            self._lose(
+                m, "its connection ended and it did not come back", None, "", now, settled=False
+            )
+            for m in late
         ]
         if self._unwatched:
-            silent = [m for m in self.members.values() if not m.watched and m.heard_at + self.lease_s <= now]
-            changes += [self._lose(m, "it was silent for a lease", None, "", now, settled=False) for m in silent]
+            silent = [
+                m
+                for m in self.members.values()
+                if not m.watched and m.heard_at + self.lease_s <= now
+            ]
+            changes += [
+                self._lose(m, "it was silent for a lease", None, "", now, settled=False)
+                for m in silent
+            ]
         return changes
 
     def _lose(
-        self, member: Member, reason: str, exit_code: int | None, log: str, now: float, *, settled: bool
+        self,
+        member: Member,
+        reason: str,
+        exit_code: int | None,
+        log: str,
+        now: float,
+        *,
+        settled: bool,
     ) -> MemberLost:
         del self.members[member.job, member.index]
         if self._by_incarnation.get((member.job, member.incarnation)) is member:

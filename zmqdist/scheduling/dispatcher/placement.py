@@ -1,17 +1,22 @@
-"""The placement of work: the queues, which worker gets which item next, and which items are requested back from overloaded workers.
+"""The placement of work: the queues, which worker gets which item next, and which items are
+requested back from overloaded workers.
 
 Rules
-    Idle workers get work first, then workers with room in their window. Coordinators take turns. Within a queue the highest priority is
-    handed out first, and within one priority the oldest item.
-    Work pinned to a worker waits in a queue of its own. As soon as this worker has room, it gets the pinned work before any other work.
-    Pinned work is never handed out to another worker, and the dispatcher does not request it back.
-    There are lists of idle workers, of workers with capacity and of overloaded workers. `reindex` recomputes to which lists a worker
-    belongs, and must be called after each change of the worker's load. No step looks at all workers, so an event costs the same with two
-    workers and with ten thousand.
-    The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A plain dict would be slow, because a
-    search for its first key walks over all keys that were deleted before that key.
-    For each overloaded worker, a heap has the time from which on it is worth requesting work back. An entry that a later change has
-    made obsolete is dropped when it becomes the first entry.
+    Idle workers get work first, then workers with room in their window. Coordinators take turns.
+    Within a queue the highest priority is handed out first, and within one priority the oldest
+    item.
+    Work pinned to a worker waits in a queue of its own. As soon as this worker has room, it gets
+    the pinned work before any other work. Pinned work is never handed out to another worker, and
+    the dispatcher does not request it back.
+    There are lists of idle workers, of workers with capacity and of overloaded workers. `reindex`
+    recomputes to which lists a worker belongs, and must be called after each change of the worker's
+    load. No step looks at all workers, so an event costs the same with two workers and with ten
+    thousand.
+    The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A
+    plain dict would be slow, because a search for its first key walks over all keys that were
+    deleted before that key.
+    For each overloaded worker, a heap has the time from which on it is worth requesting work back.
+    An entry that a later change has made obsolete is dropped when it becomes the first entry.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -37,7 +42,8 @@ from zmqdist.scheduling.dispatcher.records import (
 )
 
 STEAL_WORTH_S = 0.01
-"""Seconds. Work that its worker will begin sooner than this is not requested back, because the messages would take longer."""
+"""Seconds. Work that its worker will begin sooner than this is not requested back, because the
+messages would take longer."""
 
 
 class Placement:
@@ -47,7 +53,8 @@ class Placement:
       first_lease: the number of the first lease.
 
     Attributes:
-      queued, queued_pinned: the number of waiting work items of all sessions, and the number of those that are pinned to a worker.
+      queued, queued_pinned: the number of waiting work items of all sessions, and the number of
+        those that are pinned to a worker.
     """
 
     def __init__(self, first_lease: int) -> None:
@@ -55,7 +62,8 @@ class Placement:
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
-        """The queues of pinned work by worker name, each list in the order of turns. A worker without pinned work has no entry."""
+        """The queues of pinned work by worker name, each list in the order of turns. A worker
+        without pinned work has no entry."""
         self.queued_pinned = 0
         self._loads_by_name: dict[str, WorkerLoad] = {}
         self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
@@ -70,7 +78,8 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `assign` must next be called to request work back; None means never. Valid right after `assign`."""
+        """The time at which `assign` must next be called to request work back; None means never.
+        Valid right after `assign`."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -78,13 +87,16 @@ class Placement:
             heapq.heappop(steal_times)
         return steal_times[0][0] if steal_times else None
 
-    # -- waiting work ---------------------------------------------------------------------------------------------
+    # -- waiting work ------------------------------------------------------------------------------
 
-    def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
+    def enqueue(
+        self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]
+    ) -> None:
         """Queue work items behind the items of the same session, worker and priority.
 
         Args:
-          worker: the name of the worker to which the items are pinned; empty if any worker may run them.
+          worker: the name of the worker to which the items are pinned; empty if any worker may run
+            them.
         """
         queue = session.queue_for(worker)
         queue.band(priority).items.extend(items)
@@ -93,18 +105,21 @@ class Placement:
         self._add_ready(queue)
 
     def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
-        """Queue the work of a lease again. The work goes to the front of its queue, or to the end if it has lost starts, so that other
-        items run first.
+        """Queue the work of a lease again. The work goes to the front of its queue, or to the end
+        if it has lost starts, so that other items run first.
 
         Args:
-          report_before_start: whether the work may have begun without a report, so that its next worker must report the start first.
+          report_before_start: whether the work may have begun without a report, so that its next
+            worker must report the start first.
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
         if lease.lost:  # this work goes to the end, because it may crash its next process as well
             band.items.append(lease.next_item())
         else:
-            (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())
+            (band.report_before_start if report_before_start else band.items).appendleft(
+                lease.next_item()
+            )
         lease.session.left_queue -= 1
         self._count(queue, 1)
         self._add_ready(queue)
@@ -180,7 +195,7 @@ class Placement:
                 if worker in self._loads_by_name:
                     self._with_pinned_work.pop(self._loads_by_name[worker], None)
 
-    # -- workers --------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
         """Add a worker that has joined, so that work can be handed out to it."""
@@ -194,9 +209,11 @@ class Placement:
         del self._loads_by_name[load.name]
 
     def reindex(self, load: WorkerLoad) -> None:
-        """Recompute which lists of workers this worker belongs to (idle, with capacity, overloaded), and the sums over all workers.
+        """Recompute which lists of workers this worker belongs to (idle, with capacity,
+        overloaded), and the sums over all workers.
 
-        Call `reindex` after every change of the worker's load. It makes the cost of `assign` independent of the number of workers.
+        Call `reindex` after every change of the worker's load. It makes the cost of `assign`
+        independent of the number of workers.
         """
         count = load.outstanding
         slots = load.member.slots
@@ -215,7 +232,8 @@ class Placement:
         load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work, or request work back for idle workers if no work waits. The caller must call this after each event."""
+        """Hand out waiting work, or request work back for idle workers if no work waits. The caller
+        must call this after each event."""
         ready = self._ready_queues
         if not ready and not self._with_pinned_work:
             return self._steal(now)
@@ -231,7 +249,9 @@ class Placement:
         while ready and self._with_capacity:
             load = next(iter(self._with_capacity))
             share = max(1, (self.queued - self.queued_pinned) // len(self._with_capacity))
-            self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
+            self._hand_out(
+                load, min(share, load.window.limit - load.outstanding), ready, batches, now
+            )
             # This worker goes to the end of the list, so that the workers with room take turns.
             if load in self._with_capacity:
                 self._with_capacity.move_to_end(load)
@@ -248,7 +268,12 @@ class Placement:
         _set(self._with_pinned_work, load, waits and _pinned_capacity(load) > 0)
 
     def _hand_out(
-        self, load: WorkerLoad, count: int, ready: deque[SessionQueue], batches: dict[WorkerLoad, Handout], now: float
+        self,
+        load: WorkerLoad,
+        count: int,
+        ready: deque[SessionQueue],
+        batches: dict[WorkerLoad, Handout],
+        now: float,
     ) -> None:
         batch = batches.get(load)
         if batch is None:
@@ -261,7 +286,14 @@ class Placement:
             reported_first = min(take, len(band.report_before_start))
             plain = min(take - reported_first, len(band.items))
             if reported_first:
-                self._grant(load, band, band.report_before_start, reported_first, batch, batch.report_before_start)
+                self._grant(
+                    load,
+                    band,
+                    band.report_before_start,
+                    reported_first,
+                    batch,
+                    batch.report_before_start,
+                )
             if plain:
                 self._grant(load, band, band.items, plain, batch, batch.items)
             count -= reported_first + plain
@@ -283,7 +315,8 @@ class Placement:
         batch: Handout,
         into: list[Leased],
     ) -> None:
-        """Lease the first `count` items of a queue to a worker. The `for` loop has to be fast, because it runs for each work item."""
+        """Lease the first `count` items of a queue to a worker. The `for` loop has to be fast,
+        because it runs for each work item."""
         session = band.session_queue.session
         coordinator, known, leases = session.coordinator, load.known_functions, load.leases
         number = first = self._next_lease
@@ -294,15 +327,17 @@ class Placement:
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
-                    # Skip the item: its earlier worker was lost just after the coordinator had received the result of the item, and the
-                    # coordinator has dropped the function.
+                    # Skip the item: its earlier worker was lost just after the coordinator had
+                    # received the result of the item, and the coordinator has dropped the function.
                     if pickled is None:
                         continue
                     known.add((coordinator, fn))
                     batch.functions.append((coordinator, fn, pickled))
                 checked = fn
             leases[number] = Lease(session, band, item)
-            (batch.report_before_start if lost else into).append((number, coordinator, attempt, fn, payload))
+            (batch.report_before_start if lost else into).append(
+                (number, coordinator, attempt, fn, payload)
+            )
             number += 1
         self._next_lease = number
         session.outstanding += number - first
@@ -310,19 +345,24 @@ class Placement:
         self._count(band.session_queue, -count)
 
     def _steal(self, now: float) -> list[Send]:
-        """Request work back for the idle slots, from workers that would not begin this work soon."""
+        """Request work back for the idle slots, from workers that would not begin this work
+        soon.
+        """
         effects: list[Send] = []
         while self._free_slots > self._returning and (load := self._next_surplus(now)) is not None:
             stealable = _stealable(load)
             if stealable:
-                take = stealable[-max(self._free_slots - self._returning, (len(stealable) + 1) // 2) :]
+                take = stealable[
+                    -max(self._free_slots - self._returning, (len(stealable) + 1) // 2) :
+                ]
                 load.steal_requested.update(take)
                 effects.append(Send(load.member.peer, StealRequest(take)))
                 self.reindex(load)
         return effects
 
     def _next_surplus(self, now: float) -> WorkerLoad | None:
-        """Return a worker from which work may be requested back now, or None if there is no such worker.
+        """Return a worker from which work may be requested back now, or None if there is no such
+        worker.
 
         Each worker is returned at most once after each change of its load.
         """
@@ -342,7 +382,8 @@ class Placement:
         return None
 
     def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
-        """Yield the messages of a hand-out. Functions are in the message with the work that uses them, or in messages before it (P8)."""
+        """Yield the messages of a hand-out. Functions are in the message with the work that uses
+        them, or in messages before it (P8)."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
             if functions:
@@ -351,22 +392,29 @@ class Placement:
         for items, report_before_start in ((batch.items, False), (batch.report_before_start, True)):
             if items:
                 for share in split(items):
-                    yield Assign(functions, share, report_before_start, len(self._loads_by_name), pinned)
+                    yield Assign(
+                        functions, share, report_before_start, len(self._loads_by_name), pinned
+                    )
                     functions = []
 
     @staticmethod
     def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Return whether an entry of the heap is current. An entry is obsolete if the load of its worker has changed since."""
+        """Return whether an entry of the heap is current. An entry is obsolete if the load of its
+        worker has changed since."""
         return entry[2].steal_at == entry[0]
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Return the leases that a worker may give back: leases whose work is neither started nor pinned.
+    """Return the leases that a worker may give back: leases whose work is neither started nor
+    pinned.
 
-    The oldest of these leases are left out if the worker needs them to have one lease for each slot.
+    The oldest of these leases are left out if the worker needs them to have one lease for each
+    slot.
     """
     spare = [
-        number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker
+        number
+        for number, lease in load.leases.items()
+        if not lease.started and not lease.band.session_queue.worker
     ]
     return spare[max(0, load.member.slots - (load.outstanding - len(spare))) :]
 
@@ -376,20 +424,24 @@ def _takes_work(load: WorkerLoad) -> bool:
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:
-    """Return how many pinned items a worker may get now: the room in its window or, without room, enough for one pinned item per slot.
+    """Return how many pinned items a worker may get now: the room in its window or, without room,
+    enough for one pinned item per slot.
 
-    A worker whose window is full of other work may still get pinned work, because pinned work runs before the other work (P6).
+    A worker whose window is full of other work may still get pinned work, because pinned work runs
+    before the other work (P6).
     """
     room = load.window.limit - load.outstanding
     return (
         room
         if room > 0
-        else load.member.slots - sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
+        else load.member.slots
+        - sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
     )
 
 
 def _worth_stealing_at(load: WorkerLoad) -> float:
-    """Return the time from which on it is worth requesting back the work that a worker has not begun; 0.0 means at once."""
+    """Return the time from which on it is worth requesting back the work that a worker has not
+    begun; 0.0 means at once."""
     held, window = load.outstanding, load.window
     unreported_s = window.trip_s
     if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:

@@ -1,7 +1,8 @@
-"""The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each worker.
+"""The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each
+worker.
 
-A queued work item is stored as the tuple from the message, without any other object, because a million work items may be queued. Only work
-that was handed out has a record of its own, a Lease.
+A queued work item is stored as the tuple from the message, without any other object, because a
+million work items may be queued. Only work that was handed out has a record of its own, a Lease.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class PriorityBand:
     """The waiting work items of one priority in one queue.
 
     Attributes:
-      report_before_start: the items that a lost worker may have begun without a report, unless a start of the item was lost before. The
-        next worker must report the start of such an item before it starts the item. These items are handed out before `items`.
-      items: all other items. As far as the dispatcher knows, each of them has not begun, or a reported start of it was lost.
+      report_before_start: the items that a lost worker may have begun without a report, unless a
+        start of the item was lost before. The next worker must report the start of such an item
+        before it starts the item. These items are handed out before `items`.
+      items: all other items. As far as the dispatcher knows, each of them has not begun, or a
+        reported start of it was lost.
     """
 
     session_queue: SessionQueue
@@ -40,12 +43,14 @@ class PriorityBand:
 
 
 class SessionQueue:
-    """One queue of a session: its waiting work that is pinned to one certain worker, or its waiting work that any worker may run.
+    """One queue of a session: its waiting work that is pinned to one certain worker, or its waiting
+    work that any worker may run.
 
     Attributes:
       worker: the name of the worker to which the work is pinned; empty if any worker may run it.
       bands: one band for each priority that has work, the highest priority last.
-      is_ready: whether this is one of the queues that take turns in `Placement`. Invariant: a queue that is ready has work.
+      is_ready: whether this is one of the queues that take turns in `Placement`. Invariant: a queue
+        that is ready has work.
     """
 
     __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
@@ -58,7 +63,8 @@ class SessionQueue:
         self._plain_band = PriorityBand(self)
 
     def band(self, priority: int) -> PriorityBand:
-        """Return the band of a priority; make it if it is missing. The caller must add work, because no band may be empty."""
+        """Return the band of a priority; make it if it is missing. The caller must add work,
+        because no band may be empty."""
         bands = self.bands
         at = bisect_left(bands, priority, key=_priority) if bands else 0
         if at < len(bands) and bands[at].priority == priority:
@@ -72,24 +78,31 @@ class SessionQueue:
 class CoordinatorSession:
     """The state of one coordinator's work, for one connection of the coordinator.
 
-    A coordinator that reconnects gets a new session; the old session only waits until its leases have ended. Detached work has a session
-    of its own over the same connection, in which no round ends.
+    A coordinator that reconnects gets a new session; the old session only waits until its leases
+    have ended. Detached work has a session of its own over the same connection, in which no round
+    ends.
 
     Attributes:
-      queues: the queues by worker name: "" for work that any worker may run, and one for each worker with waiting pinned work.
+      queues: the queues by worker name: "" for work that any worker may run, and one for each
+        worker with waiting pinned work.
       functions: pickled functions by number.
-      held: bulk results that workers hold, including kept values: (work, attempt) -> (worker, lease).
+      held: bulk results that workers hold, including kept values: (work, attempt) -> (worker,
+        lease).
       watches_members: whether the coordinator gets Members.
       reports_starts: whether the coordinator gets Begun.
       detached: the session of the detached work; None until the coordinator submits detached work.
       outstanding: the number of leases that may be executing.
-      round_ended: the last round whose end the coordinator has requested. The dispatcher ignores work of this round that arrives later.
-      ending_round: the round whose end was requested but not yet reported to the coordinator; None if there is no such round.
+      round_ended: the last round whose end the coordinator has requested. The dispatcher ignores
+        work of this round that arrives later.
+      ending_round: the round whose end was requested but not yet reported to the coordinator; None
+        if there is no such round.
       unsettled_until: the time until which a lost process may still execute work of this session.
-      submitted, left_queue: how many work items were ever queued, and how many have left the queue. Invariant: left_queue <= submitted.
+      submitted, left_queue: how many work items were ever queued, and how many have left the queue.
+        Invariant: left_queue <= submitted.
       progress_reported: the `left_queue` that was last reported to the coordinator.
       closed: whether the connection has ended.
-      finished: the number of work items that have ended, without those that were cancelled before they began.
+      finished: the number of work items that have ended, without those that were cancelled before
+        they began.
     """
 
     coordinator: int
@@ -136,11 +149,14 @@ class Lease:
     """One hand-out of one work item to one worker.
 
     Attributes:
-      band: the band in which the item waited, and will wait again if the lease ends without an outcome.
+      band: the band in which the item waited, and will wait again if the lease ends without an
+        outcome.
       item: the work item with the number of its lost starts. Its payload is empty if `kept`.
       started: whether a slot has begun the item, as far as the dispatcher knows.
-      cancelled: whether the item was cancelled, so that it does not run again, however the lease ends.
-      cancelled_unless_begun: as `cancelled`, but a report that the item has begun sets this to False.
+      cancelled: whether the item was cancelled, so that it does not run again, however the lease
+        ends.
+      cancelled_unless_begun: as `cancelled`, but a report that the item has begun sets this to
+        False.
       kept: whether the coordinator has received the bulk result and the worker still holds it.
     """
 
@@ -153,7 +169,8 @@ class Lease:
     kept: bool = False
 
     def keep(self) -> None:
-        """Record that the worker keeps the result, and drop the payload of the work, because the work does not run again."""
+        """Record that the worker keeps the result, and drop the payload of the work, because the
+        work does not run again."""
         self.kept = True
         self.item = (*self.item[:4], b"")
 
@@ -189,16 +206,19 @@ class WorkerLoad:
       window: the bound on the number of leases that the worker may have.
       leases: the worker's leases that have not ended, by number.
       held: the worker's leases that have ended and whose bulk results it holds, by number.
-      stale_leases: leases that the worker has dropped, but whose functions still run in its threads: lease -> coordinator.
+      stale_leases: leases that the worker has dropped, but whose functions still run in its
+        threads: lease -> coordinator.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steal_requested: leases that the dispatcher has requested back, until the worker replies.
-      undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this worker while it was away.
+      undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this
+        worker while it was away.
       done: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
-      free_slots, returning: the number of slots without work; the number of leases that the dispatcher expects back. The placement
-        computes both.
-      steal_at: the time in this worker's current entry of the placement's heap, from which on it is worth requesting work back from the
-        worker; `inf` if the heap has no current entry of the worker.
+      free_slots, returning: the number of slots without work; the number of leases that the
+        dispatcher expects back. The placement computes both.
+      steal_at: the time in this worker's current entry of the placement's heap, from which on it is
+        worth requesting work back from the worker; `inf` if the heap has no current entry of the
+        worker.
     """
 
     member: Member
@@ -224,7 +244,8 @@ class WorkerLoad:
 
 @dataclass(slots=True)
 class Handout:
-    """The work that one call of `assign` hands out to one worker: new functions, items, and items whose start must be reported first."""
+    """The work that one call of `assign` hands out to one worker: new functions, items, and items
+    whose start must be reported first."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
@@ -233,14 +254,16 @@ class Handout:
 
 @dataclass(slots=True)
 class WorkerHoldings:
-    """The values and work items of one worker, each as (connection of the coordinator, number of the work item).
+    """The values and work items of one worker, each as (connection of the coordinator, number of
+    the work item).
 
     Attributes:
       kept: the values that the worker keeps.
       running: the work items that the worker has begun.
       pinned: the work items that wait for this worker alone.
-      others: the work items that the worker has not begun, and the results that it holds until their programs say whether to keep them. A
-        drain loses none of them, but each may become a kept value before its program has replied.
+      others: the work items that the worker has not begun, and the results that it holds until
+        their programs say whether to keep them. A drain loses none of them, but each may become a
+        kept value before its program has replied.
     """
 
     worker: str

@@ -1,7 +1,9 @@
-"""The relay: the dispatcher reads a payload for a process that cannot connect to the process that holds the payload.
+"""The relay: the dispatcher reads a payload for a process that cannot connect to the process that
+holds the payload.
 
-The dispatcher reads a payload in ranges, over the holder's own connection to the dispatcher, and passes the bytes on unchanged. Each range
-is one request with one reply. If the holder disconnects or does not reply in time, the RPC call for this range ends with an error.
+The dispatcher reads a payload in ranges, over the holder's own connection to the dispatcher, and
+passes the bytes on unchanged. Each range is one request with one reply. If the holder disconnects
+or does not reply in time, the RPC call for this range ends with an error.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Relay:
     `read` runs in threads of the RPC service, and each other method runs in the loop.
 
     Args:
-      holder: returns the connection of the process that has the store with this number; None if no such process is connected.
+      holder: returns the connection of the process that has the store with this number; None if no
+        such process is connected.
 
     Attributes:
       pieces: the number of ranges that were requested so far.
@@ -47,28 +50,38 @@ class Relay:
         router.on_gone.append(self._peer_gone)
 
     def read(self, store: int, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Serve the RPC method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of the service until the holder replies.
+        """Serve the RPC method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of
+        the service until the holder replies.
 
         Raises:
           NotFoundError: the holder has freed the payload.
-          UnavailableError: the holder is not connected to the dispatcher, disconnects, or does not reply.
+          UnavailableError: the holder is not connected to the dispatcher, disconnects, or does not
+            reply.
         """
         reply: Future[NDArray[np.uint8]] = Future()
         number = next(self._numbers)
-        self._loop.call_soon(self._forward, number, store, Read(number, bulk, offset, length), reply)
+        self._loop.call_soon(
+            self._forward, number, store, Read(number, bulk, offset, length), reply
+        )
         try:
             return reply.result(REPLY_TIMEOUT_S)
         except FutureTimeoutError:
             self._loop.call_soon(self._pending.pop, number, None)
-            raise errors.UnavailableError(f"the holder did not reply within {REPLY_TIMEOUT_S:g} s") from None
+            raise errors.UnavailableError(
+                f"the holder did not reply within {REPLY_TIMEOUT_S:g} s"
+            ) from None
 
-    # -- in the loop ----------------------------------------------------------------------------------------------
+    # -- in the loop -------------------------------------------------------------------------------
 
-    def _forward(self, number: int, store: int, read: Read, reply: Future[NDArray[np.uint8]]) -> None:
+    def _forward(
+        self, number: int, store: int, read: Read, reply: Future[NDArray[np.uint8]]
+    ) -> None:
         self.pieces += 1
         peer = self._holder(store)
         if not isinstance(peer, Peer) or not self._router.send(peer, read):
-            reply.set_exception(errors.UnavailableError("its holder is not connected to the dispatcher"))
+            reply.set_exception(
+                errors.UnavailableError("its holder is not connected to the dispatcher")
+            )
             return
         self._pending[number] = (peer, reply)
 
@@ -79,7 +92,10 @@ class Relay:
         del self._pending[done.request]
         if done.code or len(frames) != 1:
             reply.set_exception(
-                errors.from_code(done.code or errors.INTERNAL, done.message or "the reply of the holder has no bytes")
+                errors.from_code(
+                    done.code or errors.INTERNAL,
+                    done.message or "the reply of the holder has no bytes",
+                )
             )
         else:
             reply.set_result(np.frombuffer(frames[0], np.uint8))
@@ -88,4 +104,6 @@ class Relay:
         for number, (holder, reply) in list(self._pending.items()):
             if holder is peer:
                 del self._pending[number]
-                reply.set_exception(errors.UnavailableError("its holder has disconnected from the dispatcher"))
+                reply.set_exception(
+                    errors.UnavailableError("its holder has disconnected from the dispatcher")
+                )

@@ -1,12 +1,13 @@
 """The runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
 
-`DispatchServer` (servers/) is its class for users, and gives it the part that it hosts beside the queue of functions.
+`DispatchServer` (servers/) is its class for users, and gives it the part that it hosts beside the
+queue of functions.
 
-The runtime passes each message to the machine, and sends the messages that the machine returns. The runtime decides nothing itself and
-never unpickles a payload.
+The runtime passes each message to the machine, and sends the messages that the machine returns. The
+runtime decides nothing itself and never unpickles a payload.
 
-The loop's thread refers to the runtime and not to the DispatchServer. So a DispatchServer that the program has dropped is
-garbage-collected, and its finalizer stops the runtime.
+The loop's thread refers to the runtime and not to the DispatchServer. So a DispatchServer that the
+program has dropped is garbage-collected, and its finalizer stops the runtime.
 """
 
 from __future__ import annotations
@@ -69,13 +70,22 @@ P = TypeVar("P", bound=DispatcherPart)
 log = logging.getLogger("zmqdist.scheduling")
 
 PROCESS_END_POLL_S = 0.005
-"""Seconds before the first check whether a disconnected process has ended. Each later pause is twice as long as the pause before it."""
+"""Seconds before the first check whether a disconnected process has ended. Each later pause is
+twice as long as the pause before it."""
 
 LEAVING_S = 1.0
 """Seconds for which `shutdown` waits for workers after their grace has passed."""
 
 FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
-FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
+FROM_COORDINATORS = (
+    RegisterCoordinator,
+    Define,
+    Forget,
+    Submit,
+    CancelWork,
+    EndRound,
+    ResultReceived,
+)
 
 
 class DispatcherRuntime(Generic[P]):
@@ -84,15 +94,20 @@ class DispatcherRuntime(Generic[P]):
     Attributes:
       loop: the loop, which `open` makes; None before.
       part: what the dispatcher hosts beside its queue; `open` makes it.
-      stopped: set by `stop`, and by `shutdown` when the workers have left or its wait for them is over.
-      scaler: the launcher that starts and ends the workers; None if the workers were started without a launcher in this process.
+      stopped: set by `stop`, and by `shutdown` when the workers have left or its wait for them is
+        over.
+      scaler: the launcher that starts and ends the workers; None if the workers were started
+        without a launcher in this process.
       undelivered: the number of messages that were not sent because their peer had disconnected.
       watchers: functions that the loop calls after each event.
       member_watchers: functions that the loop calls when workers have joined or were lost.
     """
 
     def __init__(
-        self, config: DispatcherConfig, listener: int | None, make_part: Callable[[RpcService, Loop], P]
+        self,
+        config: DispatcherConfig,
+        listener: int | None,
+        make_part: Callable[[RpcService, Loop], P],
     ) -> None:
         self.config = config
         self._make_part = make_part
@@ -102,7 +117,8 @@ class DispatcherRuntime(Generic[P]):
         self.loop: Loop | None = None
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
-        # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two dispatchers must differ.
+        # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two
+        # dispatchers must differ.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.scaler: Scaler | None = None
         self.gone: dict[str, str] = {}
@@ -123,7 +139,8 @@ class DispatcherRuntime(Generic[P]):
 
     @property
     def abandoned(self) -> bool:
-        """Whether the finalizer of a DispatchServer must stop this runtime, because the runtime runs in this process.
+        """Whether the finalizer of a DispatchServer must stop this runtime, because the runtime
+        runs in this process.
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
@@ -140,7 +157,8 @@ class DispatcherRuntime(Generic[P]):
             keys = self.keys = KeyService(self.credentials.server(host), config.work_dir)
             router = self._router = Router(loop, keys.security, self._hello)
             keys.attach(loop, router, service, self._peer_expelled)
-            # Load the state in the journal before binding the port, so that no peer sees a part of the state.
+            # Load the state in the journal before binding the port, so that no peer sees a part of
+            # the state.
             self.part: P = self._make_part(service, loop)
             if self._listener is None:
                 self.address = router.bind(join_address(host, config.port))
@@ -154,7 +172,11 @@ class DispatcherRuntime(Generic[P]):
                 router.on(kind, self._handle_message, frozenset(roles))
         router.on(Goodbye, self._handle_message)
         self.reporter = DrainReporter(loop, self.broker, self.part, router.send)  # type: ignore[arg-type]
-        router.on(WorkDescribed, lambda peer, message, _: self.reporter.described(peer, message), frozenset({"submit"}))
+        router.on(
+            WorkDescribed,
+            lambda peer, message, _: self.reporter.described(peer, message),
+            frozenset({"submit"}),
+        )
         router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
@@ -170,7 +192,9 @@ class DispatcherRuntime(Generic[P]):
             self.loop.stop()
 
     def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, (Register, RegisterCoordinator)) and (problem := self._pickles_differ(peer)):
+        if isinstance(message, (Register, RegisterCoordinator)) and (
+            problem := self._pickles_differ(peer)
+        ):
             log.warning("refused: %s", problem)
             self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
             return
@@ -186,42 +210,58 @@ class DispatcherRuntime(Generic[P]):
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _pickles_differ(self, peer: Peer) -> str:
-        """Return why this peer and the cluster could not unpickle each other's functions, or "" if they can."""
+        """Return why this peer and the cluster could not unpickle each other's functions, or "" if
+        they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
-        versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
+        versions = " and ".join(
+            f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ
+        )
         return versions and (
-            f"{peer.name} and this cluster cannot run each other's functions, which are sent as pickles: it has {versions}; "
+            f"{peer.name} and this cluster cannot run each other's functions, which are sent as "
+            f"pickles: it has {versions}; "
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 
     def _peer_gone(self, peer: Peer) -> None:
-        """Record that a connection has ended. If the peer is a member on this host, begin to check whether its process has ended."""
+        """Record that a connection has ended. If the peer is a member on this host, begin to check
+        whether its process has ended."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._poll_process_end(member, PROCESS_END_POLL_S)
 
     def _peer_expelled(self, peer: Peer) -> None:
-        """Tell the machine that the key of this peer was revoked. If the peer is a worker, the machine counts it as lost at once."""
+        """Tell the machine that the key of this peer was revoked. If the peer is a worker, the
+        machine counts it as lost at once."""
         self.handle(PeerExpelled(peer, "its key was revoked"))
 
     def _poll_process_end(self, member: Member, pause_s: float) -> None:
-        """Report the end of a disconnected member's process. If the process still exists, check again later.
+        """Report the end of a disconnected member's process. If the process still exists, check
+        again later.
 
-        The first check may be too early, because a killed process loses its connections a little before it ends.
+        The first check may be too early, because a killed process loses its connections a little
+        before it ends.
         """
-        if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
+        if (
+            self.broker.membership.members.get((member.job, member.index)) is not member
+            or member.peer is not None
+        ):
             return  # the member is lost already, or has reconnected
         if not is_alive(member.pid):
-            self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
+            self.handle(
+                ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index)
+            )
             return
         assert self.loop is not None
         next_poll = self.loop.now() + pause_s
-        self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
+        self.loop.set_timer(
+            (self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s)
+        )
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        """Pass an event to the machine and send the messages that the machine returns. Call it in the loop's thread."""
+        """Pass an event to the machine and send the messages that the machine returns. Call it in
+        the loop's thread."""
         loop = self.loop
         if loop is None:
             return
@@ -233,12 +273,18 @@ class DispatcherRuntime(Generic[P]):
             watcher()
 
     def _report_members(self) -> None:
-        """Tell the data service which members have joined and which were lost, and call the member watchers."""
+        """Tell the data service which members have joined and which were lost, and call the member
+        watchers."""
         changes, self.broker.changes = self.broker.changes, []
         for change in changes:
             match change:
                 case MemberJoined(member, register):
-                    identity = member.name, register.address, member.incarnation, tuple(register.tags)
+                    identity = (
+                        member.name,
+                        register.address,
+                        member.incarnation,
+                        tuple(register.tags),
+                    )
                     self.part.joined(*identity, named=register.named)
                 case MemberLost(member):
                     self.part.lost(member.incarnation, left=False)
@@ -250,7 +296,8 @@ class DispatcherRuntime(Generic[P]):
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
-            # The router drops a message to a disconnected peer. The machine learns of the disconnection from a PeerGone.
+            # The router drops a message to a disconnected peer. The machine learns of the
+            # disconnection from a PeerGone.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
         due = self.broker.deadline
@@ -263,7 +310,7 @@ class DispatcherRuntime(Generic[P]):
         self._due = None
         self.handle(Ticked())
 
-    # -- RPC methods -------------------------------------------------------------------------------------------
+    # -- RPC methods -------------------------------------------------------------------------------
 
     def _service(self) -> RpcService:
         service = RpcService("dispatcher")
@@ -285,7 +332,8 @@ class DispatcherRuntime(Generic[P]):
             "pid": os.getpid(),
             "queued": snapshot.queued,
             "workers": [
-                {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
+                {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at}
+                for row in snapshot.workers
             ],
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
@@ -296,14 +344,16 @@ class DispatcherRuntime(Generic[P]):
                 for name, reason, code, at in snapshot.losses
             ],
             "slot_deaths": snapshot.slot_deaths,
-            "last_slot_death": last and {"name": last[0], "exit_code": last[1], "ago_s": now - last[2]},
+            "last_slot_death": last
+            and {"name": last[0], "exit_code": last[1], "ago_s": now - last[2]},
             "relayed": self._relay.pieces,
             "dropped": dict(self._router.dropped),
             "refused_handshakes": self._router.refused_handshakes,
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Tell all workers to stop, and return their number. The server stops when they have left, or LEAVING_S after the grace."""
+        """Tell all workers to stop, and return their number. The server stops when they have left,
+        or LEAVING_S after the grace."""
         if self.scaler is not None:
             self.scaler.close()
         members = list(self.broker.membership.members.values())
@@ -318,7 +368,9 @@ class DispatcherRuntime(Generic[P]):
         assert self.loop is not None
         now = self.loop.now()
         if self.num_workers and now < until:
-            self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
+            self.loop.set_timer(
+                (self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until)
+            )
             return
         self.stopped.set()
         # The loop stops a little later, so that the reply to `shutdown` is sent first.
@@ -330,11 +382,19 @@ class DispatcherRuntime(Generic[P]):
         return self.scaler.scale(job, count, grace_s, force)
 
     def _drain_reported(
-        self, call: PendingCall, job: str, index: int, grace_s: float, force: bool = False, dry_run: bool = False
+        self,
+        call: PendingCall,
+        job: str,
+        index: int,
+        grace_s: float,
+        force: bool = False,
+        dry_run: bool = False,
     ) -> None:
-        """Serve the RPC method `drain`: tell a worker to leave if that is allowed, and reply with its drain report.
+        """Serve the RPC method `drain`: tell a worker to leave if that is allowed, and reply with
+        its drain report.
 
-        The worker is not drained if `dry_run` is set, or if the drain would lose something and `force` is not set.
+        The worker is not drained if `dry_run` is set, or if the drain would lose something and
+        `force` is not set.
         """
 
         def finish(reports: list[DrainReport]) -> None:
@@ -349,7 +409,8 @@ class DispatcherRuntime(Generic[P]):
         self.reporter.ask([(job, index)], finish)
 
     def drain(self, job: str, index: int, grace_s: float) -> None:
-        """Tell a worker to leave within `grace_s`. Raises NotFoundError if no worker of this name is registered."""
+        """Tell a worker to leave within `grace_s`. Raises NotFoundError if no worker of this name
+        is registered."""
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
@@ -361,5 +422,6 @@ class DispatcherRuntime(Generic[P]):
 
 
 def _row(row: Any) -> dict[str, Any]:
-    """Return a row of a snapshot as a dict, without the fields that are times of this process's monotonic clock."""
+    """Return a row of a snapshot as a dict, without the fields that are times of this process's
+    monotonic clock."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}

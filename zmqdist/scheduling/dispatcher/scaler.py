@@ -1,11 +1,13 @@
-"""The interface to the launcher that starts and ends a dispatcher's workers, for users who ask the dispatcher for more or fewer workers."""
+"""The interface to the launcher that starts and ends a dispatcher's workers, for users who ask the
+dispatcher for more or fewer workers."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 NO_LAUNCHER = (
-    "no launcher holds the workers of this dispatcher, so it cannot start or end any: start more with `zmqdist worker`, end one with "
+    "no launcher holds the workers of this dispatcher, so it cannot start or end any: start more "
+    "with `zmqdist worker`, end one with "
     "`zmqdist drain`, or use what started them (kubectl scale, for instance)"
 )
 
@@ -16,8 +18,8 @@ class Scaler(Protocol):
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
         """Set the wanted size of a job, and return the launcher's decision. May wait for a moment.
 
-        If values or work would be lost with the workers that would have to leave, and `force` is False, nothing changes. Then `refused` of
-        the decision has the names of these workers.
+        If values or work would be lost with the workers that would have to leave, and `force` is
+        False, nothing changes. Then `refused` of the decision has the names of these workers.
 
         Raises:
           OpError: the launcher refuses the size, and nothing has changed.
@@ -27,4 +29,5 @@ class Scaler(Protocol):
         """Return the wanted size and its bounds, for the RPC method `status`. Does not wait."""
 
     def close(self) -> None:
-        """Tell the launcher to start and end no more workers, because the cluster shuts down. Does not wait."""
+        """Tell the launcher to start and end no more workers, because the cluster shuts down. Does
+        not wait."""

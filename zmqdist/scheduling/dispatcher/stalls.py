@@ -1,7 +1,9 @@
-"""Notices that functions may wait for ever: all slots are busy, and work that functions have scheduled waits for a slot; no I/O.
+"""Notices that functions may wait for ever: all slots are busy, and work that functions have
+scheduled waits for a slot; no I/O.
 
-A function that schedules functions and waits for them keeps its slot meanwhile. If such functions fill all slots, none of their work can
-begin. The dispatcher cannot know whether a function waits, but a function that has scheduled work usually does.
+A function that schedules functions and waits for them keeps its slot meanwhile. If such functions
+fill all slots, none of their work can begin. The dispatcher cannot know whether a function waits,
+but a function that has scheduled work usually does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ STALLED_S = 5.0
 
 
 class StallWatch:
-    """The watch over nested sessions, which are sessions of coordinators that scheduled functions have made.
+    """The watch over nested sessions, which are sessions of coordinators that scheduled functions
+    have made.
 
     Attributes:
       sessions: the open nested sessions, in the order of their registrations.
@@ -42,7 +45,8 @@ class StallWatch:
         self._reported = self._reported and bool(self.sessions)
 
     def report(self, loads: Collection[WorkerLoad], now: float) -> list[Send]:
-        """Return the report to one nested session if there is a stall. It is returned once until all nested sessions have been closed."""
+        """Return the report to one nested session if there is a stall. It is returned once until
+        all nested sessions have been closed."""
         due = self.deadline
         if due is None or now < due:
             return []
@@ -50,7 +54,8 @@ class StallWatch:
         running = sum(lease.started for load in loads for lease in load.leases.values())
         slots = sum(load.member.slots for load in loads)
         waiting = {
-            session: sum(part.queued + part.outstanding for part in session.with_detached) for session in self.sessions
+            session: sum(part.queued + part.outstanding for part in session.with_detached)
+            for session in self.sessions
         }
         for load in loads:
             for lease in load.leases.values():

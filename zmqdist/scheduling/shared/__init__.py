@@ -1,1 +1,2 @@
-"""What coordinators, dispatchers and workers share: configs, references to large values, and the stores that hold the values."""
+"""What coordinators, dispatchers and workers share: configs, references to large values, and the
+stores that hold the values."""

@@ -1,4 +1,6 @@
-"""The settings of the dispatcher's machine, which are a part of the settings in DispatcherConfig."""
+"""The settings of the dispatcher's machine, which are a part of the settings in
+DispatcherConfig.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from zmqdist import limits
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerSettings:
-    """The settings of the dispatcher's machine. DispatcherConfig describes each of them; zmqdist.limits has the reason for each default."""
+    """The settings of the dispatcher's machine. DispatcherConfig describes each of them;
+    zmqdist.limits has the reason for each default."""
 
     lease_s: float = limits.LEASE_S
     reconnect_grace_s: float = limits.RECONNECT_GRACE_S

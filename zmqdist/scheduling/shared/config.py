@@ -1,7 +1,8 @@
 """The settings of a dispatcher and of a worker, checked when a config is made.
 
-Settings of the data service have the names that they have in tf.data service. Their durations are in milliseconds. None and 0 mean the
-default unless the description of the field says otherwise. All other durations are in seconds.
+Settings of the data service have the names that they have in tf.data service. Their durations are
+in milliseconds. None and 0 mean the default unless the description of the field says otherwise. All
+other durations are in seconds.
 
 This module imports little, because every process that starts other processes imports it first.
 """
@@ -38,7 +39,8 @@ START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
 
 @dataclass(frozen=True)
 class DispatcherConfig(BrokerSettings):
-    """The address of a dispatcher, the state that it keeps, and its time limits for workers and readers.
+    """The address of a dispatcher, the state that it keeps, and its time limits for workers and
+    readers.
 
     >>> config = zd.data.service.DispatcherConfig(port=0, client_timeout_ms=60_000)
     >>> config.client_timeout_ms
@@ -47,28 +49,41 @@ class DispatcherConfig(BrokerSettings):
     Attributes:
       port: the port to bind; 0 chooses a free port.
       protocol: "zmq" or "tcp", which mean the same; None means "zmq".
-      work_dir: folder of the registered datasets and of the journal, created if it is missing. None keeps the datasets in memory.
-      fault_tolerant_mode: whether to keep a journal in `work_dir`, so that a restarted dispatcher continues from it.
-      worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs. None or an empty list admits any workers.
-      job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes. 0 means 1 ms.
-      job_gc_timeout_ms: the time without readers after which an iteration is dropped; default 5 minutes. 0 means 1 ms, -1 means never.
-      worker_timeout_ms: the time after which the data service removes an absent worker, and ends requests that wait for it; default 10
-        minutes.
-      worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 means 3.
+      work_dir: folder of the registered datasets and of the journal, created if it is missing. None
+        keeps the datasets in memory.
+      fault_tolerant_mode: whether to keep a journal in `work_dir`, so that a restarted dispatcher
+        continues from it.
+      worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs. None
+        or an empty list admits any workers.
+      job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop;
+        default 10 minutes. 0 means 1 ms.
+      job_gc_timeout_ms: the time without readers after which an iteration is dropped; default 5
+        minutes. 0 means 1 ms, -1 means never.
+      worker_timeout_ms: the time after which the data service removes an absent worker, and ends
+        requests that wait for it; default 10 minutes.
+      worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0
+        means 3.
       client_timeout_ms: the silence after which a reader is dropped; default 5 minutes.
-      gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well. A later reader begins such an iteration anew.
-      deployment_mode: COLOCATED, REMOTE or HYBRID; None means REMOTE. Readers get the mode from the dispatcher.
+      gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well. A
+        later reader begins such an iteration anew.
+      deployment_mode: COLOCATED, REMOTE or HYBRID; None means REMOTE. Readers get the mode from the
+        dispatcher.
       host: address or interface to bind. Any address but loopback needs keys (SECURITY.md).
-      advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
-      lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it.
+      advertise: "host" or "host:port" at which other processes reach the dispatcher, for example
+        behind NAT. None means the bound address.
+      lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions
+        after at most half of it.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
-      cancel_grace_s: the default `cancel_grace_s` of coordinators that get the DispatchServer, not only its address, as their target.
+      cancel_grace_s: the default `cancel_grace_s` of coordinators that get the DispatchServer, not
+        only its address, as their target.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
       token_file, keys_dir: the places of the secrets, if they are not in the default place.
-      insecure: whether to use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
+      insecure: whether to use neither token nor keys, so that any process that reaches the port can
+        run code. Logs a warning at each start.
 
     Raises:
-      InvalidArgumentError: a value is out of range, or `fault_tolerant_mode` lacks a `work_dir`; the message names the field.
+      InvalidArgumentError: a value is out of range, or `fault_tolerant_mode` lacks a `work_dir`;
+        the message names the field.
       FailedPreconditionError: `protocol` is not known.
     """
 
@@ -109,10 +124,16 @@ class DispatcherConfig(BrokerSettings):
             client_timeout_ms=self.client_timeout_ms,
             worker_max_concurrent_snapshots=self.worker_max_concurrent_snapshots,
         )
-        if self.deployment_mode is not None and str(self.deployment_mode).upper() not in DEPLOYMENT_MODES:
-            raise _invalid(f"deployment_mode is {self.deployment_mode!r}, wants one of {', '.join(DEPLOYMENT_MODES)}")
+        if (
+            self.deployment_mode is not None
+            and str(self.deployment_mode).upper() not in DEPLOYMENT_MODES
+        ):
+            raise _invalid(
+                f"deployment_mode is {self.deployment_mode!r}, wants one of "
+                f"{', '.join(DEPLOYMENT_MODES)}"
+            )
 
-    # -- the settings of the data service, in seconds ------------------------------------------------------------------------
+    # -- the settings of the data service, in seconds ----------------------------------------------
 
     @property
     def gc_check_s(self) -> float:
@@ -149,44 +170,62 @@ class WorkerConfig:
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
-      worker_address: the address at which other processes reach the worker. The worker adds the bound port if the address has no port or
-        has "%port%" as its port. None means the bound address, with "localhost" in place of 127.0.0.1.
-      port: the port of the worker's own server, from which other processes fetch elements and large results; 0 chooses a free port.
+      worker_address: the address at which other processes reach the worker. The worker adds the
+        bound port if the address has no port or has "%port%" as its port. None means the bound
+        address, with "localhost" in place of 127.0.0.1.
+      port: the port of the worker's own server, from which other processes fetch elements and large
+        results; 0 chooses a free port.
       protocol: "zmq" or "tcp", which mean the same; None means "zmq".
-      heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
-      dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
-      data_transfer_protocol: with "zmq" or "tcp", readers fetch elements from a second port, so that a firewall or a network can treat
-        elements differently. With None, readers fetch elements from the worker's own port, or with `processes` from the port of each task.
-      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port, and is required
-        with `processes`. None means the bound address, with "localhost" in place of 127.0.0.1.
-      data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
-      worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and those that accept any worker.
-      cross_trainer_cache_size_bytes: size of the window of elements that the trainers of one data task share; default 10 GiB.
-      snapshot_max_chunk_size_bytes: the number of bytes, before compression, at which a file of a snapshot ends; default 6 GB.
-      shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers sent
-        before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
-      host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the
-        dispatcher.
-      job, index: the worker's name. If `index` is None, the dispatcher chooses the lowest free index, and perhaps a new one after a
-        reconnect.
+      heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send
+        each other changes at once.
+      dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply;
+        default 1 hour.
+      data_transfer_protocol: with "zmq" or "tcp", readers fetch elements from a second port, so
+        that a firewall or a network can treat elements differently. With None, readers fetch
+        elements from the worker's own port, or with `processes` from the port of each task.
+      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands
+        for the bound port, and is required with `processes`. None means the bound address, with
+        "localhost" in place of 127.0.0.1.
+      data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`,
+        because each task then has its own port.
+      worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and
+        those that accept any worker.
+      cross_trainer_cache_size_bytes: size of the window of elements that the trainers of one data
+        task share; default 10 GiB.
+      snapshot_max_chunk_size_bytes: the number of bytes, before compression, at which a file of a
+        snapshot ends; default 6 GB.
+      shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on
+        replying to requests that readers sent before it left. It refuses later requests with
+        CANCELLED, and the readers continue with other workers.
+      host: the address or interface to bind. None chooses loopback for a dispatcher on loopback,
+        otherwise the interface that leads to the dispatcher.
+      job, index: the worker's name. If `index` is None, the dispatcher chooses the lowest free
+        index, and perhaps a new one after a reconnect.
       slots: how many functions the worker runs at a time.
-      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this delay, but by no more than
-        `schedule_start_delay_max_s` (0 means no bound). For a field that is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY
-        or ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A variable that is missing or not a whole number means 0.
-      processes: whether slots are child processes, which can be killed and may crash, instead of threads.
-      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None leaves the number to their environment
-        variables. If these variables are missing, the cores of the host are divided among the slots of `workers_on_host` workers
-        (blas_threads.py).
-      orphan_limit_s: the time without a dispatcher after which the worker ends itself. By default there is no limit, as in tf.data
-        service. The command `zmqdist worker` and cluster files set a limit, so that they leave no process running.
-      token_file, keys_dir: the places of the worker's secrets, if they are not in the default place (SECURITY.md).
+      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this
+        delay, but by no more than `schedule_start_delay_max_s` (0 means no bound). For a field that
+        is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or
+        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A variable that is missing or not a whole
+        number means 0.
+      processes: whether slots are child processes, which can be killed and may crash, instead of
+        threads.
+      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None
+        leaves the number to their environment variables. If these variables are missing, the cores
+        of the host are divided among the slots of `workers_on_host` workers (blas_threads.py).
+      orphan_limit_s: the time without a dispatcher after which the worker ends itself. By default
+        there is no limit, as in tf.data service. The command `zmqdist worker` and cluster files set
+        a limit, so that they leave no process running.
+      token_file, keys_dir: the places of the worker's secrets, if they are not in the default place
+        (SECURITY.md).
       insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
-      ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and launched workers read a join ticket. The
-        worker then makes a key of its own (SECURITY.md) and stores it in `keys_dir` or in a temporary folder. The worker gets the name in
-        the ticket.
+      ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and
+        launched workers read a join ticket. The worker then makes a key of its own (SECURITY.md)
+        and stores it in `keys_dir` or in a temporary folder. The worker gets the name in the
+        ticket.
 
     Raises:
-      InvalidArgumentError: a value is out of range, or does not go with another value; the message names the field.
+      InvalidArgumentError: a value is out of range, or does not go with another value; the message
+        names the field.
       FailedPreconditionError: `protocol` is not known, or a tag is empty.
       NotFoundError: `data_transfer_protocol` is not known.
     """
@@ -258,44 +297,61 @@ class WorkerConfig:
         if self.data_transfer_protocol is None:
             for name in ("data_transfer_address", "data_transfer_port"):
                 if getattr(self, name):
-                    raise _invalid(f"{name} configures the second port: set data_transfer_protocol='zmq' as well")
+                    raise _invalid(
+                        f"{name} configures the second port: set data_transfer_protocol='zmq' as "
+                        f"well"
+                    )
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(
-                f'{text} The available types are: [ {" ".join(PROTOCOLS)} ]; write data_transfer_protocol="zmq"'
+                f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]; write "
+                f'data_transfer_protocol="zmq"'
             )
         _check_advertised("worker_address", self.worker_address, BOUND_PORT)
         _check_advertised("data_transfer_address", self.data_transfer_address, DTS_PORT)
         if self.processes and self.data_transfer_port:
             raise _invalid(
-                "data_transfer_port needs processes=False, because otherwise each task has a port of its own"
+                "data_transfer_port needs processes=False, because otherwise each task has a port "
+                "of its own"
             )
-        if self.processes and self.data_transfer_address and DTS_PORT not in self.data_transfer_address:
+        if (
+            self.processes
+            and self.data_transfer_address
+            and DTS_PORT not in self.data_transfer_address
+        ):
             raise _invalid(
-                f"data_transfer_address needs {DTS_PORT} in it with processes=True, because each task has a port of its own"
+                f"data_transfer_address needs {DTS_PORT} in it with processes=True, because each "
+                f"task has a port of its own"
             )
 
     @property
     def start_delay(self) -> tuple[float, float]:
-        """The start delay in seconds between workers with neighbouring indices (0 means none), and the longest delay (0 means no bound)."""
+        """The start delay in seconds between workers with neighbouring indices (0 means none), and
+        the longest delay (0 means no bound)."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
 
     @property
     def credentials(self) -> Credentials:
-        """The places of the worker's secrets. The worker's dispatcher vouches for the keys of other processes."""
-        return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
+        """The places of the worker's secrets. The worker's dispatcher vouches for the keys of other
+        processes."""
+        return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(
+            self.dispatcher_address
+        )
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return environment variables that bound the number of threads in each slot. The caller adds them to `environment`.
+        """Return environment variables that bound the number of threads in each slot. The caller
+        adds them to `environment`.
 
         >>> config = zd.data.service.WorkerConfig("host1:5050", slots=4, threads_per_slot=2)
         >>> config.thread_variables({})["OMP_NUM_THREADS"]
         '2'
         """
-        return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
+        return thread_variables(
+            self.threads_per_slot, self.slots * self.workers_on_host, environment
+        )
 
-    # -- the settings of the data service -----------------------------------------------------------------------------------
+    # -- the settings of the data service ----------------------------------------------------------
 
     @property
     def dispatcher_timeout_s(self) -> float:
@@ -314,14 +370,16 @@ class WorkerConfig:
         return (self.shutdown_quiet_period_ms or 0) / 1000
 
     def elements_at(self, bound: str) -> str:
-        """Return the address at which readers reach the second port, which is bound at `bound` ("host:port")."""
+        """Return the address at which readers reach the second port, which is bound at `bound`
+        ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.data_transfer_address is not None:
             return advertised_address(self.data_transfer_address.replace(DTS_PORT, port), port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
-        """Return the address at which other processes reach the worker's server, which is bound at `bound` ("host:port").
+        """Return the address at which other processes reach the worker's server, which is bound at
+        `bound` ("host:port").
 
         >>> config = zd.data.service.WorkerConfig("host1:5050", worker_address="host2:%port%")
         >>> config.advertised("0.0.0.0:7000")
@@ -345,7 +403,8 @@ def _or_of_environment(seconds: float | None, name: str) -> float:
 
 
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:
-    """Convert milliseconds to seconds. `zero` is the result for 0 ms; if it is None, 0 ms means the default."""
+    """Convert milliseconds to seconds. `zero` is the result for 0 ms; if it is None, 0 ms means the
+    default."""
     if ms is None or (ms == 0 and zero is None):
         return default_s
     return ms / 1000 or zero or 0.0
@@ -356,7 +415,8 @@ def _invalid(problem: str) -> errors.InvalidArgumentError:
 
 
 def _check_advertised(name: str, address: str | None, placeholder: str = "") -> None:
-    """Raise InvalidArgumentError if other processes cannot connect to an address, whose port may be a placeholder."""
+    """Raise InvalidArgumentError if other processes cannot connect to an address, whose port may be
+    a placeholder."""
     if address is None:
         return
     try:
@@ -385,13 +445,16 @@ def _check_port(port: int, name: str = "port") -> None:
 def _check_protocol(config: DispatcherConfig | WorkerConfig) -> None:
     if config.protocol is not None and config.protocol not in PROTOCOLS:
         raise errors.FailedPreconditionError(
-            f"No credentials factory has been registered for protocol {config.protocol}. The available types are: "
-            f"[ {' '.join(PROTOCOLS)} ]; write {type(config).__name__}(protocol='zmq'), or leave protocol out",
+            f"No credentials factory has been registered for protocol {config.protocol}. The "
+            f"available types are: "
+            f"[ {' '.join(PROTOCOLS)} ]; write {type(config).__name__}(protocol='zmq'), or leave "
+            f"protocol out",
         )
 
 
 def config_of(kind: type[C], config: C | None, fields: dict[str, Any]) -> C:
-    """Return the config of a server that was made with a config, or with fields of it as keywords, as in TensorFlow 2.3.
+    """Return the config of a server that was made with a config, or with fields of it as keywords,
+    as in TensorFlow 2.3.
 
     Raises:
       InvalidArgumentError: `config` is no config of this kind, or there are fields beside it.
@@ -400,6 +463,11 @@ def config_of(kind: type[C], config: C | None, fields: dict[str, Any]) -> C:
     if config is None:
         return kind(**fields)
     if not isinstance(config, kind) or fields:
-        keywords = "port=0" if kind is DispatcherConfig else "port=0, dispatcher_address='host:port'"
-        raise _invalid(f"config is {config!r}, wants a {kind.__name__}, or no config and keywords such as {keywords}")
+        keywords = (
+            "port=0" if kind is DispatcherConfig else "port=0, dispatcher_address='host:port'"
+        )
+        raise _invalid(
+            f"config is {config!r}, wants a {kind.__name__}, or no config and keywords such as "
+            f"{keywords}"
+        )
     return config

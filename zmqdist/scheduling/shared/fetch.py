@@ -1,12 +1,15 @@
 """The Fetcher, which gets the parts of a payload from their holder: the process that holds them.
 
 Rules
-    A part in shared memory of this host is mapped: no byte is copied, and the holder gets no request.
-    Any other part is the reply to one request to the holder, and is received into memory that was allocated once. If this process cannot
-    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. The size
-    of the ranges adapts to the speed of the connection (transport/pace.py).
-    A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived for STALLED_S counts as lost.
-    The caller of Fetcher owns the returned parts and may write to them, except to the memory of frozen arrays.
+    A part in shared memory of this host is mapped: no byte is copied, and the holder gets no
+    request.
+    Any other part is the reply to one request to the holder, and is received into memory that was
+    allocated once. If this process cannot reach the holder (for example behind a router), the
+    dispatcher reads the part in ranges over the holder's own connection. The size of the ranges
+    adapts to the speed of the connection (transport/pace.py).
+    A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived
+    for STALLED_S counts as lost. The caller of Fetcher owns the returned parts and may write to
+    them, except to the memory of frozen arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ from zmqdist.transport.shm_peer import PeerPool, open_peer
 log = logging.getLogger("zmqdist.scheduling")
 
 RELAY = "zmqdist_bulk_relay"
-"""The dispatcher's RPC method (store, bulk, offset, length) -> bytes. The dispatcher reads these bytes from the holder."""
+"""The dispatcher's RPC method (store, bulk, offset, length) -> bytes. The dispatcher reads these
+bytes from the holder."""
 
 STALLED_S = 20.0
 """Seconds of silence after which a holder counts as lost."""
@@ -46,20 +50,24 @@ POLL_S = 1.0
 """Seconds between two checks whether bytes have arrived and whether the payload is still wanted."""
 
 REACH_S = 3.0
-"""Seconds without a reply to the first small request after which this process counts a holder as unreachable."""
+"""Seconds without a reply to the first small request after which this process counts a holder as
+unreachable."""
 
 UNREACHABLE_S = 60.0
 """Seconds for which an unreachable address is not tried again."""
 
 CLIENTS_KEPT = 8
-"""The largest number of idle connections to holders that a process keeps open. Each takes four descriptors."""
+"""The largest number of idle connections to holders that a process keeps open. Each takes four
+descriptors."""
 
 PEER_POOLS_KEPT = 64
-"""The largest number of processes whose shared memory is kept open. Each takes a descriptor and a page table."""
+"""The largest number of processes whose shared memory is kept open. Each takes a descriptor and a
+page table."""
 
 
 class LocalMemories:
-    """The shared memory of holders on this host, kept open between fetches. Any thread may call the methods."""
+    """The shared memory of holders on this host, kept open between fetches. Any thread may call the
+    methods."""
 
     def __init__(self) -> None:
         self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
@@ -69,8 +77,12 @@ class LocalMemories:
         return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
-        """Return the parts of a payload: mapped parts where possible, and a `Held` for each other part."""
-        return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
+        """Return the parts of a payload: mapped parts where possible, and a `Held` for each other
+        part."""
+        return [
+            self._part(reference, part) if isinstance(part, Held) else part
+            for part in reference.parts
+        ]
 
     def _part(self, reference: Reference, part: Held) -> Any:
         peer_pool = self._peer_pool(reference) if part.handle is not None else None
@@ -79,7 +91,8 @@ class LocalMemories:
         try:
             return peer_pool.attach(part.handle)
         except errors.OpError as error:
-            # The part was freed, or its holder has ended. The caller's request to the holder will show which of the two is the case.
+            # The part was freed, or its holder has ended. The caller's request to the holder will
+            # show which of the two is the case.
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
@@ -87,7 +100,8 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    # Arrays over this memory stay valid: the memory is unmapped when the last array over it is garbage-collected.
+                    # Arrays over this memory stay valid: the memory is unmapped when the last array
+                    # over it is garbage-collected.
                     self._peer_pools.pop(store, None)
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
@@ -95,8 +109,9 @@ class LocalMemories:
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory. Return None if it cannot be opened, or if its nonce is not the nonce in the reference: then a process on
-        this host has the same numbers as the holder, which is on another host."""
+        """Open a holder's memory. Return None if it cannot be opened, or if its nonce is not the
+        nonce in the reference: then a process on this host has the same numbers as the holder,
+        which is on another host."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
@@ -107,8 +122,8 @@ class LocalMemories:
 class HolderClients:
     """Connections to holders, one connection for each address. Any thread may use them.
 
-    At most CLIENTS_KEPT idle connections are kept open for later payloads, because otherwise connections to processes that have left would
-    pile up.
+    At most CLIENTS_KEPT idle connections are kept open for later payloads, because otherwise
+    connections to processes that have left would pile up.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -143,16 +158,20 @@ class HolderClients:
 
     @contextmanager
     def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
-        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when the connection is new.
+        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when the
+        connection is new.
 
-        After an error in the with-statement the connection is closed, and the next `use` makes a new connection.
+        After an error in the with-statement the connection is closed, and the next `use` makes a
+        new connection.
 
         Args:
-          key: the public key of the process at the address, for example from a reference; empty for the dispatcher and without CURVE.
+          key: the public key of the process at the address, for example from a reference; empty for
+            the dispatcher and without CURVE.
 
         Raises:
           Unreachable: no process replies at this address.
-          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address has another key.
+          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address
+            has another key.
         """
         endpoint = address, key
         with self._lock:
@@ -164,7 +183,8 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            # Insert the connection at the end, so that the least recently used connections are first.
+            # Insert the connection at the end, so that the least recently used connections are
+            # first.
             self._holders[endpoint] = holder
             holder.users += 1
         try:
@@ -180,7 +200,10 @@ class HolderClients:
                 holder.users -= 1
                 ended = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
                 idle = [name for name, other in self._holders.items() if not other.users]
-                ended += [self._holders.pop(name) for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]]
+                ended += [
+                    self._holders.pop(name)
+                    for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]
+                ]
             for each in ended:
                 each.client.close()
 
@@ -191,17 +214,21 @@ class HolderClients:
             internal_client.reach(holder.client, time.monotonic() + REACH_S)
         except internal_client.NotListeningError:
             # A holder listens before other processes know its address, so this holder has ended.
-            raise Unreachable(f"no process listens at {address}: the connection was refused") from None
+            raise Unreachable(
+                f"no process listens at {address}: the connection was refused"
+            ) from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._note_unreachable(address, error.message) from None
         holder.reached = True
 
     def _note_unreachable(self, address: str, reason: str) -> Unreachable:
-        """Record that an address cannot be reached, so that it is not tried for UNREACHABLE_S. Return the error to raise."""
+        """Record that an address cannot be reached, so that it is not tried for UNREACHABLE_S.
+        Return the error to raise."""
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(
-            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads from that port go through the dispatcher, "
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads "
+            "from that port go through the dispatcher, "
             "which is slower; open that port between the two hosts",
             address,
             socket.gethostname(),
@@ -246,7 +273,8 @@ class Fetcher:
         self.clients.close()
 
     def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """Return the parts of a payload. Blocks while bytes arrive. Does not free the payload at its holder.
+        """Return the parts of a payload. Blocks while bytes arrive. Does not free the payload at
+        its holder.
 
         Args:
           wanted: returns whether the payload is still needed; called about once a second.
@@ -254,7 +282,8 @@ class Fetcher:
         Raises:
           CancelledError: `wanted` returned False.
           NotFoundError: the holder has freed the payload.
-          UnavailableError: the holder has ended, or neither this process nor the dispatcher can reach it.
+          UnavailableError: the holder has ended, or neither this process nor the dispatcher can
+            reach it.
           DeadlineExceededError: the holder has stopped replying.
         """
         parts = self.memories.attach(reference)
@@ -296,7 +325,8 @@ def read_parts(
     into: Sequence[NDArray[np.uint8]],
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Read parts from their holder, with one RPC call for each part. The reply for a part is received into the part's array in `into`.
+    """Read parts from their holder, with one RPC call for each part. The reply for a part is
+    received into the part's array in `into`.
 
     Raises:
       OpError: the error with which a call ended.
@@ -317,7 +347,8 @@ def read_parts(
 
 
 def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
-    """Wait until an RPC call has ended. Silence is counted in polls, so that time in which this process is stopped does not count."""
+    """Wait until an RPC call has ended. Silence is counted in polls, so that time in which this
+    process is stopped does not count."""
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     received, silent_s = -1, 0.0
@@ -327,10 +358,14 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
         received, before = client.snapshot().messages_received, received
         silent_s = 0.0 if received != before else silent_s + POLL_S
         if silent_s >= STALLED_S:
-            raise errors.DeadlineExceededError(f"no bytes have arrived from {client.address} for {STALLED_S:g} s")
+            raise errors.DeadlineExceededError(
+                f"no bytes have arrived from {client.address} for {STALLED_S:g} s"
+            )
 
 
-def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+def _read_by_relay(
+    client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]
+) -> None:
     """Read parts in ranges through the dispatcher. Raises the error of an RPC call that failed."""
     pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
     on_the_way: deque[tuple[int, StatusOrResult]] = deque()
@@ -345,7 +380,9 @@ def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Se
                 continue
             pace.sent(buffer.nbytes, time.monotonic())
             due = time.monotonic() + STALLED_S
-            call = internal_client.start(client, RELAY, store, part.bulk, offset, buffer.nbytes, due=due, out=buffer)
+            call = internal_client.start(
+                client, RELAY, store, part.bulk, offset, buffer.nbytes, due=due, out=buffer
+            )
             on_the_way.append((buffer.nbytes, call))
             offset += buffer.nbytes
     for _, call in on_the_way:

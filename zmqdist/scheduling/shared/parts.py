@@ -1,6 +1,8 @@
-"""Parts of servers: what a dispatcher or a worker hosts beside the queue of functions, such as the data service.
+"""Parts of servers: what a dispatcher or a worker hosts beside the queue of functions, such as the
+data service.
 
-A server gets a function that makes its part, and knows nothing else of the part. Everything here is called in the loop's thread.
+A server gets a function that makes its part, and knows nothing else of the part. Everything here is
+called in the loop's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from zmqdist.transport.loop import Loop
 
 
 class PartTask(Protocol):
-    """Something that the part does at one worker. `moves` says whether other workers continue it when the worker is drained."""
+    """Something that the part does at one worker. `moves` says whether other workers continue it
+    when the worker is drained."""
 
     @property
     def moves(self) -> bool: ...
@@ -43,12 +46,15 @@ class StreamAtWorker(PartTask, Protocol):
 
 
 class DispatcherPart(Protocol):
-    """The part of a dispatcher. Its maker gets the service, on which it registers its methods, and the loop."""
+    """The part of a dispatcher. Its maker gets the service, on which it registers its methods, and
+    the loop."""
 
     def admit(self, address: str) -> None:
         """Raise an OpError if the part refuses the worker with this address."""
 
-    def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], *, named: bool) -> None:
+    def joined(
+        self, name: str, address: str, incarnation: int, tags: tuple[str, ...], *, named: bool
+    ) -> None:
         """Record that a worker has registered. `named` says whether its index belongs to it."""
 
     def lost(self, incarnation: int, *, left: bool) -> None:
@@ -92,7 +98,8 @@ class WorkerPart(Protocol):
         """Whether the part was drained and has sent its last reply."""
 
     def bound(self, address: str, read_at: str, key: bytes) -> None:
-        """Take the worker's address, the address of its second port ("" without one), and its public key (b"" without CURVE)."""
+        """Take the worker's address, the address of its second port ("" without one), and its
+        public key (b"" without CURVE)."""
 
     def registered(self) -> None:
         """Record that the dispatcher has registered the worker, for the first time or again."""

@@ -1,4 +1,5 @@
-"""References: a message carries a reference in place of a payload that is too large for the message.
+"""References: a message carries a reference in place of a payload that is too large for the
+message.
 
 A payload may begin with a mark: a byte with which neither a pickle nor a MessagePack value of this protocol begins.
     MARK     the payload is a reference
@@ -26,7 +27,8 @@ Memory: TypeAlias = tuple[int, int, int, int]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """A part that its holder keeps: the holder's number for the part, the size in bytes, and a handle if the part is in shared memory."""
+    """A part that its holder keeps: the holder's number for the part, the size in bytes, and a
+    handle if the part is in shared memory."""
 
     bulk: int
     size: int
@@ -39,9 +41,11 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
       store: the number of the holder's store, random and unique.
       address: the holder's "host:port".
-      memory: how to open the holder's shared memory (transport/shm_pool.py: offer and nonce); None without shared memory.
+      memory: how to open the holder's shared memory (transport/shm_pool.py: offer and nonce); None
+        without shared memory.
       parts: the parts of the payload, each as its bytes or as a Held.
-      holder: the name of the holder for error texts, such as "worker:1"; "" if the holder has no name.
+      holder: the name of the holder for error texts, such as "worker:1"; "" if the holder has no
+        name.
       key: the holder's public key (transport/security.py); empty without CURVE.
     """
 
@@ -59,7 +63,8 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PartsFetcher(Protocol):
-    """An object that fetches payloads. The caller owns the returned parts and may write to them, except to parts of frozen arrays."""
+    """An object that fetches payloads. The caller owns the returned parts and may write to them,
+    except to parts of frozen arrays."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 
@@ -80,19 +85,28 @@ def encode_reference(reference: Reference) -> bytes:
 
 
 def decode_reference(payload: bytes) -> Reference:
-    """Decode a reference. Raises WireError if the reference is damaged, or names more bytes than an array may have."""
+    """Decode a reference. Raises WireError if the reference is damaged, or names more bytes than an
+    array may have."""
     try:
         reference = _DECODER.decode(memoryview(payload)[1:])
     except (msgspec.DecodeError, ValueError) as error:
         raise WireError("?", f"damaged reference to a payload: {error}") from None
     sizes = [part.size for part in reference.parts if isinstance(part, Held)]
-    if any(size < 0 for size in sizes) or sum(sizes) > ARRAY_BYTES_MAX or not 0 < len(reference.parts) <= FRAMES_MAX:
-        raise WireError(reference.address, f"a reference to parts of {sizes[:8]} bytes, which no payload can have")
+    if (
+        any(size < 0 for size in sizes)
+        or sum(sizes) > ARRAY_BYTES_MAX
+        or not 0 < len(reference.parts) <= FRAMES_MAX
+    ):
+        raise WireError(
+            reference.address,
+            f"a reference to parts of {sizes[:8]} bytes, which no payload can have",
+        )
     return reference
 
 
 def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
-    """Encode results (packed or as references, by work number) and packed arguments. The caller puts the mark INPUTS before the bytes."""
+    """Encode results (packed or as references, by work number) and packed arguments. The caller
+    puts the mark INPUTS before the bytes."""
     return _ENCODER.encode((list(inputs.items()), packed))
 
 

@@ -1,6 +1,7 @@
 """The checks of what a worker or a coordinator tells the dispatcher about itself. No I/O.
 
-Everything here is shown to people, counted, or used as a process id, so a value that no correct process sends is refused with the reason.
+Everything here is shown to people, counted, or used as a process id, so a value that no correct
+process sends is refused with the reason.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ import re
 from typing import Final
 
 from zmqdist.addresses import split_address
-from zmqdist.limits import NAME_CHARS_MAX, NUMBER_MAX, QUEUE_UNBOUNDED, SLOTS_MAX, WORKER_INDEX_MAX, WORKER_TAGS_MAX
+from zmqdist.limits import (
+    NAME_CHARS_MAX,
+    NUMBER_MAX,
+    QUEUE_UNBOUNDED,
+    SLOTS_MAX,
+    WORKER_INDEX_MAX,
+    WORKER_TAGS_MAX,
+)
 from zmqdist.messages import Register, RegisterCoordinator
 
 _JOB: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -44,7 +52,11 @@ def worker_problem(register: Register) -> str:
     )
     if problem := _out_of_bounds(bounds) or job_problem(register.job):
         return problem
-    for name, text in (("host", register.host), ("address", register.address), *(("a tag", t) for t in register.tags)):
+    for name, text in (
+        ("host", register.host),
+        ("address", register.address),
+        *(("a tag", t) for t in register.tags),
+    ):
         if problem := text_problem(name, text):
             return problem
     try:
@@ -67,4 +79,11 @@ def coordinator_problem(register: RegisterCoordinator) -> str:
 
 
 def _out_of_bounds(bounds: tuple[tuple[str, int, int, int], ...]) -> str:
-    return next((f"{name} is {n}, wants {low} to {high}" for name, n, low, high in bounds if not low <= n <= high), "")
+    return next(
+        (
+            f"{name} is {n}, wants {low} to {high}"
+            for name, n, low, high in bounds
+            if not low <= n <= high
+        ),
+        "",
+    )

@@ -1,7 +1,9 @@
-"""Results of other work items as arguments of a function, and the fetch of kept values from their workers.
+"""Results of other work items as arguments of a function, and the fetch of kept values from their
+workers.
 
-A pickle of arguments, or of a function that captures the result, contains the result as a call of `input_value` with the number of the work
-item. The payload carries the value for this call beside the arguments: the packed result, or a reference to the result.
+A pickle of arguments, or of a function that captures the result, contains the result as a call of
+`input_value` with the number of the work item. The payload carries the value for this call beside
+the arguments: the packed result, or a reference to the result.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 import msgspec
 
 from zmqdist import errors
-from zmqdist.scheduling.shared.references import PartsFetcher, decode_inputs, decode_reference, is_reference
+from zmqdist.scheduling.shared.references import (
+    PartsFetcher,
+    decode_inputs,
+    decode_reference,
+    is_reference,
+)
 from zmqdist.wire import results
 
 _of_thread = threading.local()
@@ -40,7 +47,8 @@ def encode_loss(lost: InputLost) -> bytes:
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Return the lost input and the packed error of an INPUT_LOST outcome. Raises WireError if the payload is damaged."""
+    """Return the lost input and the packed error of an INPUT_LOST outcome. Raises WireError if the
+    payload is damaged."""
     try:
         return _LOSS.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -48,12 +56,15 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 
 
 def use_fetcher(fetcher: PartsFetcher) -> None:
-    """Set the `fetcher` that fetches the inputs of all functions which the calling thread will run."""
+    """Set the `fetcher` that fetches the inputs of all functions which the calling thread will
+    run.
+    """
     _of_thread.fetcher = fetcher
 
 
 def take_safely(safe_only: bool) -> None:
-    """Set whether the next function that the calling thread runs accepts inputs in the safe form only."""
+    """Set whether the next function that the calling thread runs accepts inputs in the safe form
+    only."""
     _of_thread.safe_only = safe_only
 
 
@@ -62,10 +73,12 @@ def _takes_safely() -> bool:
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Take the inputs out of a payload and store them for `input_value` of the calling thread. Return the packed arguments.
+    """Take the inputs out of a payload and store them for `input_value` of the calling thread.
+    Return the packed arguments.
 
     Args:
-      payload: the payload after its mark INPUTS, or a reference to it if the inputs are too large for a message.
+      payload: the payload after its mark INPUTS, or a reference to it if the inputs are too large
+        for a message.
       fetched: returns the parts of a reference.
     """
     if is_reference(payload):
@@ -75,7 +88,8 @@ def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> byt
 
 
 def input_value(work: int, name: str) -> Any:
-    """Return the value of an input. The pickle of a RemoteValue calls this function by name, so the name is part of the protocol.
+    """Return the value of an input. The pickle of a RemoteValue calls this function by name, so the
+    name is part of the protocol.
 
     Args:
       work: the number of the work item whose result the input is.
@@ -95,15 +109,18 @@ def input_value(work: int, name: str) -> Any:
 
 
 def kept_value(encoded: bytes, name: str) -> Any:
-    """Return a kept value. The pickle of a resource's definition calls this function by name, so the name is part of the protocol.
+    """Return a kept value. The pickle of a resource's definition calls this function by name, so
+    the name is part of the protocol.
 
-    The pickle contains the reference itself, because a worker may build the resource at any time. Raises the errors of `fetch`.
+    The pickle contains the reference itself, because a worker may build the resource at any time.
+    Raises the errors of `fetch`.
     """
     return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
 def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
-    """Fetch and unpickle a kept value. The caller gets a copy, and the holder keeps the value. Blocks as `Fetcher.fetch` does.
+    """Fetch and unpickle a kept value. The caller gets a copy, and the holder keeps the value.
+    Blocks as `Fetcher.fetch` does.
 
     Args:
       encoded: the reference to the value.
@@ -120,7 +137,8 @@ def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool =
     except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
         holder = reference.address + (f" ({reference.holder})" if reference.holder else "")
         problem = (
-            f"the value of {name} was kept by the worker at {holder} and is lost: schedule {name} again"
+            f"the value of {name} was kept by the worker at {holder} and is lost: schedule {name} "
+            f"again"
             f" ({error.message})"
         )
         raise errors.UnavailableError(problem) from None

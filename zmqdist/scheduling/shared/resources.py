@@ -1,14 +1,18 @@
-"""Per-worker resources at the worker: values that each worker builds once for the functions that use them.
+"""Per-worker resources at the worker: values that each worker builds once for the functions that
+use them.
 
 Rules
-    A pickle represents a resource as a call of `resource` with the number and the definition of the resource. The definition is the packed
-    call that builds the resource. The process that unpickles the pickle looks the resource up, and builds it if it is missing. A restarted
-    worker or slot therefore builds the resource anew before a function that uses the resource begins.
-    A resource is built once, and functions that need the resource during the build wait. A failed build is not repeated: each function
-    that uses the resource fails with ClosureInputError.
-    Slots that are threads of one worker share their resources; each slot process has its own resources.
+    A pickle represents a resource as a call of `resource` with the number and the definition of the
+    resource. The definition is the packed call that builds the resource. The process that unpickles
+    the pickle looks the resource up, and builds it if it is missing. A restarted worker or slot
+    therefore builds the resource anew before a function that uses the resource begins.
+    A resource is built once, and functions that need the resource during the build wait. A failed
+    build is not repeated: each function that uses the resource fails with ClosureInputError.
+    Slots that are threads of one worker share their resources; each slot process has its own
+    resources.
 
-Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators (datasets.py).
+Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators
+(datasets.py).
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference,
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
-"""The kinds of resources: any value; an iterable; an iterator that all functions of the worker share."""
+"""The kinds of resources: any value; an iterable; an iterator that all functions of the worker
+share."""
 
 _of_thread = threading.local()
 
@@ -41,15 +46,18 @@ def current_resources() -> SlotResources:
     return resources
 
 
-def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-    """Return the value of a resource, and build the resource if it is missing. Pickles call this function by name, so the name is part of
-    the protocol.
+def resource(
+    coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]
+) -> Any:
+    """Return the value of a resource, and build the resource if it is missing. Pickles call this
+    function by name, so the name is part of the protocol.
 
     Args:
       number: the coordinator's number for the resource.
       kind: RESOURCE, DATASET or ITERATOR.
       definition: the packed call that builds the resource, or a reference to it.
-      sharers: the indices of the workers that share an ITERATOR's elements; if empty, each worker gets all elements.
+      sharers: the indices of the workers that share an ITERATOR's elements; if empty, each worker
+        gets all elements.
 
     Raises:
       ClosureInputError: the resource could not be built; the text has the reason.
@@ -58,25 +66,30 @@ def resource(coordinator: int, number: int, kind: str, definition: bytes, sharer
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
     if resources is None:
         raise RuntimeError(
-            "a per-worker resource exists only inside scheduled functions: pass it to a function as an argument"
+            "a per-worker resource exists only inside scheduled functions: pass it to a function "
+            "as an argument"
         )
     return resources.get((coordinator, number), kind, definition, sharers)
 
 
 def slice_of(values: tuple[Any, ...]) -> Any:
-    """Return this worker's value from a tuple with one value for each worker. Pickles call this function by name.
+    """Return this worker's value from a tuple with one value for each worker. Pickles call this
+    function by name.
 
     Raises:
       RuntimeError: the tuple has no value for this worker.
     """
     index = task_context.get_current_worker_index()
     if index >= len(values):
-        raise RuntimeError(f"these PerWorkerValues are for {len(values)} workers, and have none for worker:{index}")
+        raise RuntimeError(
+            f"these PerWorkerValues are for {len(values)} workers, and have none for worker:{index}"
+        )
     return values[index]
 
 
 def ensure_built(resource: Any) -> None:
-    """Do nothing. The coordinator schedules this function with a resource as its argument, so that the worker builds the resource."""
+    """Do nothing. The coordinator schedules this function with a resource as its argument, so that
+    the worker builds the resource."""
 
 
 def read_value(resource: Any) -> Any:
@@ -85,8 +98,8 @@ def read_value(resource: Any) -> Any:
 
 
 def read_numpy(resource: Any) -> Any:
-    """Return a resource's value, in which each leaf that has a method `numpy()` is replaced by the result. The coordinator schedules this
-    function."""
+    """Return a resource's value, in which each leaf that has a method `numpy()` is replaced by the
+    result. The coordinator schedules this function."""
     return nest.as_numpy(resource)
 
 
@@ -96,7 +109,8 @@ def read_spec(dataset: Any) -> Any:
 
 
 class _Resource:
-    """One resource of a slot or worker. `failure` is the packed error of the build; b"" if the build has not failed."""
+    """One resource of a slot or worker. `failure` is the packed error of the build; b"" if the
+    build has not failed."""
 
     __slots__ = ("built", "failure", "lock", "value")
 
@@ -112,7 +126,8 @@ LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 
 def run_to_end(fn: Callable[..., Any], value: Any) -> Any:
-    """Run the coroutine that `fn` has returned, in an event loop of its own, and return its value. Raises TypeError for a generator."""
+    """Run the coroutine that `fn` has returned, in an event loop of its own, and return its value.
+    Raises TypeError for a generator."""
     if type(value) is not CoroutineType:
         raise TypeError(f"{trusted.describe(fn)} {trusted.GENERATES}")
     import asyncio  # imported here, because asyncio is slow to import, and few functions are async
@@ -121,7 +136,8 @@ def run_to_end(fn: Callable[..., Any], value: Any) -> Any:
 
 
 class SlotResources:
-    """The resources of one slot process, or of a worker whose slots are threads. Any thread may call the methods."""
+    """The resources of one slot process, or of a worker whose slots are threads. Any thread may
+    call the methods."""
 
     def __init__(self, fetcher: PartsFetcher) -> None:
         self._fetcher = fetcher
@@ -131,9 +147,11 @@ class SlotResources:
     def __len__(self) -> int:
         return len(self._resources)
 
-    def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-        """Return the value of a resource, and build the resource if it is missing. Arguments and errors are as for the function
-        `resource`."""
+    def get(
+        self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]
+    ) -> Any:
+        """Return the value of a resource, and build the resource if it is missing. Arguments and
+        errors are as for the function `resource`."""
         with self._lock:
             entry = self._resources.get(key)
             if entry is None:
@@ -147,7 +165,8 @@ class SlotResources:
         return entry.value
 
     def forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drop the resources with these (coordinator, number), if they exist. ALL_NUMBERS drops all resources of the coordinator."""
+        """Drop the resources with these (coordinator, number), if they exist. ALL_NUMBERS drops all
+        resources of the coordinator."""
         with self._lock:
             for coordinator, number in keys:
                 if number == ALL_NUMBERS:
@@ -158,11 +177,16 @@ class SlotResources:
                     self._resources.pop(key, None)
 
     def _build(
-        self, entry: _Resource, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]
+        self,
+        entry: _Resource,
+        key: tuple[int, int],
+        kind: str,
+        definition: bytes,
+        sharers: Sequence[int],
     ) -> None:
         if is_reference(definition):
-            # The fetch is outside of `try`, so that its error is not recorded: the next function repeats a failed fetch, but not a failed
-            # build.
+            # The fetch is outside of `try`, so that its error is not recorded: the next function
+            # repeats a failed fetch, but not a failed build.
             parts = self._fetcher.fetch(decode_reference(definition))
         else:
             parts = [definition]

@@ -1,12 +1,16 @@
-"""The store of a process: payloads that are too large for a message, held by the process that made them until they are freed.
+"""The store of a process: payloads that are too large for a message, held by the process that made
+them until they are freed.
 
 Rules
-    The store holds snapshots, which do not change, in blocks of shared memory if possible, otherwise in memory of the process.
-    The same bytes are held once, even if they are handed in again and again, so that a large array for many work items is copied once. The
-    store compares the bytes each time, because the caller may have changed them. It compares them with the last snapshot of the same
-    address in the caller's memory. It also compares them with the last part that has the same first and last bytes, because a pickle is at
-    a different address each time. A frozen array is identified by its address alone.
-    A process that needs a part maps the part (fetch.py), requests it from the holder, or has the dispatcher read it in ranges.
+    The store holds snapshots, which do not change, in blocks of shared memory if possible,
+    otherwise in memory of the process. The same bytes are held once, even if they are handed in
+    again and again, so that a large array for many work items is copied once. The store compares
+    the bytes each time, because the caller may have changed them. It compares them with the last
+    snapshot of the same address in the caller's memory. It also compares them with the last part
+    that has the same first and last bytes, because a pickle is at a different address each time. A
+    frozen array is identified by its address alone.
+    A process that needs a part maps the part (fetch.py), requests it from the holder, or has the
+    dispatcher read it in ranges.
 
 Not here: how long a payload is needed. The owner of the store decides that and calls `free`.
 """
@@ -37,11 +41,12 @@ Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 READ = "zmqdist_bulk_read"
 """Each holder's RPC method (bulk) -> bytes. These are the bytes of the part with this number."""
 RECENT_MAX = 128
-"""How many keys the store remembers, each with the last snapshot that had this key. A key is an address, or the first and last bytes of a
-part."""
+"""How many keys the store remembers, each with the last snapshot that had this key. A key is an
+address, or the first and last bytes of a part."""
 
 ENDS_BYTES = 64
-"""The number of bytes at each end of a part that form a key. It is small, because these bytes are copied for each comparison."""
+"""The number of bytes at each end of a part that form a key. It is small, because these bytes are
+copied for each comparison."""
 
 
 class Holdings(NamedTuple):
@@ -50,7 +55,8 @@ class Holdings(NamedTuple):
     Attributes:
       parts: the number of arrays and other large parts.
       bytes: the total size of the parts.
-      copies: how often a part was copied since the store was made. Frozen arrays and shared blocks are not copied.
+      copies: how often a part was copied since the store was made. Frozen arrays and shared blocks
+        are not copied.
     """
 
     parts: int
@@ -59,7 +65,9 @@ class Holdings(NamedTuple):
 
 
 class _Entry:
-    """One held part. `uses` counts the references to the part, which is freed when the count is 0."""
+    """One held part. `uses` counts the references to the part, which is freed when the count is
+    0.
+    """
 
     __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
 
@@ -81,15 +89,18 @@ class BulkStore:
     """The parts that this process holds. Any thread may call the methods.
 
     Args:
-      service: the RPC service at which the store registers the method READ, before the service starts.
+      service: the RPC service at which the store registers the method READ, before the service
+        starts.
       roles: the roles that may call READ.
       number: a random number that identifies this store.
 
     Attributes:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
-      holder: the name of the task that owns the store, for error texts of other processes; "" without a name.
+      holder: the name of the task that owns the store, for error texts of other processes; ""
+        without a name.
       key: the public key of the service; empty without CURVE.
-      memory: how other processes open the shared memory of this process; None without shared memory.
+      memory: how other processes open the shared memory of this process; None without shared
+        memory.
       copies: how often a part was copied.
     """
 
@@ -100,7 +111,9 @@ class BulkStore:
         self.number = number
         self.copies = 0
         self._pool = this_pool()
-        self.memory: Memory | None = None if self._pool is None else (*self._pool.offer, self._pool.nonce)
+        self.memory: Memory | None = (
+            None if self._pool is None else (*self._pool.offer, self._pool.nonce)
+        )
         self._entries: dict[int, _Entry] = {}
         self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -114,18 +127,25 @@ class BulkStore:
     def holdings(self) -> Holdings:
         """An immutable record of the parts that the store holds now."""
         with self._lock:
-            return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
+            return Holdings(
+                len(self._entries),
+                sum(entry.nbytes for entry in self._entries.values()),
+                self.copies,
+            )
 
-    def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
+    def hold(
+        self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX
+    ) -> Reference:
         """Hold the parts of a payload until they are freed, and return the reference to send.
 
-        Large parts are copied, except frozen arrays and blocks of shared memory, which must not change any more. Small parts are sent
-        inside the reference.
+        Large parts are copied, except frozen arrays and blocks of shared memory, which must not
+        change any more. Small parts are sent inside the reference.
 
         Args:
-          shared: whether any number of processes may map the parts, each with private pages. If False, a single process may map the parts,
-            and then owns them.
-          inline_max: the number of bytes, for all parts together, that may be sent inside the reference.
+          shared: whether any number of processes may map the parts, each with private pages. If
+            False, a single process may map the parts, and then owns them.
+          inline_max: the number of bytes, for all parts together, that may be sent inside the
+            reference.
 
         Raises:
           ResourceExhaustedError: there is not enough memory for a copy. No part is held then.
@@ -143,10 +163,13 @@ class BulkStore:
         except BaseException:
             self.free([part.bulk for part in held_parts if isinstance(part, Held)])
             raise
-        return Reference(self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key)
+        return Reference(
+            self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key
+        )
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
-        """Hold one part without a copy. The caller must not change the part any more. `shared` has the same meaning as for `hold`."""
+        """Hold one part without a copy. The caller must not change the part any more. `shared` has
+        the same meaning as for `hold`."""
         handle = None
         if isinstance(part, Block):
             handle = part.publish() if shared else part.lend()
@@ -156,7 +179,8 @@ class BulkStore:
         return Held(bulk, part.nbytes, handle)
 
     def view(self, bulk: int) -> NDArray[np.uint8]:
-        """Return the bytes of a part, which the caller must not change. Raises NotFoundError if the part was freed."""
+        """Return the bytes of a part, which the caller must not change. Raises NotFoundError if the
+        part was freed."""
         entry = self._entries.get(bulk)
         if entry is None:
             raise NotFoundError(f"payload {bulk} is no longer held here: its owner has freed it")
@@ -175,7 +199,8 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """Add one reference to each of these parts. A call of `free` drops it again. Parts that were freed already are ignored."""
+        """Add one reference to each of these parts. A call of `free` drops it again. Parts that
+        were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -202,10 +227,12 @@ class BulkStore:
             self._pool.take_back(entry.handle)
 
     def read_reply(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
-        """Return this process's reply to a Read, which the dispatcher has sent on behalf of another process."""
+        """Return this process's reply to a Read, which the dispatcher has sent on behalf of another
+        process."""
         try:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
-            return ReadDone(read.request, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
+            piece = self.view(read.bulk)[first : first + length]
+            return ReadDone(read.request, 0, ""), [memoryview(piece)]  # type: ignore[arg-type]
         except NotFoundError as error:
             return ReadDone(read.request, NOT_FOUND, error.message), []
 
@@ -215,8 +242,12 @@ class BulkStore:
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
-        if not shared:  # the borrower may write to this part, so it cannot stand for a later part with the same bytes
-            return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
+        if not shared:
+            # the borrower may write to this part, so it cannot stand for a later part with the same
+            # bytes
+            return self.keep(
+                self._snapshot(part, source) if frozen is None else frozen, shared=False
+            )
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
             keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
@@ -234,14 +265,18 @@ class BulkStore:
         return held
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
-        """Add a reference to the part `bulk` and return the part, if its bytes are equal to those at `address`. Otherwise return None."""
+        """Add a reference to the part `bulk` and return the part, if its bytes are equal to those
+        at `address`. Otherwise return None."""
         with self._lock:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # this reference keeps other threads from freeing the part during the comparison
+            # this reference keeps other threads from freeing the part during the comparison
+            entry.uses += 1
         if frozen is None:
-            same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
+            same = shm_mapping.same_bytes(
+                address, shm_mapping.address_of(entry.view()), entry.nbytes
+            )
         else:
             same = entry.block is not None and entry.block.shows_same(frozen)
         if same:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class BusyTime:
-    """The time for which a worker has had work since its last report, measured in the worker for the dispatcher's `WorkWindow`."""
+    """The time for which a worker has had work since its last report, measured in the worker for
+    the dispatcher's `WorkWindow`."""
 
     __slots__ = ("_since",)
 
@@ -17,8 +18,8 @@ class BusyTime:
             self._since = now
 
     def take_us(self, now: float, held: int) -> int:
-        """Return the busy microseconds since the last report, and begin to count anew. `held` is the number of items that the worker still
-        has."""
+        """Return the busy microseconds since the last report, and begin to count anew. `held` is
+        the number of items that the worker still has."""
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None
         return int(busy_s * 1e6)

@@ -1,21 +1,26 @@
-"""A worker's contact with its dispatcher: when the worker registers, sends heartbeats, must stop its work, and gives up.
+"""A worker's contact with its dispatcher: when the worker registers, sends heartbeats, must stop
+its work, and gives up.
 
 Theory of operation
-    While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The echo shows that the dispatcher has
-    received all messages that the worker sent before the Beat.
-    When the connection ends, work may go on for half of `lease_s`, but not longer than three quarters of `lease_s` after the worker sent
-    the last echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this
-    Beat later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
-    worker's socket while the worker was frozen.
+    While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The
+    echo shows that the dispatcher has received all messages that the worker sent before the Beat.
+    When the connection ends, work may go on for half of `lease_s`, but not longer than three
+    quarters of `lease_s` after the worker sent the last echoed Beat. This is safe because the
+    dispatcher counts a lease from the last message that it received, and it received this Beat
+    later than the worker sent it. The time when the worker reads the echo does not count, because
+    the echo may have waited in the worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
-    The worker repeats a refused registration for a while, because the dispatcher may not know yet that an earlier worker of this name has
-    crashed. A worker that was configured without an index accepts a new index from the dispatcher, because another worker may have got the
-    old index while this worker was away.
-    A Register names the leases that the worker had when it sent the Register. Leases that end before the reply are reported after the
-    reply, because the dispatcher refuses messages from a peer that is not registered. If the worker has to stop all work while it still
-    waits for the reply, it sends a second Register, without leases. The worker then ignores the reply to the first Register, and all work
-    that the dispatcher has assigned before the reply to the second.
-    The dispatcher replies to a Register and a Beat at once, so the time until the reply is the round-trip time.
+    The worker repeats a refused registration for a while, because the dispatcher may not know yet
+    that an earlier worker of this name has crashed. A worker that was configured without an index
+    accepts a new index from the dispatcher, because another worker may have got the old index while
+    this worker was away.
+    A Register names the leases that the worker had when it sent the Register. Leases that end
+    before the reply are reported after the reply, because the dispatcher refuses messages from a
+    peer that is not registered. If the worker has to stop all work while it still waits for the
+    reply, it sends a second Register, without leases. The worker then ignores the reply to the
+    first Register, and all work that the dispatcher has assigned before the reply to the second.
+    The dispatcher replies to a Register and a Beat at once, so the time until the reply is the
+    round-trip time.
 
 Not here: which work is stopped, and the content of a registration (machine.py).
 """
@@ -37,13 +42,16 @@ DISPATCHER: Final = "dispatcher"
 REGISTER_AGAIN_S = 0.25
 """Seconds before a refused registration is repeated."""
 TRIPS_KEPT = 4
-"""`Contact.trip_s` is the shortest of this many last round trips, because longer round trips include time in which a message waited."""
+"""`Contact.trip_s` is the shortest of this many last round trips, because longer round trips
+include time in which a message waited."""
 RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
-"""The codes of refusals after which the worker registers again, because the cause of the refusal may pass."""
+"""The codes of refusals after which the worker registers again, because the cause of the refusal
+may pass."""
 
 
 def earliest(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times, where None means never. Does not use the slower `min`, because it is called after each event."""
+    """Return the earlier of two times, where None means never. Does not use the slower `min`,
+    because it is called after each event."""
     if one is None or (other is not None and other < one):
         return other
     return one
@@ -51,18 +59,25 @@ def earliest(one: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Contact:
-    """The state of a worker's contact with its dispatcher. Times are seconds by the machine's clock; None means never.
+    """The state of a worker's contact with its dispatcher. Times are seconds by the machine's
+    clock; None means never.
 
     Attributes:
-      orphan_at: when the worker ends if it has no dispatcher by then; None while the worker is registered.
-      dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if no dispatcher knows them.
+      orphan_at: when the worker ends if it has no dispatcher by then; None while the worker is
+        registered.
+      dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if no
+        dispatcher knows them.
       up: whether the connection is established.
-      registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
-      named: whether the worker was configured with its index; False if a dispatcher chose the index.
+      registered: whether the dispatcher has accepted the registration over this connection.
+        Invariant: only while `up`.
+      named: whether the worker was configured with its index; False if a dispatcher chose the
+        index.
       index_taken: whether the dispatcher refused the index because another worker has it.
-      serial: the number of the latest registration over this connection, counted from 1. A dispatcher of an older version replies with 0.
+      serial: the number of the latest registration over this connection, counted from 1. A
+        dispatcher of an older version replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
-      beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
+      beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant:
+        beats_echoed <= beats_sent.
       stop_at: when all work must stop if the contact is still lost.
     """
 
@@ -83,9 +98,11 @@ class Contact:
     _register_at: float | None = None
     _refusals: int = 0
     _unanswered_at: deque[float] = field(default_factory=deque)
-    """The times at which the worker sent the registrations and beats that have no reply yet, oldest first."""
+    """The times at which the worker sent the registrations and beats that have no reply yet, oldest
+    first."""
     _answered_at: float = -inf
-    """When the worker sent the latest registration or beat that has a reply. The dispatcher received it then or later."""
+    """When the worker sent the latest registration or beat that has a reply. The dispatcher
+    received it then or later."""
     _postponed: list[Send] = field(default_factory=list)
     """The messages to send once the dispatcher has accepted the registration."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
@@ -101,7 +118,8 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Record that the connection is established. Return whether the dispatcher is a new incarnation, which does not know the leases."""
+        """Record that the connection is established. Return whether the dispatcher is a new
+        incarnation, which does not know the leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
@@ -112,8 +130,8 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Record that a Register is sent. Drop the postponed reports of ended leases: the Register does not name these leases,
-        so the dispatcher ends them without a report."""
+        """Record that a Register is sent. Drop the postponed reports of ended leases: the Register
+        does not name these leases, so the dispatcher ends them without a report."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()
@@ -138,17 +156,21 @@ class Contact:
         self.up = self.registered = False
         self._beat_at = self._register_at = None
         self.orphan_at = now + self.orphan_limit_s
-        self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
+        self.stop_at = min(
+            now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s)
+        )
 
     def report(self, message: Message) -> list[Send]:
-        """If the worker is registered, return the Send of this report of ended leases. Otherwise postpone the report, and return []."""
+        """If the worker is registered, return the Send of this report of ended leases. Otherwise
+        postpone the report, and return []."""
         if self.registered:
             return [Send(DISPATCHER, message)]
         self._postponed.append(Send(DISPATCHER, message))
         return []
 
     def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
-        """Record that the dispatcher has accepted the registration. Return the reports postponed since the Register, in order."""
+        """Record that the dispatcher has accepted the registration. Return the reports postponed
+        since the Register, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
         self._note_reply(now)
         self.registered = True
@@ -161,10 +183,12 @@ class Contact:
         return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """Record a refusal by the dispatcher. Return whether the worker will register again. If so, `register_due` says when."""
+        """Record a refusal by the dispatcher. Return whether the worker will register again. If so,
+        `register_due` says when."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
-            # A registration is already planned. The dispatcher refuses each message that was on its way, but these refusals count as one.
+            # A registration is already planned. The dispatcher refuses each message that was on its
+            # way, but these refusals count as one.
             return True
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
@@ -186,7 +210,8 @@ class Contact:
     def must_stop(self, now: float) -> bool:
         """Return whether all work must stop now, because the contact was lost for too long.
 
-        Return True at most once after each loss of contact. The caller must then stop the work, and the worker registers anew.
+        Return True at most once after each loss of contact. The caller must then stop the work, and
+        the worker registers anew.
         """
         if self.stop_at is None or now < self.stop_at:
             return False
@@ -194,7 +219,8 @@ class Contact:
         if not self.up:
             self.dispatcher = None
         elif self._register_at is None:
-            # Register again, because the Register that was sent lists leases which the caller ends now.
+            # Register again, because the Register that was sent lists leases which the caller ends
+            # now.
             self._register_at = now
         return True
 

@@ -1,9 +1,11 @@
-"""The run of one scheduled function: unpickle it, call it, pickle the result. No other module runs the user's scheduled code.
+"""The run of one scheduled function: unpickle it, call it, pickle the result. No other module runs
+the user's scheduled code.
 
-An outcome is (kind, payload). The payload of VALUE is the packed result, and that of ERROR the packed exception. The payload of BULK is the
-list of the parts of a large result. The payload of KEPT is the list of the parts of a result, large or small, that stays with the worker.
-INPUT_LOST means that the function could not begin, because the holder of an input has lost the value. No exception of the user's code
-leaves this module.
+An outcome is (kind, payload). The payload of VALUE is the packed result, and that of ERROR the
+packed exception. The payload of BULK is the list of the parts of a large result. The payload of
+KEPT is the list of the parts of a result, large or small, that stays with the worker. INPUT_LOST
+means that the function could not begin, because the holder of an input has lost the value. No
+exception of the user's code leaves this module.
 """
 
 from __future__ import annotations
@@ -13,20 +15,30 @@ from typing import Any
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.shared import remote_results, resources
-from zmqdist.scheduling.shared.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
+from zmqdist.scheduling.shared.references import (
+    INPUTS,
+    KEEP,
+    MUTABLE,
+    PartsFetcher,
+    decode_reference,
+    is_reference,
+)
 from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.wire import results, trusted
 
 
 class Functions:
-    """The functions of one slot, by (coordinator, fn). Pickles that are too large for a message are fetched from their holders.
+    """The functions of one slot, by (coordinator, fn). Pickles that are too large for a message are
+    fetched from their holders.
 
-    A function is unpickled at its first use, so that a failure is the error of the work item that uses the function. A function that
-    captures a mutable object, or whose pickle is too large for a message, is unpickled for each run. A run therefore does not see changes
-    by an earlier run, and large captured data does not stay in memory.
+    A function is unpickled at its first use, so that a failure is the error of the work item that
+    uses the function. A function that captures a mutable object, or whose pickle is too large for a
+    message, is unpickled for each run. A run therefore does not see changes by an earlier run, and
+    large captured data does not stay in memory.
 
     Attributes:
-      resources: the per-worker resources. No resource has the number of a function, so `forget` accepts the numbers of both.
+      resources: the per-worker resources. No resource has the number of a function, so `forget`
+        accepts the numbers of both.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:
@@ -52,7 +64,9 @@ class Functions:
         if loaded is None:
             pickled = self._pickled.get(key)
             if pickled is None:
-                raise InternalError(f"function {fn} was not sent to this worker: this is a bug of zmqdist")
+                raise InternalError(
+                    f"function {fn} was not sent to this worker: this is a bug of zmqdist"
+                )
             if is_reference(pickled):
                 return trusted.unpack_parts(self.fetched(pickled))
             if pickled[:1] == MUTABLE:
@@ -61,15 +75,17 @@ class Functions:
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
-        """Return the parts of a payload. The holder keeps the parts, because another attempt may need them."""
+        """Return the parts of a payload. The holder keeps the parts, because another attempt may
+        need them."""
         return self._fetcher.fetch(decode_reference(payload))
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
-    """Run a function on its packed arguments, and return the outcome (see the module's docstring). Raises no exception.
+    """Run a function on its packed arguments, and return the outcome (see the module's docstring).
+    Raises no exception.
 
-    If the payload is marked SAFE, the result or the error is packed in the safe form, and an input in another form is refused
-    (wire/results.py).
+    If the payload is marked SAFE, the result or the error is packed in the safe form, and an input
+    in another form is refused (wire/results.py).
     """
     safely = payload[:1] == results.SAFE
     if safely:
@@ -79,7 +95,9 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
         payload = payload[1:]
     began = False
     remote_results.take_safely(safely)
-    pack, pack_error = (results.pack, results.pack_error) if safely else (trusted.pack, trusted.pack_error)
+    pack, pack_error = (
+        (results.pack, results.pack_error) if safely else (trusted.pack, trusted.pack_error)
+    )
     try:
         if payload[:1] == INPUTS:
             payload = remote_results.prepare_inputs(payload[1:], functions.fetched)

@@ -1,31 +1,42 @@
-"""The worker's decisions about its leases: which slot runs which item, and what the worker reports and aborts; no I/O.
+"""The worker's decisions about its leases: which slot runs which item, and what the worker reports
+and aborts; no I/O.
 
 Theory of operation
-    Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
-    A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
-    the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
-    Outcomes are reported at the end of the event that makes them known. The start of an item is reported with the next outcomes. If an item
-    runs for so long that the runtime sees its start in the position of its process slot, the start gets a message of its own. If the worker
-    is lost, work whose start the dispatcher does not know runs on another worker with `report_before_start`. That worker reports the start,
-    sends a Beat, and begins the work when the dispatcher has echoed the Beat.
-    A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
-    computes how much work to send ahead (credit.py).
-    When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can
-    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker, so
-    the worker stops its work before it registers with another incarnation.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of
+    their positions (slot.py). A slot gets quick work in batches, so that it is not idle while a
+    message travels, and slow work one by one. The machine can take back the items that a slot has
+    not begun (`Reclaim`; the reply contains the slot's position).
+    Outcomes are reported at the end of the event that makes them known. The start of an item is
+    reported with the next outcomes. If an item runs for so long that the runtime sees its start in
+    the position of its process slot, the start gets a message of its own. If the worker is lost,
+    work whose start the dispatcher does not know runs on another worker with `report_before_start`.
+    That worker reports the start, sends a Beat, and begins the work when the dispatcher has echoed
+    the Beat.
+    A report contains how long the worker has had work since the last report, and the round-trip
+    time. From these times the dispatcher computes how much work to send ahead (credit.py).
+    When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the
+    worker stops all work, so that no work can be executing when the dispatcher's lease has expired.
+    Another incarnation of the dispatcher does not know the leases of this worker, so the worker
+    stops its work before it registers with another incarnation.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
-    P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the worker drops it when contact is lost
+    P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the
+        worker drops it when contact is lost
     P3  no item runs for longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when a Register is sent to a new dispatcher, no item of the old dispatcher runs, except those in `stale_leases` (thread slots)
+    P4  when a Register is sent to a new dispatcher, no item of the old dispatcher runs, except
+        those in `stale_leases` (thread slots)
     P5  an aborted lease ends at the latest when its grace is over (process slots)
-    P6  an item with `report_before_start` begins only after the report of its start has arrived at the dispatcher
+    P6  an item with `report_before_start` begins only after the report of its start has arrived at
+        the dispatcher
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
-    P8  with a start delay, worker i begins a coordinator's first work i times the delay later (stagger.py)
-    P9  pinned work begins before other waiting work, in the order in which it was assigned; if a slot reports nothing for STUCK_S, the
-        machine takes back the items that the slot has not begun, so that pinned work can begin
-    P10 an item that a slot has begun is neither taken back from the slot nor begun again by this worker
+    P8  with a start delay, worker i begins a coordinator's first work i times the delay later
+        (stagger.py)
+    P9  pinned work begins before other waiting work, in the order in which it was assigned; if a
+        slot reports nothing for STUCK_S, the machine takes back the items that the slot has not
+        begun, so that pinned work can begin
+    P10 an item that a slot has begun is neither taken back from the slot nor begun again by this
+        worker
 
 Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
 """
@@ -88,7 +99,8 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 
 STUCK_S: Final = 0.02
-"""Seconds without a report of a slot after which its unbegun items are taken back, if another slot is idle or pinned work waits."""
+"""Seconds without a report of a slot after which its unbegun items are taken back, if another slot
+is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
 """The worker ends when this many slot processes in a row have ended before they were ready."""
 
@@ -98,8 +110,10 @@ class WorkerMachine:
 
     Attributes:
       workers: the number of workers in the cluster, from the last Assign.
-      serving: whether data tasks still serve readers. While they do, a leaving worker stays until the end of its grace.
-      leave_at: when a leaving worker aborts items that still run; None if the worker has aborted them, or does not leave.
+      serving: whether data tasks still serve readers. While they do, a leaving worker stays until
+        the end of its grace.
+      leave_at: when a leaving worker aborts items that still run; None if the worker has aborted
+        them, or does not leave.
     """
 
     def __init__(
@@ -121,7 +135,17 @@ class WorkerMachine:
     ) -> None:
         self.job, self.index, self.can_kill = job, index, can_kill
         self._register_template = Register(
-            incarnation, job, index, slots, [], [], pid, host, address, tags, threads_per_slot=threads_per_slot
+            incarnation,
+            job,
+            index,
+            slots,
+            [],
+            [],
+            pid,
+            host,
+            address,
+            tags,
+            threads_per_slot=threads_per_slot,
         )
         self.leaving, self.serving, self.workers = False, False, 0
         self.ended: Exit | None = None
@@ -135,11 +159,14 @@ class WorkerMachine:
         self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._announced: tuple[int, int] | None = None
-        """The lease whose start was reported in advance, and the number of the Beat after whose echo the item may begin (P6)."""
+        """The lease whose start was reported in advance, and the number of the Beat after whose
+        echo the item may begin (P6)."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
         if self.ended is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
@@ -173,10 +200,17 @@ class WorkerMachine:
     def figures(self) -> dict[str, Any]:
         """The fields of a WorkerSnapshot that the machine knows."""
         slots = tuple(slot.row for slot in self._slots)
-        return {**self.queue.figures, "slots": slots, "functions": len(self._functions), "results": len(self._bulk)}
+        return {
+            **self.queue.figures,
+            "slots": slots,
+            "functions": len(self._functions),
+            "results": len(self._bulk),
+        }
 
     def lease_at(self, slot: int, position: int) -> int | None:
-        """Return the lease of the item at this position of the slot; None if there is no such item."""
+        """Return the lease of the item at this position of the slot; None if there is no such
+        item.
+        """
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
@@ -184,7 +218,8 @@ class WorkerMachine:
         return [Spawn(slot.index) for slot in self._slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic
+        seconds."""
         if self.ended is not None:
             return []
         effects = self._apply(event, now)
@@ -221,7 +256,7 @@ class WorkerMachine:
             case Ticked():
                 return self._tick(now)
 
-    # -- the dispatcher -----------------------------------------------------------------------------------------
+    # -- the dispatcher ----------------------------------------------------------------------------
 
     def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
@@ -233,30 +268,41 @@ class WorkerMachine:
                     self._functions[coordinator, fn] = pickled
                 self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
                 return self._return_queue() if self.leaving else []
-            case Registered(index, beat_s, lease_s, _, serial) if serial in (0, self._contact.serial):
+            case Registered(index, beat_s, lease_s, _, serial) if serial in (
+                0,
+                self._contact.serial,
+            ):
                 self.index = index
                 postponed = self._contact.accepted(beat_s, lease_s, now)
-                self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
+                self._outcomes = [
+                    *self._bulk.values(),
+                    *(o for o in self._outcomes if o[0] not in self._bulk),
+                ]
                 return [*self._announce_leave(), *postponed]
             case Beat():
                 self._contact.echoed(now)
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                # Report which of these leases have begun, because a program that cancels work may wait for this report.
+                # Report which of these leases have begun, because a program that cancels work may
+                # wait for this report.
                 for slot in self._slots:
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
                 return self._abort_leases(set(leases), now + grace_s)
             case FreeResult(leases):
-                return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
+                return [
+                    FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None
+                ]
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text, final):
-                return [] if not final and self._contact.refused(code, now) else self._exit(code, text)
+                return (
+                    [] if not final and self._contact.refused(code, now) else self._exit(code, text)
+                )
             case _:
                 return []
 
@@ -274,12 +320,19 @@ class WorkerMachine:
         held += [lease for slot in self._slots if not slot.abandoned for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
-        stale_leases = [(item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given]
+        stale_leases = [
+            (item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given
+        ]
         template, contact = self._register_template, self._contact
         index = -1 if contact.index_taken else self.index
         given, serial = index >= 0 and not contact.named, contact.serial
         register = replace(
-            template, index=index, held=held, stale_leases=stale_leases, index_given=given, serial=serial
+            template,
+            index=index,
+            held=held,
+            stale_leases=stale_leases,
+            index_given=given,
+            serial=serial,
         )
         return [Send(DISPATCHER, register)]
 
@@ -295,10 +348,14 @@ class WorkerMachine:
         if contact.beat_due(now):
             effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
-            effects += self._abort_leases({lease for slot in self._slots for lease in slot.leases()}, now)
+            effects += self._abort_leases(
+                {lease for slot in self._slots for lease in slot.leases()}, now
+            )
             self.leave_at = None
             if not self.can_kill:
-                effects += self._returned([n for slot in self._slots if not slot.abandoned for n in slot.leases()])
+                effects += self._returned(
+                    [n for slot in self._slots if not slot.abandoned for n in slot.leases()]
+                )
                 effects += self._exit(errors.OK, "")
         return effects + (kill_overdue(self._slots, now) if self.can_kill else [])
 
@@ -306,10 +363,11 @@ class WorkerMachine:
         self._contact.note_beat(now)
         return Send(DISPATCHER, Beat())
 
-    # -- stopping -----------------------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------
 
     def _abandon(self) -> list[Effect]:
-        """Drop all leases and abort all items that run, because no dispatcher would accept their outcomes (P3, P4)."""
+        """Drop all leases and abort all items that run, because no dispatcher would accept their
+        outcomes (P3, P4)."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
         self.queue.pinned.clear()
@@ -338,11 +396,14 @@ class WorkerMachine:
         if not self.leaving or (self.leave_at is not None and at < self.leave_at):
             self.leave_at = at
         self.leaving = True
-        reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
+        reclaims = [
+            effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)
+        ]
         return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
     def _announce_leave(self) -> list[Effect]:
-        """Tell the dispatcher that the worker leaves, so that it does not assign returned work to this worker again."""
+        """Tell the dispatcher that the worker leaves, so that it does not assign returned work to
+        this worker again."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
@@ -364,7 +425,8 @@ class WorkerMachine:
 
     def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        # The report is sent even if `back` is empty, because the dispatcher waits for one LeasesReturned for each StealRequest.
+        # The report is sent even if `back` is empty, because the dispatcher waits for one
+        # LeasesReturned for each StealRequest.
         effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -387,7 +449,7 @@ class WorkerMachine:
             effects.append(FreeBulk(lease))
         return effects
 
-    # -- slots --------------------------------------------------------------------------------------------------
+    # -- slots -------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Effect]:
         """Give waiting work to the slots that can take it."""
@@ -397,7 +459,10 @@ class WorkerMachine:
                 break
             if not slot.ready or slot.reclaiming or slot.abandoned or slot.abort_at:
                 continue
-            if self.queue.report_before_start and self.queue[0][0] in self.queue.report_before_start:
+            if (
+                self.queue.report_before_start
+                and self.queue[0][0] in self.queue.report_before_start
+            ):
                 effects += self._announce_then_give(slot, now)
             elif len(slot.given) <= slot.batch // 2 and not _pinned_would_wait(slot, self.queue):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
@@ -421,7 +486,8 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, but none whose start must be reported first. The loop must be fast: it runs per item."""
+        """Give a slot the next items of the queue, but none whose start must be reported first. The
+        loop must be fast: it runs per item."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -441,12 +507,15 @@ class WorkerMachine:
             items.append((position, coordinator, fn, payload))
         slot.position = position
         slot.note_given(len(items), now, was_idle=was_idle)
-        # Report this start now if a report is due anyway, or if slots are threads, whose starts the runtime does not poll.
+        # Report this start now if a report is due anyway, or if slots are threads, whose starts the
+        # runtime does not poll.
         if was_idle and (self._outcomes or not self.can_kill):
             self._started += slot.take_begun()
         return Give(slot.index, functions, items)
 
-    def _finished(self, slot: Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
+    def _finished(
+        self, slot: Slot, outcomes: list[tuple[int, int, bytes]], now: float
+    ) -> list[Effect]:
         count = 0
         stale: list[int] = []
         effects: list[Effect] = []
@@ -467,7 +536,8 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            # The dispatcher ignores the result of an aborted lease, and may not know the lease any more, so this worker frees the result.
+            # The dispatcher ignores the result of an aborted lease, and may not know the lease any
+            # more, so this worker frees the result.
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
@@ -483,15 +553,16 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """Handle an item that a slot did not run, because the worker had taken it back: return it to the dispatcher, or put it back into
-        the worker's queue."""
+        """Handle an item that a slot did not run, because the worker had taken it back: return it
+        to the dispatcher, or put it back into the worker's queue."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Have a slot forget a lease that it will not run. Return whether the item must go back to the dispatcher, and not to the queue."""
+        """Have a slot forget a lease that it will not run. Return whether the item must go back to
+        the dispatcher, and not to the queue."""
         wanted = lease in slot.to_return
         return slot.forget_lease(lease) or wanted or self.leaving
 
@@ -514,7 +585,9 @@ class WorkerMachine:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
                 last_output = event.log or "it wrote nothing"
-                problem = f"slot processes end before they are ready; the last one wrote:\n{last_output}"
+                problem = (
+                    f"slot processes end before they are ready; the last one wrote:\n{last_output}"
+                )
                 return self._exit(errors.INTERNAL, problem)
         again: list[Leased] = []
         back: list[int] = []
@@ -529,7 +602,8 @@ class WorkerMachine:
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # this function has ended, but its outcome is lost with the slot process
+                # this function has ended, but its outcome is lost with the slot process
+                back.append(lease)
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -546,7 +620,8 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions and resources. Return to the dispatcher the waiting items that need one of them, because their work has ended."""
+        """Drop functions and resources. Return to the dispatcher the waiting items that need one of
+        them, because their work has ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -569,7 +644,9 @@ class WorkerMachine:
         effects: list[Effect] = []
         busy_us = 0 if now is None else self._busy.take_us(now, self.running)
         for part in split(outcomes):
-            effects.append(Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6))))
+            effects.append(
+                Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6)))
+            )
             started, busy_us = [], 0
         return effects
 
@@ -580,8 +657,8 @@ def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
 
 
 def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
-    """Return whether to take back the items that the slot has not begun. This is so if pinned work waits (P9), or if no work waits and
-    another slot is idle."""
+    """Return whether to take back the items that the slot has not begun. This is so if pinned work
+    waits (P9), or if no work waits and another slot is idle."""
     if len(slot.given) < 2 or slot.reclaiming:
         return False
     if queue:
@@ -590,7 +667,8 @@ def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
-    """Return the effect that takes back the items that a slot has not begun, unless a Reclaim of this slot is already in progress."""
+    """Return the effect that takes back the items that a slot has not begun, unless a Reclaim of
+    this slot is already in progress."""
     effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
     slot.reclaiming = True
     return effects

@@ -1,12 +1,14 @@
-"""The runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store of results.
+"""The runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store
+of results.
 
-`WorkerServer` (servers/) is its class for users, and gives it the part that it hosts beside the slots.
+`WorkerServer` (servers/) is its class for users, and gives it the part that it hosts beside the
+slots.
 
-The runtime passes messages, and events of the slots, to the machine, and carries out the effects that the machine returns. The runtime
-decides nothing itself.
+The runtime passes messages, and events of the slots, to the machine, and carries out the effects
+that the machine returns. The runtime decides nothing itself.
 
-The loop's thread refers to the runtime and not to the WorkerServer. So a WorkerServer that the program has dropped is garbage-collected,
-and its finalizer stops the runtime.
+The loop's thread refers to the runtime and not to the WorkerServer. So a WorkerServer that the
+program has dropped is garbage-collected, and its finalizer stops the runtime.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ P = TypeVar("P", bound=WorkerPart)
 
 log = logging.getLogger("zmqdist.scheduling")
 end_log = logging.getLogger("zmqdist.scheduling.end")
-"""The log of the reasons why workers end. The command `zmqdist worker` prints the reason itself, and turns this log off."""
+"""The log of the reasons why workers end. The command `zmqdist worker` prints the reason itself,
+and turns this log off."""
 
 READERS = frozenset({"submit", "worker"})
 SLOTS = frozenset({"worker"})
@@ -81,7 +84,8 @@ class WorkerRuntime(Generic[P]):
       started: whether `open` was called.
       stopped: set once the worker has ended.
       ended: how the worker ended; None while it has not ended.
-      address, advertised: the address of the worker's server, and the address that readers of the data service get.
+      address, advertised: the address of the worker's server, and the address that readers of the
+        data service get.
     """
 
     def __init__(
@@ -112,23 +116,30 @@ class WorkerRuntime(Generic[P]):
 
     @property
     def needs_stop(self) -> bool:
-        """Whether the finalizer of a WorkerServer must stop this runtime, because the runtime runs in this process.
+        """Whether the finalizer of a WorkerServer must stop this runtime, because the runtime runs
+        in this process.
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def wait_registered(self) -> None:
-        """Wait until the dispatcher has registered this worker. If the worker ends with an error first, raise this error."""
+        """Wait until the dispatcher has registered this worker. If the worker ends with an error
+        first, raise this error."""
         while not self._registered.wait(FIRST_CONTACT_LOG_S):
             log.warning(
-                "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no reply"
+                "worker waits for the dispatcher at %s: %s",
+                self._dispatcher,
+                self._dealer.trouble or "no reply",
             )
         if self.ended is not None and self.ended.code:
-            raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
+            raise errors.from_code(
+                self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}"
+            )
 
     def stop(self, grace_s: float) -> None:
-        """Leave the dispatcher and wait for the end of the worker. Do not call it in the loop's thread."""
+        """Leave the dispatcher and wait for the end of the worker. Do not call it in the loop's
+        thread."""
         assert self.loop is not None
         try:
             self.loop.call_soon(self._handle, LeaveRequested(grace_s))
@@ -136,7 +147,9 @@ class WorkerRuntime(Generic[P]):
             pass
         limit_s = grace_s + self._config.quiet_s + 10.0
         if not self.stopped.wait(limit_s):
-            log.error("the worker did not stop in good order within %g s: its loop is ended now", limit_s)
+            log.error(
+                "the worker did not stop in good order within %g s: its loop is ended now", limit_s
+            )
         self.loop.stop()
 
     def open(self) -> None:
@@ -171,7 +184,14 @@ class WorkerRuntime(Generic[P]):
             )
             self._calls = LoopClient(self._dealer)
             surroundings = WorkerSurroundings(
-                loop, service, self._calls, self._dispatcher, credentials, incarnation, host, self._children
+                loop,
+                service,
+                self._calls,
+                self._dispatcher,
+                credentials,
+                incarnation,
+                host,
+                self._children,
             )
             self.part: P = self._make_part(surroundings)
             service.attach(router, loop, incarnation)
@@ -209,7 +229,8 @@ class WorkerRuntime(Generic[P]):
         loop.start()
 
     def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
-        """Return the owner of the zygote from which slot processes and processes of data tasks are forked."""
+        """Return the owner of the zygote from which slot processes and processes of data tasks are
+        forked."""
         check_descriptors(self._config.slots)
         bound = BoundChildren(loop, self._zygote or start_slots_zygote(self._modules, environment))
         loop.on_stop(bound.close)
@@ -239,11 +260,13 @@ class WorkerRuntime(Generic[P]):
     def _bind(self, router: Router, key: bytes, host: str) -> None:
         """Bind the worker's ports, and set the addresses that other processes use.
 
-        With `processes` each data task binds a port of its own, so the second port is not bound here.
+        With `processes` each data task binds a port of its own, so the second port is not bound
+        here.
         """
         config = self._config
         self.address = router.bind(join_address(host, config.port))
-        # Advertise an address of this host in the dispatcher's network, because peers cannot connect to a wildcard.
+        # Advertise an address of this host in the dispatcher's network, because peers cannot
+        # connect to a wildcard.
         if is_wildcard(host):
             self.address = join_address(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = config.advertised(self.address)
@@ -287,7 +310,11 @@ class WorkerRuntime(Generic[P]):
             self._note_results(event)
         machine.serving = not self.part.left
         self._perform(machine.handle(event, self._loop_now()))
-        if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
+        if (
+            not self._draining
+            and machine.leave_at is not None
+            and machine.leave_at > self._loop_now()
+        ):
             self._draining = True
             self.part.drain(lambda: self._handle(Ticked()))
         if not machine.running:
@@ -323,7 +350,8 @@ class WorkerRuntime(Generic[P]):
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # A message that is sent while disconnected is lost. After a reconnect the machine registers again, with all leases.
+                    # A message that is sent while disconnected is lost. After a reconnect the
+                    # machine registers again, with all leases.
                     self._dealer.send(message)
                 case Give():
                     self._slots.give(effect)
@@ -342,14 +370,16 @@ class WorkerRuntime(Generic[P]):
                 case Exit():
                     self._exit(effect)
 
-    # -- bulk results -------------------------------------------------------------------------------------------
+    # -- bulk results ------------------------------------------------------------------------------
 
     def _hold(self, kind: int, parts: list[Any]) -> bytes:
-        """Hold the parts of a result, and return the encoded reference. Only parts of kept values may be mapped by several processes."""
+        """Hold the parts of a result, and return the encoded reference. Only parts of kept values
+        may be mapped by several processes."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_results(self, event: SlotFinished) -> None:
-        """Record which held parts belong to which lease, because the machine frees a result by its lease."""
+        """Record which held parts belong to which lease, because the machine frees a result by its
+        lease."""
         assert self.machine is not None
         for position, kind, payload in event.outcomes:
             if kind != BULK:
@@ -364,7 +394,7 @@ class WorkerRuntime(Generic[P]):
     def _free(self, lease: int) -> None:
         self._store.free(self._bulk_leases.pop(lease, ()))
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _exit(self, exit_: Exit) -> None:
         self.ended = exit_
@@ -374,7 +404,9 @@ class WorkerRuntime(Generic[P]):
         if exit_.code or not self._config.quiet_s:
             self.loop.call_soon(self.loop.stop)
             return
-        self.loop.set_timer((self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop)
+        self.loop.set_timer(
+            (self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop
+        )
         self.part.refuse(self.loop.stop)
 
     def _close(self) -> None:

@@ -1,6 +1,7 @@
 """The worker's record of one slot: the slot's items and speed, and which starts were reported.
 
-The position of an item is its number among all items that the slot was given, from 1. The first item that a slot has is the running item.
+The position of an item is its number among all items that the slot was given, from 1. The first
+item that a slot has is the running item.
 
 Not here: which work a slot gets, and how its outcomes are handled (machine.py).
 """
@@ -25,8 +26,9 @@ class SlotRow(NamedTuple):
     """One slot in a snapshot.
 
     Attributes:
-      state: "starting" (the slot's process is not ready), "idle", "running", "ending" (the process is being killed) or "left over" (the
-        slot is a thread, and still runs a function whose lease the worker has dropped).
+      state: "starting" (the slot's process is not ready), "idle", "running", "ending" (the process
+        is being killed) or "left over" (the slot is a thread, and still runs a function whose lease
+        the worker has dropped).
       given: the number of items that the slot has. The first of these items runs.
     """
 
@@ -50,7 +52,8 @@ class Slot:
       abort_at: the time when the grace of each aborted lease ends.
       reported_to: the position up to which starts were reported.
       killed: whether the worker has killed the slot's process.
-      abandoned: whether the slot is a thread that runs a function whose lease the worker has dropped.
+      abandoned: whether the slot is a thread that runs a function whose lease the worker has
+        dropped.
     """
 
     index: int
@@ -76,7 +79,8 @@ class Slot:
 
     @property
     def kill_at(self) -> float | None:
-        """The time at which the slot's process must be killed, because its running item was aborted; None means never."""
+        """The time at which the slot's process must be killed, because its running item was
+        aborted; None means never."""
         lease = self.running
         return None if lease is None or self.killed else self.abort_at.get(lease)
 
@@ -102,7 +106,8 @@ class Slot:
         self._count += count
 
     def tune(self, now: float, *, several: bool) -> None:
-        """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows at most twofold, and shrinks at once.
+        """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows
+        at most twofold, and shrinks at once.
 
         With `several=False` the slot gets one item at a time: `batch` is always 1.
         """
@@ -112,13 +117,14 @@ class Slot:
         self._restart(now)
 
     def forget_lease(self, lease: int) -> bool:
-        """Forget the requests to return or abort a lease that the slot no longer has. Return whether the lease was aborted."""
+        """Forget the requests to return or abort a lease that the slot no longer has. Return
+        whether the lease was aborted."""
         self.to_return.discard(lease)
         return self.abort_at.pop(lease, None) is not None
 
     def take_begun(self, position: int | None = None) -> list[int]:
-        """Return the leases up to `position` whose start was not reported yet, and mark them as reported. If `position` is None, only the
-        first item counts as begun."""
+        """Return the leases up to `position` whose start was not reported yet, and mark them as
+        reported. If `position` is None, only the first item counts as begun."""
         if position is None:
             position = self.given[0][0] if self.given else 0
         new = [item[0] for at, item in self.given if self.reported_to < at <= position]
@@ -126,7 +132,8 @@ class Slot:
         return new
 
     def begun_among(self, wanted: Container[int]) -> list[int]:
-        """Return the leases in `wanted` that are known to have begun, even if they were reported before.
+        """Return the leases in `wanted` that are known to have begun, even if they were reported
+        before.
 
         An earlier report may have been lost with its connection.
         """
@@ -135,12 +142,14 @@ class Slot:
         return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in wanted]
 
     def unbegun(self) -> set[int]:
-        """Return the leases that are not known to have begun. The first item of the slot counts as begun."""
+        """Return the leases that are not known to have begun. The first item of the slot counts as
+        begun."""
         begun = max(self.reported_to, self.given[0][0]) if self.given else 0
         return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
-        """Remove the items after `position`, which the slot will not begin, and return these items, newest first."""
+        """Remove the items after `position`, which the slot will not begin, and return these items,
+        newest first."""
         self.reclaiming = False
         self.reported_at = now
         taken = []

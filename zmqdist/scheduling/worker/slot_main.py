@@ -8,11 +8,13 @@ The slot shares a page of six numbers with its worker:
     INDEX       the index of the worker; the worker writes this number before it sends items
     WORKERS     the number of workers; the worker writes this number together with INDEX
 
-To claim an item the slot reads the range, writes POSITION, and reads the range again. To take items back the worker writes the range and
-then reads POSITION. In whatever order these steps happen, at least one of the two processes sees what the other process has written. An
-item that the slot does not begin because of the range is reported as NOT_RUN.
+To claim an item the slot reads the range, writes POSITION, and reads the range again. To take items
+back the worker writes the range and then reads POSITION. In whatever order these steps happen, at
+least one of the two processes sees what the other process has written. An item that the slot does
+not begin because of the range is reported as NOT_RUN.
 
-Outcomes are reported when the batch ends, or after FLUSH_S. If a function runs for longer than FLUSH_S, a second thread reports them.
+Outcomes are reported when the batch ends, or after FLUSH_S. If a function runs for longer than
+FLUSH_S, a second thread reports them.
 """
 
 from __future__ import annotations
@@ -56,15 +58,17 @@ _forked: list[bool] = []
 FLUSH_S = 0.002
 """Seconds after which an outcome is reported although its batch has not ended."""
 FLUSH_ITEMS = 256
-"""When this many outcomes are collected, they are reported at once, even if their batch has not ended."""
+"""When this many outcomes are collected, they are reported at once, even if their batch has not
+ended."""
 
 
 class _Reporter:
-    """Collects outcomes and sends them to the worker, from the main thread or, while a function runs there, from a helper thread.
+    """Collects outcomes and sends them to the worker, from the main thread or, while a function
+    runs there, from a helper thread.
 
     Attributes:
-      outcomes: the outcomes that are not reported yet. Only the main thread appends outcomes, without a lock. `flush` removes reported
-        outcomes from the front, with the lock held.
+      outcomes: the outcomes that are not reported yet. Only the main thread appends outcomes,
+        without a lock. `flush` removes reported outcomes from the front, with the lock held.
     """
 
     def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
@@ -81,7 +85,8 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must be sent later.
+                # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must
+                # be sent later.
                 del self.outcomes[: len(outcomes)]
 
     @property
@@ -89,8 +94,8 @@ class _Reporter:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """Report a large or kept result. Large parts are copied once into shared memory, where readers map them. The pipe carries all other
-        parts.
+        """Report a large or kept result. Large parts are copied once into shared memory, where
+        readers map them. The pipe carries all other parts.
         """
         self.flush()
         handles = [self._lend(part) for part in parts]
@@ -104,9 +109,12 @@ class _Reporter:
         return None if block is None else block.lend()
 
     def begin(self) -> None:
-        """Record that a batch of several items begins, so that the helper reports outcomes while a later function of the batch runs."""
+        """Record that a batch of several items begins, so that the helper reports outcomes while a
+        later function of the batch runs."""
         if self._helper is None:
-            self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
+            self._helper = threading.Thread(
+                target=self._help, name="zmqdist-slot-flush", daemon=True
+            )
             self._helper.start()
         self._in_batch = True
         if not self._busy.is_set():
@@ -117,18 +125,20 @@ class _Reporter:
         self.flush()
 
     def _help(self) -> None:
-        """Report outcomes every FLUSH_S while batches run. If several batches begin in quick succession, only the first wakes this
-        thread."""
+        """Report outcomes every FLUSH_S while batches run. If several batches begin in quick
+        succession, only the first wakes this thread."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read this after `clear`: else a batch that begins in between would be missed
+            if self._in_batch:
+                # read this after `clear`: else a batch that begins in between would be missed
                 self._busy.set()
             try:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # such as MemoryError: the outcomes stay here, and the next flush sends them
+            except BaseException:
+                # such as MemoryError: the outcomes stay here, and the next flush sends them
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 
@@ -138,12 +148,16 @@ def main(pipe_fd: int, page_fd: int) -> None:
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
     reporter = _Reporter(pipe)
-    task_context.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
+    task_context.enter_process(
+        lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS])
+    )
     try:
         pipe.send(SlotStarted(os.getpid(), None if reporter.pool is None else reporter.pool.offer))
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
-        fetcher = SlotFetcher(HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key)
+        fetcher = SlotFetcher(
+            HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key
+        )
         remote_results.use_fetcher(fetcher)
         functions = Functions(fetcher)
         resources.use_resources(functions.resources)

@@ -1,4 +1,5 @@
-"""The messages between a worker and its slot processes, over one pipe for each slot (process/pipe.py)."""
+"""The messages between a worker and its slot processes, over one pipe for each slot
+(process/pipe.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from zmqdist.transport.shm_pool import Handle, Offer
 
 
 class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn, payload), and functions to forget."""
+    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn,
+    payload), and functions to forget."""
 
     functions: list[tuple[int, int, bytes]]
     items: list[tuple[int, int, int, bytes]]
@@ -19,9 +21,11 @@ class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is alone in its message, which also has the parts of the result.
+    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is alone in its message,
+    which also has the parts of the result.
 
-    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the pipe, in the order of `parts`.
+    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the
+    pipe, in the order of `parts`.
     """
 
     outcomes: list[tuple[int, int, bytes]]
@@ -29,7 +33,8 @@ class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
 
 
 class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """Slot to worker: the slot process has started. `memory` tells how to open the slot's shared memory; None without shared memory."""
+    """Slot to worker: the slot process has started. `memory` tells how to open the slot's shared
+    memory; None without shared memory."""
 
     pid: int
     memory: Offer | None = None

@@ -1,7 +1,8 @@
 """Slots as child processes, from the worker's side.
 
-Each slot has a pipe for work and outcomes, and a page of shared memory for numbers that must arrive sooner than a message (slot_main.py).
-process/bound_children.py forks the slot processes and reads their standard error.
+Each slot has a pipe for work and outcomes, and a page of shared memory for numbers that must arrive
+sooner than a message (slot_main.py). process/bound_children.py forks the slot processes and reads
+their standard error.
 
 The code of this module runs in the loop's thread.
 """
@@ -25,7 +26,15 @@ from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.scheduling.worker import slot_main
-from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
+from zmqdist.scheduling.worker.slot_main import (
+    CANCEL,
+    GIVEN_UP,
+    GIVEN_UP_TO,
+    INDEX,
+    PAGE_BYTES,
+    POSITION,
+    WORKERS,
+)
 from zmqdist.scheduling.worker.slot_messages import (
     SLOT_CODEC,
     SlotMessage,
@@ -52,13 +61,15 @@ from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02
-"""Seconds between two reads of the positions of busy slots, so that the worker soon knows which longer functions have begun."""
+"""Seconds between two reads of the positions of busy slots, so that the worker soon knows which
+longer functions have begun."""
 
 SLOT_FDS = 3
 """The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""The number of descriptors that the worker needs for connections, threads, and slots that are starting."""
+"""The number of descriptors that the worker needs for connections, threads, and slots that are
+starting."""
 
 LINE_CHARS_MAX = 200
 """The largest number of characters of a dead slot process's last output line that are logged."""
@@ -75,7 +86,8 @@ class ProcessSlots:
 
     Args:
       feed: called with each event of a slot.
-      hold: holds the parts of a BULK or KEPT result, and returns the encoded reference to the result.
+      hold: holds the parts of a BULK or KEPT result, and returns the encoded reference to the
+        result.
       address, key: the address at which slots reach this worker, and the worker's public key.
       children: forks the slot processes.
       worker: returns the worker's index and the number of workers.
@@ -112,7 +124,7 @@ class ProcessSlots:
         self._zygote_lost = False
         self.deaths = 0
 
-    # -- effects of the machine ----------------------------------------------------------------------------------
+    # -- effects of the machine --------------------------------------------------------------------
 
     def spawn(self, slot: int) -> None:
         if self._zygote_lost:
@@ -137,7 +149,8 @@ class ProcessSlots:
             process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, slot: int) -> None:
-        """Take back the items that the slot has not begun. slot_main.py explains why the range is written before POSITION is read."""
+        """Take back the items that the slot has not begun. slot_main.py explains why the range is
+        written before POSITION is read."""
         process = self._slots[slot]
         if process is None:
             return
@@ -166,7 +179,7 @@ class ProcessSlots:
         for process in filter(None, self._slots):
             process.close()
 
-    # -- events of the slots ---------------------------------------------------------------------------------------
+    # -- events of the slots -----------------------------------------------------------------------
 
     def _exited(self, process: _SlotProcess, code: int) -> None:
         process.pipe.drain()
@@ -198,7 +211,9 @@ class ProcessSlots:
         self._zygote_lost = True
         for slot in range(len(self._slots)):
             for _ in range(3):
-                self._feed(SlotDied(slot, 0, code, "the process that slots are forked from has ended"))
+                self._feed(
+                    SlotDied(slot, 0, code, "the process that slots are forked from has ended")
+                )
 
     def handle_message(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
         if isinstance(message, SlotStarted):
@@ -211,16 +226,21 @@ class ProcessSlots:
                 try:
                     if isinstance(parts, OpError):
                         raise parts
-                    outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
+                    outcomes = [
+                        (position, BULK, self._hold(kind, process.adopt_parts(message, parts)))
+                    ]
                 except OpError as error:
                     if not is_alive(process.child.pid):
-                        return  # the slot process and its shared memory are gone, and `_exited` will report the death
+                        # the slot process and its shared memory are gone, and `_exited` will report
+                        # the death
+                        return
                     outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
     def _poll_positions(self) -> None:
-        """Read the positions of busy slots and report new ones, so that the machine learns which items have begun."""
+        """Read the positions of busy slots and report new ones, so that the machine learns which
+        items have begun."""
         self._poll_scheduled = False
         for process in self._slots:
             if process is not None and process.running:
@@ -233,30 +253,37 @@ class ProcessSlots:
     def _schedule_poll(self) -> None:
         if not self._poll_scheduled:
             self._poll_scheduled = True
-            self.loop.set_timer((self, "look"), self.loop.now() + POSITION_POLL_S, self._poll_positions)
+            self.loop.set_timer(
+                (self, "look"), self.loop.now() + POSITION_POLL_S, self._poll_positions
+            )
 
 
 def check_descriptors(slots: int) -> None:
-    """Raise ResourceExhaustedError if this process may not open enough descriptors for `slots` slots. Call it before creating slots."""
+    """Raise ResourceExhaustedError if this process may not open enough descriptors for `slots`
+    slots. Call it before creating slots."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = slots * SLOT_FDS + OTHER_FDS
     if limit != resource.RLIM_INFINITY and wanted > limit:
         problem = (
-            f"{slots} slots need {wanted} descriptors, but this process may open only {limit}: start it with fewer slots,"
+            f"{slots} slots need {wanted} descriptors, but this process may open only {limit}: "
+            f"start it with fewer slots,"
             f" or after `ulimit -n {wanted}`"
         )
         raise ResourceExhaustedError(problem)
 
 
 class _SlotProcess:
-    """The worker's side of one slot process: its pipe, its page of shared memory, and the positions of its items.
+    """The worker's side of one slot process: its pipe, its page of shared memory, and the positions
+    of its items.
 
     Attributes:
       given_to: the position of the last item that the slot got.
-      finished_to: the position of the last item with an outcome. Invariant: finished_to <= given_to.
+      finished_to: the position of the last item with an outcome. Invariant: finished_to <=
+        given_to.
       seen_at: the last position that the machine was told of.
       killed: whether this worker has killed the process.
-      oom_kills: how many processes the kernel had killed for lack of memory when this process started.
+      oom_kills: how many processes the kernel had killed for lack of memory when this process
+        started.
     """
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
@@ -273,7 +300,11 @@ class _SlotProcess:
         self._closed = False
         self.killed = False
         self.oom_kills = oom_kills()
-        self.pipe = LoopPipe(owner.loop, SLOT_CODEC, lambda message, parts: owner.handle_message(self, message, parts))
+        self.pipe = LoopPipe(
+            owner.loop,
+            SLOT_CODEC,
+            lambda message, parts: owner.handle_message(self, message, parts),
+        )
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
     def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
@@ -282,12 +313,16 @@ class _SlotProcess:
         Raises UnavailableError if the shared memory of the slot process cannot be opened.
         """
         received = iter(piped)
-        return [next(received) if handle is None else self._adopt(handle) for handle in report.parts]
+        return [
+            next(received) if handle is None else self._adopt(handle) for handle in report.parts
+        ]
 
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
         pool = this_pool()
         if pool is None or self.peer_pool is None:
-            raise UnavailableError(f"shared memory of slot process {self.child.pid} cannot be opened here")
+            raise UnavailableError(
+                f"shared memory of slot process {self.child.pid} cannot be opened here"
+            )
         if handle[-1] == FROZEN:
             return self.peer_pool.attach(handle)
         segment, lease = self.peer_pool.adopt(handle)

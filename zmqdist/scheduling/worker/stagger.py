@@ -1,4 +1,5 @@
-"""The start delay: if it is configured, the workers begin a coordinator's first work one after the other. No I/O."""
+"""The start delay: if it is configured, the workers begin a coordinator's first work one after the
+other. No I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from zmqdist.messages import Leased
 
 
 class Stagger:
-    """The start delay of one worker, which decides when the worker may begin the work that it has received.
+    """The start delay of one worker, which decides when the worker may begin the work that it has
+    received.
 
     Args:
-      delay_s: worker i delays the first work of each coordinator by i * `delay_s`; 0 means no delay.
+      delay_s: worker i delays the first work of each coordinator by i * `delay_s`; 0 means no
+        delay.
       delay_max_s: the longest delay; 0 means no bound.
 
     Attributes:
@@ -26,7 +29,8 @@ class Stagger:
         self._seen: set[int] = set()
 
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
-        """Record that work has arrived at the worker with this index. The first work of a coordinator begins the delay."""
+        """Record that work has arrived at the worker with this index. The first work of a
+        coordinator begins the delay."""
         coordinators = {item[1] for item in items} if self._delay_s else self._seen
         if not coordinators <= self._seen:
             self._seen |= coordinators

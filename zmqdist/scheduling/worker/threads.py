@@ -1,7 +1,8 @@
 """Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
-A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and the slot waits until the function ends. A
-slot that is a thread has one item at a time, so the worker never takes items back from the slot.
+A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and
+the slot waits until the function ends. A slot that is a thread has one item at a time, so the
+worker never takes items back from the slot.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from zmqdist.scheduling.shared import remote_results, resources
 from zmqdist.scheduling.shared.references import PartsFetcher
 from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.slots import Feed, HoldResult
-from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
+from zmqdist.scheduling.worker.worker_events import (
+    ForgetFunctions,
+    Give,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+)
 from zmqdist.transport.loop import Loop
 from zmqdist.wire import results
 
@@ -27,7 +34,13 @@ class ThreadSlots:
     can_kill = False
 
     def __init__(
-        self, loop: Loop, slots: int, feed: Feed, hold: HoldResult, fetcher: PartsFetcher, worker: task_context.Worker
+        self,
+        loop: Loop,
+        slots: int,
+        feed: Feed,
+        hold: HoldResult,
+        fetcher: PartsFetcher,
+        worker: task_context.Worker,
     ) -> None:
         self._loop = loop
         self._feed = feed
@@ -66,7 +79,8 @@ class ThreadSlots:
         raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
 
     def close(self) -> None:
-        """End idle threads. A running function continues in its daemon thread, and its outcome is dropped."""
+        """End idle threads. A running function continues in its daemon thread, and its outcome is
+        dropped."""
         for slot in self._slots:
             slot.items.put(None)
         for slot in self._slots:
@@ -106,4 +120,6 @@ class _Slot:
         self.position = 0
         self.cancel = 0
         self.busy = False
-        self.thread = threading.Thread(target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True)
+        self.thread = threading.Thread(
+            target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True
+        )

@@ -1,4 +1,5 @@
-"""The queue of a worker: the work that waits for a slot, in the order in which it will begin. Pinned work is first (P9 of machine.py).
+"""The queue of a worker: the work that waits for a slot, in the order in which it will begin.
+Pinned work is first (P9 of machine.py).
 
 Not here: the items that slots have, and when a slot gets more items.
 """
@@ -16,10 +17,12 @@ class WaitingWork(deque[Leased]):
     """A queue of leased work items.
 
     Attributes:
-      pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have ended.
-      report_before_start: the leases in the queue whose start must be reported before their items begin.
-      announced: the latest lease whose start was reported while its item waited here. No item is put before this item, because it counts
-        as begun.
+      pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have
+        ended.
+      report_before_start: the leases in the queue whose start must be reported before their items
+        begin.
+      announced: the latest lease whose start was reported while its item waited here. No item is
+        put before this item, because it counts as begun.
     """
 
     def __init__(self) -> None:
@@ -54,13 +57,18 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned items are sorted by lease into the other
-        pinned items. The rest come before all other items that are not pinned, because the slots got the older items first."""
+        """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned
+        items are sorted by lease into the other pinned items. The rest come before all other items
+        that are not pinned, because the slots got the older items first."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
             items = [item for item in items if item[0] not in self.pinned]
-        place = sum(1 for _ in takewhile(self._goes_first, self)) if self.pinned else self._head_is_announced()
+        place = (
+            sum(1 for _ in takewhile(self._goes_first, self))
+            if self.pinned
+            else self._head_is_announced()
+        )
         self.rotate(-place)
         self.extendleft(reversed(items))
         self.rotate(place)
@@ -99,5 +107,6 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order of their assignment. This is the order of their lease numbers, because these numbers only rise."""
+        """Sort items in the order of their assignment. This is the order of their lease numbers,
+        because these numbers only rise."""
         return sorted(items)

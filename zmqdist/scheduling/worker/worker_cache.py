@@ -1,8 +1,9 @@
-"""The cache of a worker: the parts of arguments that it has fetched for its slots, so that each part is sent to the worker only once.
+"""The cache of a worker: the parts of arguments that it has fetched for its slots, so that each
+part is sent to the worker only once.
 
-A slot maps a part that is in shared memory of its host. It requests any other part from its worker. The worker fetches the part once into
-its own store, and replies with a reference to this copy. The worker keeps fetched parts while it has work, at most about
-WORKER_CACHE_BYTES_MAX bytes.
+A slot maps a part that is in shared memory of its host. It requests any other part from its worker.
+The worker fetches the part once into its own store, and replies with a reference to this copy. The
+worker keeps fetched parts while it has work, at most about WORKER_CACHE_BYTES_MAX bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"
-"""Each worker's RPC method for its slots: (encoded reference to a payload) -> reference to a copy of the payload in the worker's store."""
+"""Each worker's RPC method for its slots: (encoded reference to a payload) -> reference to a copy
+of the payload in the worker's store."""
 
 TRIES = 3
-"""How often a slot tries to map a part. The worker may drop the part, to make room for other parts, before the slot has mapped it."""
+"""How often a slot tries to map a part. The worker may drop the part, to make room for other parts,
+before the slot has mapped it."""
 
 
 class WorkerCache:
@@ -55,17 +58,26 @@ class WorkerCache:
         return self._bytes
 
     def fetch_for_slot(self, payload: bytes) -> bytes:
-        """Serve the RPC method FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises the errors of `Fetcher.fetch`."""
+        """Serve the RPC method FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises the
+        errors of `Fetcher.fetch`."""
         reference = decode_reference(payload)
-        parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
+        parts = tuple(
+            self._part(reference, part) if isinstance(part, Held) else part
+            for part in reference.parts
+        )
         return encode_reference(
             Reference(  # this reference names the copies in this worker's store
-                self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
+                self._store.number,
+                self._store.address,
+                self._store.memory,
+                parts,
+                key=self._store.key,
             )
         )
 
     def fetch(self, reference: Reference) -> list[Any]:
-        """Return the parts of a payload to a slot that is a thread of this process. Raises the errors of `Fetcher.fetch`."""
+        """Return the parts of a payload to a slot that is a thread of this process. Raises the
+        errors of `Fetcher.fetch`."""
         parts = self._fetcher.memories.attach(reference)
         for index, part in enumerate(parts):
             if isinstance(part, Held):
@@ -78,14 +90,16 @@ class WorkerCache:
             try:
                 whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
                 return whole
-            except errors.NotFoundError:  # the cache has dropped the part meanwhile, to make room for other parts
+            except errors.NotFoundError:
+                # the cache has dropped the part meanwhile, to make room for other parts
                 continue
         buffer = np.empty(part.size, np.uint8)
         self._fetcher.read(reference, [part], [buffer])
         return buffer
 
     def drop(self) -> None:
-        """Drop all parts, because the worker has no work. Slots that have mapped a part keep their mapping."""
+        """Drop all parts, because the worker has no work. Slots that have mapped a part keep their
+        mapping."""
         with self._lock:
             futures, self._parts = list(self._parts.values()), OrderedDict()
             self._bytes = 0
@@ -94,7 +108,8 @@ class WorkerCache:
 
     def _part(self, reference: Reference, part: Held) -> Held:
         if reference.store == self._store.number:
-            return part  # the part belongs to a value that this worker keeps, so it need not be fetched
+            # the part belongs to a value that this worker keeps, so it need not be fetched
+            return part
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)
@@ -106,9 +121,12 @@ class WorkerCache:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result()  # no time limit is needed, because a fetch fails when nothing arrives for STALLED_S
+        # no time limit is needed, because a fetch fails when nothing arrives for STALLED_S
+        return future.result()
 
-    def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
+    def _fetch(
+        self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]
+    ) -> None:
         try:  # other threads wait for `future`, so every path must settle it
             pool = this_pool()
             block = None if pool is None else pool.allocate(part.size)
@@ -144,7 +162,8 @@ class WorkerCache:
 
 
 class SlotFetcher:
-    """Fetches payloads in a slot process, from shared memory if possible, otherwise through the worker.
+    """Fetches payloads in a slot process, from shared memory if possible, otherwise through the
+    worker.
 
     Args:
       worker: the address of the worker.
@@ -171,11 +190,15 @@ class SlotFetcher:
 
     def _by_worker(self, reference: Reference, parts: list[Any]) -> list[Any]:
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
-        missing = msgspec.structs.replace(reference, parts=tuple(reference.parts[index] for index in far))
+        missing = msgspec.structs.replace(
+            reference, parts=tuple(reference.parts[index] for index in far)
+        )
         parts = list(parts)
         with self._clients.use(*self._worker) as holder:
             (reply,) = holder.client.call(FETCH_FOR_SLOT, (encode_reference(missing),)).get_value()
-            for index, part in zip(far, self._memories.attach(decode_reference(reply)), strict=True):
+            for index, part in zip(
+                far, self._memories.attach(decode_reference(reply)), strict=True
+            ):
                 parts[index] = part
                 if isinstance(part, Held):
                     parts[index] = np.empty(part.size, np.uint8)

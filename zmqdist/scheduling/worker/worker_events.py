@@ -13,7 +13,8 @@ NOT_RUN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class DispatcherConnected:
-    """The connection to the dispatcher is established. `incarnation` is the dispatcher's, from its hello."""
+    """The connection to the dispatcher is established. `incarnation` is the dispatcher's, from its
+    hello."""
 
     incarnation: int
 
@@ -32,7 +33,8 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True)
 class SlotFinished:
-    """Items of a slot have ended: (position, kind, payload). The position of an item is its number among all items of the slot, from 1."""
+    """Items of a slot have ended: (position, kind, payload). The position of an item is its number
+    among all items of the slot, from 1."""
 
     slot: int
     outcomes: list[tuple[int, int, bytes]]
@@ -48,7 +50,8 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotReclaimed:
-    """The reply to Reclaim: the slot has not begun the items after `position`, and will not begin them."""
+    """The reply to Reclaim: the slot has not begun the items after `position`, and will not begin
+    them."""
 
     slot: int
     position: int
@@ -56,7 +59,8 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has died while it ran the item at `position`. Position 0 means that the slot ran no item."""
+    """A slot's process has died while it ran the item at `position`. Position 0 means that the slot
+    ran no item."""
 
     slot: int
     position: int
@@ -90,8 +94,10 @@ class Give:
     """Send functions and work items to a slot.
 
     Attributes:
-      functions: the functions that the slot does not have yet, as (coordinator, number of the function, pickled function).
-      items: the work items, as (position in the slot, coordinator, number of the function, payload).
+      functions: the functions that the slot does not have yet, as (coordinator, number of the
+        function, pickled function).
+      items: the work items, as (position in the slot, coordinator, number of the function,
+        payload).
     """
 
     slot: int
@@ -101,14 +107,16 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Keep a slot from beginning further items. The runtime then passes SlotReclaimed to the machine."""
+    """Keep a slot from beginning further items. The runtime then passes SlotReclaimed to the
+    machine."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Have `zmqdist.cancelled()` return True in the function at `position`, so that the function can end early."""
+    """Have `zmqdist.cancelled()` return True in the function at `position`, so that the function
+    can end early."""
 
     slot: int
     position: int
@@ -130,8 +138,8 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """Have a slot drop the functions and resources with these (coordinator, number). The number ALL_NUMBERS stands for all functions and
-    resources of the coordinator."""
+    """Have a slot drop the functions and resources with these (coordinator, number). The number
+    ALL_NUMBERS stands for all functions and resources of the coordinator."""
 
     slot: int
     functions: list[tuple[int, int]]
@@ -146,10 +154,13 @@ class FreeBulk:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The worker has ended. `code` is OK if the end was requested, otherwise another code of zmqdist.errors, with the reason in `error`."""
+    """The worker has ended. `code` is OK if the end was requested, otherwise another code of
+    zmqdist.errors, with the reason in `error`."""
 
     code: int
     error: str
 
 
-Effect: TypeAlias = Send | Give | Reclaim | Interrupt | Kill | Spawn | ForgetFunctions | FreeBulk | Exit
+Effect: TypeAlias = (
+    Send | Give | Reclaim | Interrupt | Kill | Spawn | ForgetFunctions | FreeBulk | Exit
+)

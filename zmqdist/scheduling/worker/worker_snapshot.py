@@ -20,13 +20,15 @@ class WorkerSnapshot:
       waiting_pinned: the number of waiting items that are pinned to this worker. They begin first.
       slots: each slot, in order.
       functions: the number of functions that coordinators have sent.
-      results: the number of large results that the worker holds. The worker frees a result when the coordinator has received it, but a
-        kept result only when the coordinator releases it.
-      held: figures of the large parts that the worker holds: parts of results, and parts of arguments that were fetched.
+      results: the number of large results that the worker holds. The worker frees a result when the
+        coordinator has received it, but a kept result only when the coordinator releases it.
+      held: figures of the large parts that the worker holds: parts of results, and parts of
+        arguments that were fetched.
       fetched: the number of held parts that were fetched from other processes for the slots.
       fetched_bytes: the bytes of the fetched parts.
       fetches: the number of parts that were fetched so far.
-      resources: the number of resources that exist in the worker; None if slots are processes, because each slot has its own resources.
+      resources: the number of resources that exist in the worker; None if slots are processes,
+        because each slot has its own resources.
       slot_deaths: the number of slot processes that ended without being killed by the worker.
     """
 

@@ -1,8 +1,9 @@
 """`get_barrier`: a barrier at which the tasks of a run wait for each other.
 
-The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive. If a task can
-never arrive, the waiting tasks get an error at once instead of waiting for ever. A task that was ended by
-`terminate` may still arrive, because the test may start it again. So may a task that is restarted after a failure.
+The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended
+and can never arrive. If a task can never arrive, the waiting tasks get an error at once instead of
+waiting for ever. A task that was ended by `terminate` may still arrive, because the test may start
+it again. So may a task that is restarted after a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def named(task: Task) -> str:
 
 
 class BarrierGate:
-    """The parent's side of the barrier: it counts the tasks that have arrived. Threads may share it.
+    """The parent's side of the barrier: it counts the tasks that have arrived. Threads may share
+    it.
 
     Args:
       members: all tasks that have to arrive.
@@ -45,8 +47,9 @@ class BarrierGate:
         self._lock = threading.Lock()
 
     def heard(self, task: Task, word: str, answer: Answer) -> None:
-        """Handle a message of a task. The message says that the task has arrived ("arrive"), asks which tasks are missing ("who"), or says
-        that the task's time-out has passed ("give up"). `answer(word, facts)` sends a reply to the task, now or later.
+        """Handle a message of a task. The message says that the task has arrived ("arrive"), asks
+        which tasks are missing ("who"), or says that the task's time-out has passed ("give up").
+        `answer(word, facts)` sends a reply to the task, now or later.
         """
         with self._lock:
             if word == "arrive":
@@ -59,15 +62,15 @@ class BarrierGate:
                 self._fail(*self._broken)
 
     def started(self, task: Task) -> None:
-        """Record that a task has started, for the first time or again. A barrier that failed because the task had ended can be used again,
-        because the task may arrive now."""
+        """Record that a task has started, for the first time or again. A barrier that failed
+        because the task had ended can be used again, because the task may arrive now."""
         with self._lock:
             self._ended.pop(task, None)
             self._broken = None
 
     def gone(self, task: Task, why: str | None) -> None:
-        """Record that a task does not wait at the barrier any more. If `why` is given, it is the reason why the task can never arrive, and
-        all waiting tasks get an error."""
+        """Record that a task does not wait at the barrier any more. If `why` is given, it is the
+        reason why the task can never arrive, and all waiting tasks get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
@@ -78,7 +81,13 @@ class BarrierGate:
     def _arrive(self, task: Task, answer: Answer) -> None:
         if task not in self._members:
             known = ", ".join(map(named, self._members))
-            answer("fail", [errors.INVALID_ARGUMENT, f"{named(task)} is not one of the barrier's tasks: {known}"])
+            answer(
+                "fail",
+                [
+                    errors.INVALID_ARGUMENT,
+                    f"{named(task)} is not one of the barrier's tasks: {known}",
+                ],
+            )
         elif self._broken is not None:
             answer("fail", list(self._broken))
         elif self._ended.keys() - {task}:
@@ -106,10 +115,11 @@ class BarrierGate:
 
 
 class Barrier:
-    """The barrier that `get_barrier` returns in a task. If several threads of a task call `wait`, their calls run one after the other.
+    """The barrier that `get_barrier` returns in a task. If several threads of a task call `wait`,
+    their calls run one after the other.
 
-    A barrier that is unpickled in a task becomes the barrier of that task, so it may be an argument or a result of a function. The parent
-    is not a task and cannot wait.
+    A barrier that is unpickled in a task becomes the barrier of that task, so it may be an argument
+    or a result of a function. The parent is not a task and cannot wait.
 
     Attributes:
       parties: the number of tasks that have to arrive.
@@ -121,19 +131,22 @@ class Barrier:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until all tasks of the run have called `wait`. The barrier can be used again at once.
+        """Wait until all tasks of the run have called `wait`. The barrier can be used again at
+        once.
 
         Args:
-          timeout: seconds; None means no limit. While the task waits, it logs every 10 s which tasks are missing.
+          timeout: seconds; None means no limit. While the task waits, it logs every 10 s which
+            tasks are missing.
 
         Returns:
           The number of tasks that had arrived before this one.
 
         Raises:
-          DeadlineExceededError: the time-out of this or another task has passed. All waiting tasks get this error, and so do tasks that
-            arrive later.
+          DeadlineExceededError: the time-out of this or another task has passed. All waiting tasks
+            get this error, and so do tasks that arrive later.
           AbortedError: a task has ended before it arrived.
-          InvalidArgumentError: this task was added to the run later, so it does not belong to the barrier; or `timeout` is no number.
+          InvalidArgumentError: this task was added to the run later, so it does not belong to the
+            barrier; or `timeout` is no number.
           ValueError: the caller is the parent.
         """
         limit_s = seconds(timeout)
@@ -167,7 +180,8 @@ def _barrier_here(parties: int) -> Barrier:
 
 _here: Barrier | None = None
 _NO_TASK: Final = (
-    "get_barrier() is for the tasks of a run: call it in the function that the runner runs, not in the process that runs "
+    "get_barrier() is for the tasks of a run: call it in the function that the runner runs, not "
+    "in the process that runs "
     "the test"
 )
 
@@ -190,7 +204,7 @@ def get_barrier() -> Barrier:
 
 
 def set_barrier(barrier: Barrier | None) -> None:
-    """Set the barrier that `get_barrier` returns in this process, which makes the process a task. With None, the process is not a task any
-    more."""
+    """Set the barrier that `get_barrier` returns in this process, which makes the process a task.
+    With None, the process is not a task any more."""
     global _here
     _here = barrier

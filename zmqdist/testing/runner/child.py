@@ -1,10 +1,13 @@
-"""The program of a task's process. Its arguments, LIFELINE and PIPE, are two descriptors that it inherits from its parent.
+"""The program of a task's process. Its arguments, LIFELINE and PIPE, are two descriptors that it
+inherits from its parent.
 
-The process, and all processes that it has started, end with the parent, even if the parent crashes. The lifeline is a pipe whose other end
-the parent holds. When the parent's end is closed, the kernel sends SIGKILL to the whole process group. So a process ends even if its
-function is stuck in C code and holds the interpreter's lock.
+The process, and all processes that it has started, end with the parent, even if the parent crashes.
+The lifeline is a pipe whose other end the parent holds. When the parent's end is closed, the kernel
+sends SIGKILL to the whole process group. So a process ends even if its function is stuck in C code
+and holds the interpreter's lock.
 
-On SIGTERM, and when it crashes, the process writes the stacks of all threads to standard error and ends.
+On SIGTERM, and when it crashes, the process writes the stacks of all threads to standard error and
+ends.
 """
 
 from __future__ import annotations
@@ -29,12 +32,14 @@ from zmqdist.wire import trusted
 
 
 def main() -> int:
-    """Run the functions that the parent sends, until one is marked as the last or the parent closes the pipe. Return the exit code."""
+    """Run the functions that the parent sends, until one is marked as the last or the parent closes
+    the pipe. Return the exit code."""
     _end_with_parent(int(sys.argv[1]))
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    # Standard output has `reconfigure`, because no code of the user has run yet that could have replaced standard output.
+    # Standard output has `reconfigure`, because no code of the user has run yet that could have
+    # replaced standard output.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
@@ -57,13 +62,14 @@ def _end_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # the parent ended before F_SETSIG, so no signal comes
+    if select.select([lifeline], [], [], 0)[0]:
+        # the parent ended before F_SETSIG, so no signal comes
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
-    """Run one function, and report its result or error. Return True if the function has returned. SystemExit is not caught, so that its
-    code becomes the exit code of the process.
+    """Run one function, and report its result or error. Return True if the function has returned.
+    SystemExit is not caught, so that its code becomes the exit code of the process.
     """
     try:
         if module is not None:
@@ -76,7 +82,8 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
         packed = trusted.pack(fn(*args, **kwargs))
     except SystemExit:
         raise
-    except BaseException as error:  # not only Exception, because pytest.fail and pytest.skip raise other BaseExceptions
+    except BaseException as error:
+        # not only Exception, because pytest.fail and pytest.skip raise other BaseExceptions
         error.__traceback__ = _without_us(error)
         traceback.print_exception(error)
         pipe.send(("raised", None), [trusted.pack_error(error)])
@@ -86,13 +93,15 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
 
 
 def _without_us(error: BaseException) -> Any:
-    """Return the error's traceback without the frame of `_run`. If `_run` itself has raised the error, return the whole traceback."""
+    """Return the error's traceback without the frame of `_run`. If `_run` itself has raised the
+    error, return the whole traceback."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 
 
 def _make_importable(name: str, path: str) -> None:
-    """Import a test's module from its file, as pytest does, unless it is on the path. Pickled functions refer to this module by name."""
+    """Import a test's module from its file, as pytest does, unless it is on the path. Pickled
+    functions refer to this module by name."""
     if name in sys.modules:
         return
     try:

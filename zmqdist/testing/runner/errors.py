@@ -1,4 +1,5 @@
-"""The result of a run, and the two errors that a runner raises itself. An error of a task's function is raised unchanged."""
+"""The result of a run, and the two errors that a runner raises itself. An error of a task's
+function is raised unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class MultiProcessRunnerResult(NamedTuple):
 
     Attributes:
       return_value: the results of the functions, in no particular order and without None.
-      stdout: the lines that the tasks wrote, each prefixed with the task and ending with a newline; empty without `return_output`.
+      stdout: the lines that the tasks wrote, each prefixed with the task and ending with a newline;
+        empty without `return_output`.
     """
 
     return_value: list[Any]
@@ -39,7 +41,8 @@ class SubprocessTimeoutError(_Failed):
 
 
 class UnexpectedSubprocessExitError(_Failed):
-    """A process ended before its function had returned or raised: it exited with a code of its own, crashed, or ran too long.
+    """A process ended before its function had returned or raised: it exited with a code of its own,
+    crashed, or ran too long.
 
     Attributes:
       mpr_result: the results and the output of the tasks.

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 _running: dict[int, InProcessCluster] = {}
-"""The running clusters, by `id`. These references keep the servers of the clusters running, because a server stops when it is
-unreferenced."""
+"""The running clusters, by `id`. These references keep the servers of the clusters running, because
+a server stops when it is unreferenced."""
 
 
 class InProcessCluster(ReservedCluster):
-    """The result of `create_in_process_cluster`: a dict of jobs to addresses, with the servers at these addresses. A with-statement stops
-    the servers.
+    """The result of `create_in_process_cluster`: a dict of jobs to addresses, with the servers at
+    these addresses. A with-statement stops the servers.
 
     Attributes:
       servers: the started servers, one for each task, in the order of the dict.
@@ -46,7 +46,11 @@ class InProcessCluster(ReservedCluster):
 
 @checked
 def create_in_process_cluster(
-    num_workers: int, num_ps: int, has_chief: bool = False, has_eval: bool = False, rpc_layer: str = "zmq"
+    num_workers: int,
+    num_ps: int,
+    has_chief: bool = False,
+    has_eval: bool = False,
+    rpc_layer: str = "zmq",
 ) -> InProcessCluster:
     """Start a `zmqdist.Server` for each task of a cluster, in threads of this process.
 
@@ -58,19 +62,30 @@ def create_in_process_cluster(
       rpc_layer: must be "zmq".
 
     Returns:
-      The cluster as a dict of jobs to addresses. Its `stop()`, or a with-statement, stops the servers. Otherwise they run until the
-      process ends, even if the dict is no longer referenced, because the caller may have kept the addresses only.
+      The cluster as a dict of jobs to addresses. Its `stop()`, or a with-statement, stops the
+      servers. Otherwise they run until the process ends, even if the dict is no longer referenced,
+      because the caller may have kept the addresses only.
 
     Raises:
       ValueError: `rpc_layer` is not "zmq", or a number of tasks is below 0.
-      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs
+        one.
     """
     if rpc_layer != "zmq":
-        raise ValueError(f"rpc_layer must be 'zmq', not {rpc_layer!r}: write rpc_layer=\"zmq\", or leave it out")
+        raise ValueError(
+            f"rpc_layer must be 'zmq', not {rpc_layer!r}: write rpc_layer=\"zmq\", or leave it out"
+        )
     from zmqdist.tasks.server import Server
 
     cluster = InProcessCluster(
-        reserved({"chief": int(has_chief), "worker": num_workers, "ps": num_ps, "evaluator": int(has_eval)})
+        reserved(
+            {
+                "chief": int(has_chief),
+                "worker": num_workers,
+                "ps": num_ps,
+                "evaluator": int(has_eval),
+            }
+        )
     )
     try:
         for job, addresses in cluster.items():

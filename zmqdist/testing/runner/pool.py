@@ -1,6 +1,8 @@
-"""MultiProcessPoolRunner: one process for each task of a cluster. The processes stay alive between functions.
+"""MultiProcessPoolRunner: one process for each task of a cluster. The processes stay alive between
+functions.
 
-Use one pool for a module of tests, and call `run` in each test: starting Python and importing NumPy takes longer than most tests.
+Use one pool for a module of tests, and call `run` in each test: starting Python and importing NumPy
+takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ TERM_GRACE_S = 3.0
 
 @checked
 class MultiProcessPoolRunner:
-    """Processes for the tasks of a cluster. The first `run` starts the processes, and each later `run` uses them again.
+    """Processes for the tasks of a cluster. The first `run` starts the processes, and each later
+    `run` uses them again.
 
     >>> pool = zd.testing.MultiProcessPoolRunner(zd.testing.create_cluster_spec(num_workers=2))
     >>> pool.run(abs, args=(-3,))
@@ -42,15 +45,19 @@ class MultiProcessPoolRunner:
 
     Args:
       cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` returns it.
-      initializer: a function that each process calls once, without arguments, before it runs other functions.
-      share_gpu: if True, each process sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives each process its share of the GPUs.
+      initializer: a function that each process calls once, without arguments, before it runs other
+        functions.
+      share_gpu: if True, each process sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES
+        gives each process its share of the GPUs.
       task_timeout_s: longest time of one `run`, in seconds.
 
     Attributes:
-      task_timeout_s: longest time of one `run`, in seconds; a change takes effect with the next `run`.
+      task_timeout_s: longest time of one `run`, in seconds; a change takes effect with the next
+        `run`.
 
-    The pool writes the output of the processes to standard output, each line prefixed with its task. The processes end at `shutdown`, at
-    the end of a with-statement, when the pool is garbage-collected, or when this process ends.
+    The pool writes the output of the processes to standard output, each line prefixed with its
+    task. The processes end at `shutdown`, at the end of a with-statement, when the pool is
+    garbage-collected, or when this process ends.
 
     Raises:
       ValueError: more than one chief, no task, or an initializer that cannot be called.
@@ -76,7 +83,10 @@ class MultiProcessPoolRunner:
         self._dropped: weakref.finalize[..., Any] | None = None
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Run `fn` in all tasks, and wait until all have finished.
 
@@ -89,19 +99,24 @@ class MultiProcessPoolRunner:
           The results in the order of the tasks, the chief first, without results that are None.
 
         Raises:
-          Exception: the function has raised it in a task. `run` raises it after all tasks have finished. If several tasks raised errors,
-              `run` raises the error of the first task in their order. The pool can be used again. `run` also raises an error of the
+          Exception: the function has raised it in a task. `run` raises it after all tasks have
+              finished. If several tasks raised errors, `run` raises the error of the first task in
+              their order. The pool can be used again. `run` also raises an error of the
               initializer. The pool then ends all processes; the next `run` starts new ones.
-          UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
-          SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
+          UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the
+            next `run` starts new ones.
+          SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all
+            processes; the next `run` starts new ones.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the
+            part.
         """
         work = PoolWork.of(fn, args or (), kwargs or {})
         with self._lock:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # record all starts before any task can arrive at the barrier
+                # record all starts before any task can arrive at the barrier
+                self._crew.gate.started(task)
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)
@@ -110,7 +125,9 @@ class MultiProcessPoolRunner:
             error = outcomes[task].error
             if error is not None:
                 raise error
-        return [outcomes[task].value for task in self._crew.tasks if outcomes[task].value is not None]
+        return [
+            outcomes[task].value for task in self._crew.tasks if outcomes[task].value is not None
+        ]
 
     def shutdown(self) -> None:
         """End the processes. A second call does nothing; a later `run` starts new processes.
@@ -133,7 +150,8 @@ class MultiProcessPoolRunner:
         self.shutdown()
 
     def _new_crew(self) -> ProcessCrew:
-        """Return a new ProcessCrew. It refers to a queue and not to this pool, so that an unused pool is garbage-collected."""
+        """Return a new ProcessCrew. It refers to a queue and not to this pool, so that an unused
+        pool is garbage-collected."""
         outcomes = self._outcomes = SimpleQueue()
         return ProcessCrew(
             self._cluster_spec,
@@ -147,7 +165,8 @@ class MultiProcessPoolRunner:
     def _start(self) -> None:
         works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
         self._dropped = weakref.finalize(self, _close_in_background, self._crew)
-        # At exit no finalizer is needed: the lifelines close when this process ends, and the pool's processes then end themselves.
+        # At exit no finalizer is needed: the lifelines close when this process ends, and the pool's
+        # processes then end themselves.
         self._dropped.atexit = False
         try:
             for task in self._crew.tasks:
@@ -182,7 +201,9 @@ class MultiProcessPoolRunner:
         how = f" ({describe_exit(code)})" if code < 0 else ""
         text = f"Subprocess {named(process.task)} exited with exit code {code}{how} during run"
         last = process.child.tail
-        raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, _result(outcomes))
+        raise UnexpectedSubprocessExitError(
+            f"{text}; its last lines:\n{last}" if last else text, _result(outcomes)
+        )
 
     def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
@@ -193,13 +214,16 @@ class MultiProcessPoolRunner:
         self.shutdown()
         names = ", ".join(named(process.task) for process in late)
         raise SubprocessTimeoutError(
-            f"still running after {self.task_timeout_s:g} s: {names}; their stacks are in their output",
+            f"still running after {self.task_timeout_s:g} s: {names}; their stacks are in their "
+            f"output",
             _result(outcomes),
         )
 
 
 def _result(outcomes: dict[Task, PoolOutcome]) -> MultiProcessRunnerResult:
-    return MultiProcessRunnerResult([each.value for each in outcomes.values() if each.value is not None], [])
+    return MultiProcessRunnerResult(
+        [each.value for each in outcomes.values() if each.value is not None], []
+    )
 
 
 def _close_in_background(crew: ProcessCrew) -> None:
@@ -207,6 +231,7 @@ def _close_in_background(crew: ProcessCrew) -> None:
 
 
 def _stream(line: str) -> None:
-    with contextlib.suppress(ValueError, OSError):  # leave out the line if standard output is closed
+    with contextlib.suppress(ValueError, OSError):
+        # leave out the line if standard output is closed
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -1,9 +1,10 @@
 """Addresses for the tasks of a test: ports that stay free until their tasks listen there.
 
-If a port were found free and then released, another test could bind it before the server of this test listens. So each port stays bound by
-a socket that never listens. The kernel then assigns the port to no process that asks for any free port. A listener with SO_REUSEADDR can
-still bind the port, and ZeroMQ, asyncio and http.server set this option. The port is released when the dict that names it and all runners
-made with that dict are garbage-collected.
+If a port were found free and then released, another test could bind it before the server of this
+test listens. So each port stays bound by a socket that never listens. The kernel then assigns the
+port to no process that asks for any free port. A listener with SO_REUSEADDR can still bind the
+port, and ZeroMQ, asyncio and http.server set this option. The port is released when the dict that
+names it and all runners made with that dict are garbage-collected.
 
 Another program can still bind such a port if it names the port's number and sets SO_REUSEADDR.
 """
@@ -18,18 +19,20 @@ from zmqdist.field_types import checked
 
 
 class ReservedCluster(dict[str, list[str]]):
-    """A dict of jobs to addresses that keeps the ports reserved while it is referenced. It equals a plain dict with the same items, and its
-    `copy()` is a plain dict."""
+    """A dict of jobs to addresses that keeps the ports reserved while it is referenced. It equals a
+    plain dict with the same items, and its `copy()` is a plain dict."""
 
     __slots__ = ("__weakref__",)
 
 
 def reserved(tasks: dict[str, int]) -> ReservedCluster:
-    """Return a cluster on this host with the given number of tasks of each job. Jobs with 0 tasks are left out.
+    """Return a cluster on this host with the given number of tasks of each job. Jobs with 0 tasks
+    are left out.
 
     Raises:
       ValueError: a number of tasks is below 0.
-      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs
+        one.
     """
     for job, count in tasks.items():
         if not isinstance(count, int) or count < 0:
@@ -50,8 +53,8 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
 def create_cluster_spec(
     has_chief: bool = False, num_workers: int = 1, num_ps: int = 0, has_eval: bool = False
 ) -> dict[str, list[str]]:
-    """Return a cluster on this host, as a dict of jobs to addresses. Its ports stay reserved while the dict, or a runner made with it, is
-    referenced.
+    """Return a cluster on this host, as a dict of jobs to addresses. Its ports stay reserved while
+    the dict, or a runner made with it, is referenced.
 
     >>> spec = zd.testing.create_cluster_spec(num_workers=2, num_ps=1)
     >>> {job: len(addresses) for job, addresses in spec.items()}
@@ -59,7 +62,8 @@ def create_cluster_spec(
 
     Raises:
       ValueError: a number of tasks is below 0.
-      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs
+        one.
     """
     return reserved(
         {"chief": int(has_chief), "worker": num_workers, "ps": num_ps, "evaluator": int(has_eval)},

@@ -1,4 +1,5 @@
-"""ProcessCrew: starts the processes of a run with their environment, receives their messages and output, and ends them."""
+"""ProcessCrew: starts the processes of a run with their environment, receives their messages and
+output, and ends them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from zmqdist.wire import trusted
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
-"""Seconds that reading and unpickling the last message of an ended process may take. The limit is high, because the message may have
-gigabytes and the host may be busy."""
+"""Seconds that reading and unpickling the last message of an ended process may take. The limit is
+high, because the message may have gigabytes and the host may be busy."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class PoolWork:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PoolWork:
-        """Pickle a function and its arguments. Raises InvalidArgumentError if that fails; the text names the part."""
+        """Pickle a function and its arguments. Raises InvalidArgumentError if that fails; the text
+        names the part."""
         packed = trusted.pack_call(tuple(args), dict(kwargs))
         parts = [bytes(part) for part in packed] if isinstance(packed, list) else [packed]
         inner: Any = fn
@@ -48,7 +50,11 @@ class PoolWork:
             inner = inner.func
         module = sys.modules.get(getattr(inner, "__module__", None) or "")
         path = getattr(module, "__file__", None)
-        found = None if module is None or path is None or module.__name__ == "__main__" else (module.__name__, path)
+        found = (
+            None
+            if module is None or path is None or module.__name__ == "__main__"
+            else (module.__name__, path)
+        )
         return cls([trusted.pack_function(fn), *parts], found)
 
     def send(self, pipe: TaskPipe, last: bool) -> None:
@@ -65,8 +71,13 @@ class PoolOutcome:
 
     @property
     def why(self) -> str:
-        """The reason why the function's task cannot arrive at the barrier any more, as the end of a sentence that begins with the task."""
-        return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
+        """The reason why the function's task cannot arrive at the barrier any more, as the end of a
+        sentence that begins with the task."""
+        return (
+            "has returned"
+            if self.error is None
+            else f"has raised {type(self.error).__name__}: {self.error}"
+        )
 
 
 class TaskProcess:
@@ -88,9 +99,11 @@ class ProcessCrew:
     """The processes of one run or pool.
 
     Args:
-      cluster: the user's cluster. The crew keeps a reference to it, so that its ports stay reserved.
+      cluster: the user's cluster. The crew keeps a reference to it, so that its ports stay
+        reserved.
       on_line: called with each line that a process writes, with a prefix and a newline.
-      on_outcome: called with a process and the outcome of its function, in the thread that serves this process.
+      on_outcome: called with a process and the outcome of its function, in the thread that serves
+        this process.
       on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:
@@ -134,7 +147,8 @@ class ProcessCrew:
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
         self.gate.started(task)
-        with self._lock:  # the process may end before it is in the table, so `_exited` waits for this lock
+        with self._lock:
+            # the process may end before it is in the table, so `_exited` waits for this lock
             if self._children is None:
                 self._children = Children(self._exited, whole_groups=True)
             try:
@@ -151,11 +165,16 @@ class ProcessCrew:
             finally:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
-            with contextlib.suppress(OSError):  # the process has ended already, which `_exited` reports
-                # Send this message before the method returns, because it must come before any function that the caller sends.
+            with contextlib.suppress(OSError):
+                # the process has ended already, which `_exited` reports
+                # Send this message before the method returns, because it must come before any
+                # function that the caller sends.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
-                target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
+                target=self._listen,
+                args=(process, works, last),
+                name=f"zmqdist-line-{named(task)}",
+                daemon=True,
             )
             process.thread.start()
         return process
@@ -171,28 +190,34 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents of the first message to a process: the key for `manager`, and the size of the barrier."""
+        """Return the contents of the first message to a process: the key for `manager`, and the
+        size of the barrier."""
         return {
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),
             "parties": len(self.tasks),
         }
 
     def signal(self, processes: Sequence[TaskProcess], number: int) -> None:
-        """Send a signal to processes. SIGKILL is also sent to all processes that they have started."""
+        """Send a signal to processes. SIGKILL is also sent to all processes that they have
+        started.
+        """
         for process in processes:
             process.child.signal(number, group=number == signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the processes that still run, and return when all have ended. A second call does nothing."""
+        """Kill the processes that still run, and return when all have ended. A second call does
+        nothing."""
         children = self._children
         if children is not None:
             with self._lock:
                 self.signal(list(self._processes.values()), signal.SIGKILL)
             children.close(0.0)
 
-    def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
-        """Receive the messages of one task until the task closes its pipe. This method handles messages to the barrier, and passes results
-        and errors to `on_message`.
+    def listen(
+        self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]
+    ) -> None:
+        """Receive the messages of one task until the task closes its pipe. This method handles
+        messages to the barrier, and passes results and errors to `on_message`.
         """
 
         def answer(word: str, facts: Any) -> None:
@@ -211,7 +236,9 @@ class ProcessCrew:
         with contextlib.suppress(OSError):
             for work in works:
                 work.send(process.pipe, last)
-        self.listen(process.task, process.pipe, lambda *said: self._on_outcome(process, _outcome(*said)))
+        self.listen(
+            process.task, process.pipe, lambda *said: self._on_outcome(process, _outcome(*said))
+        )
 
     def _wrote(self, prefix: str, line: str) -> None:
         self._on_line(f"{prefix} {line}\n")
@@ -227,8 +254,9 @@ class ProcessCrew:
         self._on_exit(process)
 
     def _gpus(self, task: Task) -> dict[str, str]:
-        """Return the environment variable that names the GPUs of a process; an empty dict if the processes share all GPUs. With n tasks,
-        each process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
+        """Return the environment variable that names the GPUs of a process; an empty dict if the
+        processes share all GPUs. With n tasks, each process gets every n-th GPU, or one GPU if
+        there are fewer GPUs than tasks.
         """
         devices = [] if self._share_gpu else physical_gpus()
         if not devices:
@@ -239,14 +267,19 @@ class ProcessCrew:
 
 
 def checked_cluster(cluster: Any) -> ClusterSpec:
-    """Return the cluster as a ClusterSpec. Raises ValueError if it has no task or several chiefs, and TypeError if it is not a cluster."""
+    """Return the cluster as a ClusterSpec. Raises ValueError if it has no task or several chiefs,
+    and TypeError if it is not a cluster."""
     if not isinstance(cluster, Mapping | ClusterSpec | ClusterDef):
-        raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec returns it, not {cluster!r}")
+        raise TypeError(
+            f"cluster_spec is a dict of jobs, as create_cluster_spec returns it, not {cluster!r}"
+        )
     spec = ClusterSpec(cluster)
     if not tasks_of(spec):
         raise ValueError("cluster_spec has no tasks: there is nothing to run")
     if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
-        raise ValueError(f"cluster_spec has {spec.num_tasks('chief')} chiefs; a cluster has at most one")
+        raise ValueError(
+            f"cluster_spec has {spec.num_tasks('chief')} chiefs; a cluster has at most one"
+        )
     return spec
 
 
@@ -257,8 +290,8 @@ def tasks_of(spec: ClusterSpec) -> list[Task]:
 
 
 def physical_gpus() -> list[str]:
-    """Return the GPUs that this process may use: the GPUs in CUDA_VISIBLE_DEVICES if this is set, otherwise the GPUs that the driver
-    lists."""
+    """Return the GPUs that this process may use: the GPUs in CUDA_VISIBLE_DEVICES if this is set,
+    otherwise the GPUs that the driver lists."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None:
         return [name.strip() for name in devices.split(",") if name.strip()]
@@ -272,5 +305,6 @@ def _outcome(word: str, payloads: Parts) -> PoolOutcome:
         if word == "raised":
             return PoolOutcome(error=trusted.unpack_error(payloads[0]))
         return PoolOutcome(trusted.unpack_parts(payloads))
-    except BaseException as error:  # unpickling runs code of users' classes, which may raise any error
+    except BaseException as error:
+        # unpickling runs code of users' classes, which may raise any error
         return PoolOutcome(error=error)

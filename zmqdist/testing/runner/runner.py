@@ -1,14 +1,17 @@
-"""MultiProcessRunner: runs a function in every task of a cluster, each in a process of its own, and returns the results.
+"""MultiProcessRunner: runs a function in every task of a cluster, each in a process of its own, and
+returns the results.
 
 Rules
-    A task is a new process with TF_CONFIG in its environment. The function and its arguments are pickled; the test's module needs no main
-    guard. The processes end with this process, even if it crashes.
+    A task is a new process with TF_CONFIG in its environment. The function and its arguments are
+    pickled; the test's module needs no main guard. The processes end with this process, even if it
+    crashes.
 
-    If functions raise errors, `join` raises the error that arrived first, unchanged. The error of a function takes precedence over a
-    time-out or an exit code. If a task has run several times, its last outcome counts.
+    If functions raise errors, `join` raises the error that arrived first, unchanged. The error of a
+    function takes precedence over a time-out or an exit code. If a task has run several times, its
+    last outcome counts.
 
-    A process has failed if it crashed (SIGSEGV, SIGABRT, ...) or if its exit code is above 0. A task that was ended by `terminate`, or by
-    SIGKILL or SIGTERM from outside, has not failed.
+    A process has failed if it crashed (SIGSEGV, SIGABRT, ...) or if its exit code is above 0. A
+    task that was ended by `terminate`, or by SIGKILL or SIGTERM from outside, has not failed.
 
     `join` leaves no process behind, even if Ctrl-C interrupts it.
 """
@@ -34,7 +37,13 @@ from zmqdist.testing.runner.errors import (
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
-from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked_cluster
+from zmqdist.testing.runner.process_pool import (
+    PoolOutcome,
+    PoolWork,
+    ProcessCrew,
+    TaskProcess,
+    checked_cluster,
+)
 from zmqdist.testing.runner.task_pipe import TASK_CODEC
 
 log = logging.getLogger("zmqdist.testing")
@@ -42,12 +51,15 @@ log = logging.getLogger("zmqdist.testing")
 JOIN_TIMEOUT_S = 200
 TERM_GRACE_S = 30.0
 CHIEF_GRACE_S = 3.0
-CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
+)
 
 
 @checked
 class MultiProcessRunner:
-    """Runs a function in every task of a cluster. The function `run` is a short form for most tests.
+    """Runs a function in every task of a cluster. The function `run` is a short form for most
+    tests.
 
     >>> spec = zd.testing.create_cluster_spec(num_workers=1)
     >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
@@ -58,16 +70,23 @@ class MultiProcessRunner:
     Args:
       fn: the function that every task runs.
       cluster_spec: a dict of jobs to addresses; `create_cluster_spec` makes one with free ports.
-      rpc_layer: the value of "rpc_layer" in TF_CONFIG; None means that TF_CONFIG does not have this key.
-      max_run_time: seconds from the start after which the runner ends tasks that still run, and `join` fails. None means no limit.
-      stream_output: whether to write the lines of the tasks to this process's standard output as they arrive, prefixed with the task.
+      rpc_layer: the value of "rpc_layer" in TF_CONFIG; None means that TF_CONFIG does not have this
+        key.
+      max_run_time: seconds from the start after which the runner ends tasks that still run, and
+        `join` fails. None means no limit.
+      stream_output: whether to write the lines of the tasks to this process's standard output as
+        they arrive, prefixed with the task.
       return_output: whether to keep these lines for `MultiProcessRunnerResult.stdout`.
-      dependence_on_chief: whether the other tasks are killed `chief_grace_s` after the chief has ended.
-      auto_restart: whether to restart a task that failed or was terminated, until the chief has ended successfully.
-      share_gpu: if True, each task sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives each task its share of the GPUs.
+      dependence_on_chief: whether the other tasks are killed `chief_grace_s` after the chief has
+        ended.
+      auto_restart: whether to restart a task that failed or was terminated, until the chief has
+        ended successfully.
+      share_gpu: if True, each task sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives
+        each task its share of the GPUs.
       args, kwargs: the arguments of `fn`.
-      grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, uses cloudpickle for
-        objects that plain pickle refuses, and lets no process outlive this one.
+      grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist
+        has no gRPC, uses cloudpickle for objects that plain pickle refuses, and lets no process
+        outlive this one.
       chief_grace_s: seconds that the other tasks may run after the chief has ended.
       term_grace_s: seconds between SIGTERM and SIGKILL. On SIGTERM a task writes its stacks.
 
@@ -126,7 +145,7 @@ class MultiProcessRunner:
         self._started = False
         self._joined = False
 
-    # -- starting ---------------------------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all tasks.
@@ -139,19 +158,22 @@ class MultiProcessRunner:
 
         Raises:
           ValueError: the runner was started or joined already.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the
+            part.
         """
         self._start_all_but(None)
 
     def start_in_process_as(self, as_task_type: str, as_task_id: int) -> None:
-        """Start all other tasks, and run the function of the given task in this process. Return when the function has returned.
+        """Start all other tasks, and run the function of the given task in this process. Return
+        when the function has returned.
 
-        While the function runs, this process has the TF_CONFIG of the task. The result of the function is dropped. If the function raises
-        an error, the other tasks are ended.
+        While the function runs, this process has the TF_CONFIG of the task. The result of the
+        function is dropped. If the function raises an error, the other tasks are ended.
 
         Raises:
           ValueError: the cluster has no such task, or the runner was started or joined already.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the
+            part.
           Exception: the function has raised it.
         """
         me = (as_task_type, as_task_id)
@@ -176,16 +198,20 @@ class MultiProcessRunner:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start one task that is not running, for example a task that was terminated, or a task that the cluster does not have.
+        """Start one task that is not running, for example a task that was terminated, or a task
+        that the cluster does not have.
 
         Args:
           cluster_spec: the cluster in the task's TF_CONFIG; None means the runner's cluster.
           fn: the function that the task runs; None means the runner's function.
-          args, kwargs: the arguments of the function. None means the runner's arguments if `fn` is None, and otherwise no arguments.
+          args, kwargs: the arguments of the function. None means the runner's arguments if `fn` is
+            None, and otherwise no arguments.
 
         Raises:
-          ValueError, TypeError: the task is running, the runner was joined, or `fn` or `cluster_spec` is refused, as by the constructor.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
+          ValueError, TypeError: the task is running, the runner was joined, or `fn` or
+            `cluster_spec` is refused, as by the constructor.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the
+            part.
         """
         task = (task_type, task_id)
         own = fn is None
@@ -208,7 +234,9 @@ class MultiProcessRunner:
             if self._joined:
                 raise ValueError("this runner was joined: make a new one")
             if self._started:
-                raise ValueError("this runner was started already; start_single_process adds a task")
+                raise ValueError(
+                    "this runner was started already; start_single_process adds a task"
+                )
             work = PoolWork.of(self._fn, self._args, self._kwargs)
             self._started = True
             try:
@@ -231,7 +259,10 @@ class MultiProcessRunner:
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
         here = BlockingPipe(theirs, TASK_CODEC)
         thread = threading.Thread(
-            target=self._crew.listen, args=(me, ours, lambda *_: None), name=f"zmqdist-line-{named(me)}", daemon=True
+            target=self._crew.listen,
+            args=(me, ours, lambda *_: None),
+            name=f"zmqdist-line-{named(me)}",
+            daemon=True,
         )
         thread.start()
         before = os.environ.get("TF_CONFIG")
@@ -249,10 +280,11 @@ class MultiProcessRunner:
             thread.join()
             ours.close()
 
-    # -- ending -----------------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def terminate(self, task_type: str, task_id: int) -> None:
-        """Kill one task and the processes that it has started, and wait for its end. With `auto_restart` the runner restarts it.
+        """Kill one task and the processes that it has started, and wait for its end. With
+        `auto_restart` the runner restarts it.
 
         >>> import time
         >>> spec = zd.testing.create_cluster_spec(num_workers=1)
@@ -274,7 +306,8 @@ class MultiProcessRunner:
                 self._changed.wait_for(lambda: process not in self._running)
 
     def terminate_all(self, sig: int = signal.SIGKILL) -> None:
-        """Send a signal to all running tasks, and restart none of them. `join` still raises errors that tasks had raised before.
+        """Send a signal to all running tasks, and restart none of them. `join` still raises errors
+        that tasks had raised before.
 
         >>> import time
         >>> spec = zd.testing.create_cluster_spec(num_workers=1)
@@ -301,12 +334,14 @@ class MultiProcessRunner:
 
         Raises:
           ValueError: the runner was joined already or never started, or `timeout` is no number.
-          SubprocessTimeoutError: some tasks still ran after `timeout`. The runner sends them SIGTERM, on which they write their stacks, and
-              then SIGKILL.
-          UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
+          SubprocessTimeoutError: some tasks still ran after `timeout`. The runner sends them
+              SIGTERM, on which they write their stacks, and then SIGKILL.
+          UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran
+            longer than `max_run_time`.
           Exception: the function of a task has raised it; its cause is the remote traceback.
 
-        All errors except ValueError have an attribute `mpr_result`: a MultiProcessRunnerResult with the results and the output until then.
+        All errors except ValueError have an attribute `mpr_result`: a MultiProcessRunnerResult with
+        the results and the output until then.
         """
         timeout = seconds(timeout)
         with self._changed:
@@ -351,7 +386,8 @@ class MultiProcessRunner:
         with self._changed:
             self._auto_restart = False
         self._crew.close()
-        for timer in self._timers:  # the list is complete, because no task is left that could add a timer
+        for timer in self._timers:
+            # the list is complete, because no task is left that could add a timer
             timer.cancel()
             timer.join()
 
@@ -364,7 +400,8 @@ class MultiProcessRunner:
                 raise outcome.error
         if late:
             raise SubprocessTimeoutError(
-                f"still running {timeout:g} s after join: {', '.join(late)}; their stacks are in their output. "
+                f"still running {timeout:g} s after join: {', '.join(late)}; their stacks are in "
+                f"their output. "
                 "Give join a longer timeout if they only needed more time",
                 result,
             )
@@ -378,10 +415,12 @@ class MultiProcessRunner:
                 how = "" if code > 0 else f" ({describe_exit(code)})"
                 text = f"Subprocess {named(task)} exited with exit code {code}{how}"
                 last = process.child.tail
-                raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, result)
+                raise UnexpectedSubprocessExitError(
+                    f"{text}; its last lines:\n{last}" if last else text, result
+                )
         return result
 
-    # -- state of the processes -------------------------------------------------------------------------------------
+    # -- state of the processes --------------------------------------------------------------------
 
     def process_exists(self, task_type: str, task_id: int) -> bool:
         """Return whether a process of the task runs.
@@ -410,8 +449,8 @@ class MultiProcessRunner:
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
-        """Return the exit code of the task's last process in the form of `subprocess`, in which -9 stands for SIGKILL. None means that the
-        process still runs, or that the task had no process.
+        """Return the exit code of the task's last process in the form of `subprocess`, in which -9
+        stands for SIGKILL. None means that the process still runs, or that the task had no process.
 
         >>> spec = zd.testing.create_cluster_spec(num_workers=1)
         >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
@@ -426,13 +465,14 @@ class MultiProcessRunner:
     def _known(self) -> str:
         return ", ".join(map(named, {**dict.fromkeys(self._crew.tasks), **self._processes}))
 
-    # -- callbacks of the crew, in its threads ------------------------------------------------------------------------
+    # -- callbacks of the crew, in its threads -----------------------------------------------------
 
     def _wrote(self, line: str) -> None:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError, OSError):  # leave out the line if standard output is closed
+            with contextlib.suppress(ValueError, OSError):
+                # leave out the line if standard output is closed
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
@@ -453,11 +493,14 @@ class MultiProcessRunner:
                 try:
                     self._start_task(task, *self._works[task])
                 except Exception as error:
-                    # Keep the error, for example a lack of processes or descriptors, because `join` raises it.
+                    # Keep the error, for example a lack of processes or descriptors, because `join`
+                    # raises it.
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated
-                self._crew.gate.gone(task, None if may_come else f"has ended ({describe_exit(code or 0)})")
+                self._crew.gate.gone(
+                    task, None if may_come else f"has ended ({describe_exit(code or 0)})"
+                )
                 if task[0] == "chief":
                     self._chief_ended()
             self._changed.notify_all()
@@ -486,8 +529,9 @@ def run(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
-    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. `timeout` is the argument of
-    `MultiProcessRunner.join`, and the others are those of MultiProcessRunner. The errors are those of MultiProcessRunner and its `join`.
+    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output.
+    `timeout` is the argument of `MultiProcessRunner.join`, and the others are those of
+    MultiProcessRunner. The errors are those of MultiProcessRunner and its `join`.
 
     >>> spec = zd.testing.create_cluster_spec(num_workers=2)
     >>> sorted(zd.testing.run(abs, spec, args=(-3,)).return_value)

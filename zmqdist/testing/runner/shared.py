@@ -1,7 +1,9 @@
-"""`manager`: objects that the parent and the tasks of a run share, as the standard library's `multiprocessing.Manager` makes them.
+"""`manager`: objects that the parent and the tasks of a run share, as the standard library's
+`multiprocessing.Manager` makes them.
 
-The objects are in a separate process. The first call of `manager` starts this process. The process ends when its parent ends, because its
-standard input is then closed. Each access to an object is a request to the separate process, which is quick enough for tests.
+The objects are in a separate process. The first call of `manager` starts this process. The process
+ends when its parent ends, because its standard input is then closed. Each access to an object is a
+request to the separate process, which is quick enough for tests.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ _process: subprocess.Popen[str] | None = None
 
 
 def manager() -> SyncManager:
-    """Return the manager of this process, whose methods make shared objects: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... These
-    objects may be arguments of tasks.
+    """Return the manager of this process, whose methods make shared objects: `.Value`, `.list`,
+    `.dict`, `.Queue`, `.Event`, ... These objects may be arguments of tasks.
     """
     global _manager, _process
     with _lock:
@@ -49,13 +51,15 @@ def manager() -> SyncManager:
 
 
 def end_manager() -> None:
-    """End the process of the manager and thereby its objects. A second call does nothing; the next `manager()` starts a new process."""
+    """End the process of the manager and thereby its objects. A second call does nothing; the next
+    `manager()` starts a new process."""
     global _manager, _process
     with _lock:
         process, _process, _manager = _process, None, None
         if process is not None:
             atexit.unregister(end_manager)
-            process.communicate()  # `communicate` closes the standard input, and the process then ends
+            # `communicate` closes the standard input, and the process then ends
+            process.communicate()
 
 
 def _end_with_parent() -> None:

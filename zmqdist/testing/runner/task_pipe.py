@@ -1,7 +1,8 @@
-"""The pipe between the parent and the process of one task. A message is a word and facts, encoded as JSON. Pickled values are further parts
-of the message.
+"""The pipe between the parent and the process of one task. A message is a word and facts, encoded
+as JSON. Pickled values are further parts of the message.
 
-Only the parent and the process have the pipe, so a pickle that arrives through the pipe is from a process of this run.
+Only the parent and the process have the pipe, so a pickle that arrives through the pipe is from a
+process of this run.
 """
 
 from __future__ import annotations
@@ -26,4 +27,6 @@ def _decode(data: bytes) -> TaskMessage:
     return word, facts
 
 
-TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(_encode, _decode, "a function with its arguments, or its result")
+TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(
+    _encode, _decode, "a function with its arguments, or its result"
+)

@@ -1,8 +1,8 @@
 """Lists the checkpoints of a directory, and waits for the next one.
 
-A directory contains folders `ckpt-<number>`. It also contains a file FINISHED when no further checkpoint will follow. The latest
-checkpoint is the checkpoint that was saved last. It need not have the highest number, because a program may return to an earlier step and
-count on from there.
+A directory contains folders `ckpt-<number>`. It also contains a file FINISHED when no further
+checkpoint will follow. The latest checkpoint is the checkpoint that was saved last. It need not
+have the highest number, because a program may return to an earlier step and count on from there.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def number_of(path: str) -> int | None:
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]:
-    """Return (path, manifest) of each complete checkpoint, in the order in which they were saved. A checkpoint whose manifest is damaged
-    is skipped and logged.
+    """Return (path, manifest) of each complete checkpoint, in the order in which they were saved. A
+    checkpoint whose manifest is damaged is skipped and logged.
     """
     found = []
     directory = storage.absolute(directory)
@@ -48,7 +48,8 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
             continue
         try:
             found.append((path, Manifest.read(path)))
-        except NotFoundError:  # leave out a checkpoint that is unfinished, or was deleted since the folder was listed
+        except NotFoundError:
+            # leave out a checkpoint that is unfinished, or was deleted since the folder was listed
             continue
         except OpError as error:
             log.warning("a checkpoint is skipped: %s", error)
@@ -57,7 +58,8 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
 
 @checked
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the complete checkpoint that was saved last, or None if there is no complete checkpoint.
+    """Return the path of the complete checkpoint that was saved last, or None if there is no
+    complete checkpoint.
 
     >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-latest"
     >>> path = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
@@ -75,25 +77,27 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yield the path of each new checkpoint of a directory. If several checkpoints appear while the caller works on a checkpoint, only the
-    latest of them is yielded. Between checkpoints the iterator blocks and polls the directory.
+    """Yield the path of each new checkpoint of a directory. If several checkpoints appear while the
+    caller works on a checkpoint, only the latest of them is yielded. Between checkpoints the
+    iterator blocks and polls the directory.
 
     >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-iterator"
     >>> _ = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
     >>> [path[-6:] for path in zd.checkpoint.checkpoints_iterator(place, timeout=0)]
     ['ckpt-1']
 
-    The iterator ends when training has finished (`CheckpointManager.finish`) and the last checkpoint was yielded.
+    The iterator ends when training has finished (`CheckpointManager.finish`) and the last
+    checkpoint was yielded.
 
-    A checkpoint may be deleted before the caller reads it. Then `restore` raises NotFoundError, and the caller should continue with the
-    next checkpoint.
+    A checkpoint may be deleted before the caller reads it. Then `restore` raises NotFoundError, and
+    the caller should continue with the next checkpoint.
 
     Args:
       directory: the directory, which need not exist yet.
       min_interval_secs: minimum time between two yielded checkpoints, in seconds.
       timeout: how long to wait for a new checkpoint, in seconds. None waits for ever.
-      timeout_fn: a function that the iterator calls after each timeout. If the function returns True, the iterator ends. None means that
-        the first timeout ends the iterator.
+      timeout_fn: a function that the iterator calls after each timeout. If the function returns
+        True, the iterator ends. None means that the first timeout ends the iterator.
     """
     interval_s = duration("min_interval_secs", min_interval_secs)
     return _new_checkpoints(storage.absolute(directory), interval_s, seconds(timeout), timeout_fn)
@@ -105,7 +109,8 @@ def _new_checkpoints(
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        # Look for FINISHED before listing: no checkpoint is saved after FINISHED, so the list then includes the last checkpoint.
+        # Look for FINISHED before listing: no checkpoint is saved after FINISHED, so the list then
+        # includes the last checkpoint.
         finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None

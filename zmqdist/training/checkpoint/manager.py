@@ -1,12 +1,16 @@
-"""`CheckpointManager`: saves checkpoints to a directory and keeps the last few. It saves on demand, every N steps, or periodically.
+"""`CheckpointManager`: saves checkpoints to a directory and keeps the last few. It saves on demand,
+every N steps, or periodically.
 
 Promises
-    1. A crash at any moment leaves the last complete checkpoint, because an old checkpoint is deleted only after a newer checkpoint is
-       complete and on disk.
-    2. An error of periodic saving is logged at once, and the next save, restore or `close` raises it. Periodic saving continues.
-    3. No periodic save runs after `close` has returned, and no save of the manager runs while it restores a checkpoint.
+    1. A crash at any moment leaves the last complete checkpoint, because an old checkpoint is
+       deleted only after a newer checkpoint is complete and on disk.
+    2. An error of periodic saving is logged at once, and the next save, restore or `close` raises
+       it. Periodic saving continues.
+    3. No periodic save runs after `close` has returned, and no save of the manager runs while it
+       restores a checkpoint.
 
-One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
+One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any
+number of programs may read.
 
 Not here: how one checkpoint is written (writer.py) and restored (save_restore.py).
 """
@@ -24,7 +28,12 @@ from typing import Any, SupportsIndex
 from zmqdist.clock import number
 from zmqdist.data import storage
 from zmqdist.field_types import checked
-from zmqdist.training.checkpoint.checkpoint_iterator import FINISHED, checkpoints, number_of, path_of
+from zmqdist.training.checkpoint.checkpoint_iterator import (
+    FINISHED,
+    checkpoints,
+    number_of,
+    path_of,
+)
 from zmqdist.training.checkpoint.manifest import MANIFEST
 from zmqdist.training.checkpoint.objects import Checkpoint
 from zmqdist.training.checkpoint.save_restore import restore, save_numbered, whole
@@ -36,7 +45,8 @@ _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.A
 
 @checked
 class CheckpointManager:
-    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A with-statement closes the manager.
+    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A
+    with-statement closes the manager.
 
     >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
     >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/run", max_to_keep=3)
@@ -55,20 +65,26 @@ class CheckpointManager:
         every_s: float | None = None,
         every_steps: int | None = None,
     ) -> None:
-        """Start periodic saving if `every_s` is given. The constructor itself saves and restores nothing.
+        """Start periodic saving if `every_s` is given. The constructor itself saves and restores
+        nothing.
 
         Args:
           checkpoint: a Checkpoint, or any structure that `zmqdist.checkpoint.save` accepts.
           directory: the directory, which is made when the first checkpoint is saved.
           max_to_keep: number of checkpoints to keep. None means that all checkpoints are kept.
-          every_s: a background thread saves at intervals of this many seconds. None means no periodic saving.
-          every_steps: `maybe_save` saves when at least this many steps have passed since the last save. None means that `maybe_save` never
-            saves.
+          every_s: a background thread saves at intervals of this many seconds. None means no
+            periodic saving.
+          every_steps: `maybe_save` saves when at least this many steps have passed since the last
+            save. None means that `maybe_save` never saves.
 
         Raises:
           ValueError: a number is not positive.
         """
-        for name, value in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
+        for name, value in (
+            ("max_to_keep", max_to_keep),
+            ("every_s", every_s),
+            ("every_steps", every_steps),
+        ):
             if value is not None and not number(value) > 0:
                 raise ValueError(f"{name} is {value!r}, wants a positive number or None")
         self._checkpoint = checkpoint
@@ -84,7 +100,9 @@ class CheckpointManager:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if every_s is not None:
-            self._thread = threading.Thread(target=self._run, name="zmqdist-checkpoints", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="zmqdist-checkpoints", daemon=True
+            )
             self._thread.start()
 
     @property
@@ -108,7 +126,8 @@ class CheckpointManager:
         return next(reversed(self.checkpoints), None)
 
     def save(self, step: SupportsIndex | None = None) -> str:
-        """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks until the checkpoint is on disk.
+        """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks
+        until the checkpoint is on disk.
 
         >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/run-of-save", 3)
@@ -116,8 +135,9 @@ class CheckpointManager:
         True
 
         Args:
-          step: an integer of Python or NumPy, or a variable that holds an integer. None means the highest number in the directory + 1. An
-            existing checkpoint with the number `step` is replaced.
+          step: an integer of Python or NumPy, or a variable that holds an integer. None means the
+            highest number in the directory + 1. An existing checkpoint with the number `step` is
+            replaced.
 
         Returns:
           The path of the checkpoint.
@@ -129,8 +149,9 @@ class CheckpointManager:
         return self._save(None if step is None else whole(step))
 
     def maybe_save(self, step: SupportsIndex) -> str | None:
-        """Record the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last
-        saved step. A save without a step does not count. Return the path of the checkpoint, or None if none was saved.
+        """Record the current step. Save if at least `every_steps` steps have passed since the last
+        save, or if `step` is below the last saved step. A save without a step does not count.
+        Return the path of the checkpoint, or None if none was saved.
 
         >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=0), f"{folder}/run-of-maybe"
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3, every_steps=10)
@@ -152,7 +173,8 @@ class CheckpointManager:
             return self._save(number)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint and return its path. If there is no checkpoint, change nothing and return None.
+        """Restore the latest checkpoint and return its path. If there is no checkpoint, change
+        nothing and return None.
 
         >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-restore"
         >>> _ = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
@@ -172,13 +194,14 @@ class CheckpointManager:
                     self._checkpoint.restore(path)
                 else:
                     restore(path, self._checkpoint)
-                # Forget the program's step until the next `maybe_save`, because the step belongs to values that this restore has replaced.
+                # Forget the program's step until the next `maybe_save`, because the step belongs to
+                # values that this restore has replaced.
                 self._step, self._saved_step = None, number_of(path)
             return path
 
     def finish(self) -> None:
-        """Close the manager, and mark the directory as finished. The `checkpoints_iterator` of a program that waits for a new checkpoint
-        then ends.
+        """Close the manager, and mark the directory as finished. The `checkpoints_iterator` of a
+        program that waits for a new checkpoint then ends.
 
         >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-finish"
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3)
@@ -190,10 +213,12 @@ class CheckpointManager:
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # the next save must tidy the directory, which removes the FINISHED mark
+        # the next save must tidy the directory, which removes the FINISHED mark
+        self._tidied = False
 
     def close(self) -> None:
-        """Stop periodic saving, and wait until a periodic save in progress has ended. A second call does nothing.
+        """Stop periodic saving, and wait until a periodic save in progress has ended. A second call
+        does nothing.
 
         >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-close"
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, place, 3, every_s=600)
@@ -212,20 +237,29 @@ class CheckpointManager:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.close()
         else:
-            # Suppress the error of a periodic save, which was logged before, because it must not replace the error of the with-statement.
+            # Suppress the error of a periodic save, which was logged before, because it must not
+            # replace the error of the with-statement.
             with contextlib.suppress(Exception):
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:  # promise 3: a restore also holds this lock, so that no save runs during a restore
+        with self._lock:
+            # promise 3: a restore also holds this lock, so that no save runs during a restore
             self._tidy()
             existing = checkpoints(self._directory)
-            number = 1 + max([number_of(path) or 0 for path, _ in existing], default=0) if step is None else step
+            number = (
+                1 + max([number_of(path) or 0 for path, _ in existing], default=0)
+                if step is None
+                else step
+            )
             serial = 1 + max([manifest.serial for _, manifest in existing], default=0)
             path = save_numbered(path_of(self._directory, number), self._checkpoint, number, serial)
             if step is not None:
@@ -237,7 +271,8 @@ class CheckpointManager:
             return path
 
     def _tidy(self) -> None:
-        """Prepare the directory before the first save: remove unfinished checkpoints of a killed manager, and the FINISHED mark."""
+        """Prepare the directory before the first save: remove unfinished checkpoints of a killed
+        manager, and the FINISHED mark."""
         if self._tidied:
             return
         try:
@@ -248,7 +283,9 @@ class CheckpointManager:
             storage.remove(storage.join(self._directory, FINISHED))
         for name in storage.list_names(self._directory, unfinished=True):
             path = storage.join(self._directory, name)
-            cut_off = number_of(name) is not None and not storage.exists(storage.join(path, MANIFEST))
+            cut_off = number_of(name) is not None and not storage.exists(
+                storage.join(path, MANIFEST)
+            )
             if cut_off or _UNFINISHED.fullmatch(name):
                 storage.remove_tree(path)
         self._tidied = True
@@ -278,7 +315,8 @@ class CheckpointManager:
 
 
 def _delete(path: str) -> None:
-    """Delete a checkpoint. Delete its manifest first, so that a crash in between leaves no folder that looks like a checkpoint."""
+    """Delete a checkpoint. Delete its manifest first, so that a crash in between leaves no folder
+    that looks like a checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         storage.remove(storage.join(path, MANIFEST))
     storage.remove_tree(path)

@@ -3,18 +3,22 @@
 <path>/
   manifest.json           {"format", "crc32", "checkpoint": {...}}. Written last: a folder without this file is not a checkpoint.
   00003-emb-00001-of-00004.5f0c9a21.npz
-                          the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
+                          the rows of one shard: "value", and "slot:<name>" for each slot of an
+                          optimizer beside it
 
 Rules
-    An entry is one array, with its logical name, its full shape and dtype, and its pieces. Each piece has some consecutive rows in a file
-    of its own. Together, in order, the pieces have all rows. A variable has one piece for each shard that it had when it was saved. When it
-    is restored, the variable may have other shards.
+    An entry is one array, with its logical name, its full shape and dtype, and its pieces. Each
+    piece has some consecutive rows in a file of its own. Together, in order, the pieces have all
+    rows. A variable has one piece for each shard that it had when it was saved. When it is
+    restored, the variable may have other shards.
 
-    An optimizer's slot is cut by rows, like its variable, if in every piece the slot has as many rows as the piece. Any other slot, such as
-    a count of steps, is not cut, and each piece has a copy of the slot.
+    An optimizer's slot is cut by rows, like its variable, if in every piece the slot has as many
+    rows as the piece. Any other slot, such as a count of steps, is not cut, and each piece has a
+    copy of the slot.
 
-    Files hold plain data only, as JSON and npz, and nothing is unpickled. A manifest is validated before it is used. The sizes and
-    checksums of all needed files are checked before any data of a checkpoint is used.
+    Files hold plain data only, as JSON and npz, and nothing is unpickled. A manifest is validated
+    before it is used. The sizes and checksums of all needed files are checked before any data of a
+    checkpoint is used.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ class StoredPiece:
     """Some rows of an entry, and the file that holds them.
 
     Attributes:
-      start, stop: the first row, and the row after the last, counted in the whole variable. A scalar is one row.
+      start, stop: the first row, and the row after the last, counted in the whole variable. A
+        scalar is one row.
       file, size, crc32: name of the file, and the number and checksum of its bytes.
       version: version of the variable when it was read.
       source: the identity of the variable, as in parts.py.
@@ -71,9 +76,12 @@ class Entry:
     variable: bool = True
 
     def cut_by_rows(self, slot: str) -> bool:
-        """Return whether a slot has a row for each row of the value, in every piece that has the slot."""
+        """Return whether a slot has a row for each row of the value, in every piece that has the
+        slot."""
         shapes = [(piece, piece.slots[slot][0]) for piece in self.pieces if slot in piece.slots]
-        return bool(self.shape) and all(shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes)
+        return bool(self.shape) and all(
+            shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes
+        )
 
     @property
     def slots(self) -> list[str]:
@@ -92,7 +100,8 @@ class Manifest:
       entries, values: the arrays and the plain values, by logical name.
       step: the step that was passed to `save`, or None.
       serial: a number that increases with each checkpoint that is saved to a directory.
-      saved_at: the time of the save in seconds since 1970, on the clock of the program that saved the checkpoint.
+      saved_at: the time of the save in seconds since 1970, on the clock of the program that saved
+        the checkpoint.
     """
 
     entries: dict[str, Entry]
@@ -112,7 +121,8 @@ class Manifest:
         return {piece.file for entry in self.entries.values() for piece in entry.pieces}
 
     def write(self, path: str) -> None:
-        """Write the manifest to a folder. If the folder has a manifest already, replace it atomically."""
+        """Write the manifest to a folder. If the folder has a manifest already, replace it
+        atomically."""
         body = {
             "step": self.step,
             "serial": self.serial,
@@ -121,7 +131,9 @@ class Manifest:
             "values": self.values,
         }
         whole = {"format": FORMAT, "crc32": zlib.crc32(_canonical(body)), "checkpoint": body}
-        storage.write(storage.join(path, MANIFEST), json.dumps(whole, indent=1, sort_keys=True).encode())
+        storage.write(
+            storage.join(path, MANIFEST), json.dumps(whole, indent=1, sort_keys=True).encode()
+        )
 
     @classmethod
     def read(cls, path: str) -> Manifest:
@@ -150,7 +162,8 @@ class Manifest:
             whole = json.loads(data)
             if isinstance(whole["format"], int) and whole["format"] > FORMAT:
                 raise FailedPreconditionError(
-                    f"{file} is of format {whole['format']}, and this zmqdist reads formats up to {FORMAT}: install a newer zmqdist",
+                    f"{file} is of format {whole['format']}, and this zmqdist reads formats up to "
+                    f"{FORMAT}: install a newer zmqdist",
                 )
             body = whole["checkpoint"]
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
@@ -199,7 +212,10 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
-            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, but the previous one ends at {reached}")
+            raise ValueError(
+                f"a piece has rows {piece.start} to {piece.stop}, but the previous one ends at "
+                f"{reached}"
+            )
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
         raise ValueError(f"the pieces have {reached} rows, but the array has shape {shape}")
@@ -209,12 +225,15 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
 def _read_piece(fields: dict[str, Any]) -> StoredPiece:
     start, stop = map(int, fields["rows"])
     file = fields["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuse a path, because it could lead out of the folder
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):
+        # refuse a path, because it could lead out of the folder
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
-        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()
+        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"]))
+        for name, slot in fields["slots"].items()
     }
-    session, number = map(int, fields.get("source", (0, 0)))  # checkpoints of early versions have no "source"
+    # checkpoints of early versions have no "source"
+    session, number = map(int, fields.get("source", (0, 0)))
     size, crc32, version = (int(fields[name]) for name in ("size", "crc32", "version"))
     return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
 
@@ -242,6 +261,10 @@ def _read_plain(value: Any) -> Plain:
 def _checkpoints_in(path: str) -> list[str]:
     """Return the names of the folders in `path` that have a manifest."""
     try:
-        return [name for name in storage.list_names(path) if storage.exists(storage.join(path, name, MANIFEST))]
+        return [
+            name
+            for name in storage.list_names(path)
+            if storage.exists(storage.join(path, name, MANIFEST))
+        ]
     except OSError:
         return []

@@ -1,5 +1,5 @@
-"""`Checkpoint`: an object whose attributes are saved and restored together. An attribute that the program first sets after the restore is
-restored at that moment.
+"""`Checkpoint`: an object whose attributes are saved and restored together. An attribute that the
+program first sets after the restore is restored at that moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class _Source:
     Attributes:
       reader: the reader of the checkpoint.
       prefix: prefix of the names that the object's attributes have in the checkpoint.
-      used: names of the entries that have been restored. All objects of one `restore` share this set.
+      used: names of the entries that have been restored. All objects of one `restore` share this
+        set.
     """
 
     reader: CheckpointReader
@@ -31,7 +32,8 @@ class _Source:
 
 @checked
 class Checkpoint(Container):
-    """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
+    """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w":
+    w}, epoch=0)`.
 
     >>> checkpoint = zd.checkpoint.Checkpoint(weights=zd.Variable([1.0, 2.0]), epoch=1)
     >>> path = checkpoint.save(f"{folder}/objects")
@@ -39,10 +41,12 @@ class Checkpoint(Container):
     >>> checkpoint.restore(path).epoch
     1
 
-    An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved.
-    If your model's class is a subclass of Checkpoint, its attributes are saved.
+    An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with
+    a leading underscore are not saved. If your model's class is a subclass of Checkpoint, its
+    attributes are saved.
 
-    After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
+    After `restore`, an attribute that is set for the first time is restored at that moment, if the
+    checkpoint holds it.
     """
 
     _source: _Source | None = None
@@ -65,15 +69,17 @@ class Checkpoint(Container):
         return save(path, self, step=step)
 
     def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
-        """Restore the attributes that the checkpoint holds. Existing attributes are restored at once, and other attributes when they are
-        set. Attributes that the checkpoint does not hold stay unchanged.
+        """Restore the attributes that the checkpoint holds. Existing attributes are restored at
+        once, and other attributes when they are set. Attributes that the checkpoint does not hold
+        stay unchanged.
 
         >>> path = zd.checkpoint.save(f"{folder}/by-restore", {"epoch": 4})
         >>> zd.checkpoint.Checkpoint(epoch=0).restore(path).epoch
         4
 
-        If `path` is None, as `latest_checkpoint` returns it for an empty directory, nothing is restored. Raises the errors of
-        `zmqdist.checkpoint.restore`. If the checkpoint is refused, no attribute has changed.
+        If `path` is None, as `latest_checkpoint` returns it for an empty directory, nothing is
+        restored. Raises the errors of `zmqdist.checkpoint.restore`. If the checkpoint is refused,
+        no attribute has changed.
 
         Returns:
           This object, for `restore(...).assert_consumed()`.
@@ -85,8 +91,8 @@ class Checkpoint(Container):
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:
-        """Raise AssertionError if an attribute was not restored because the checkpoint does not hold it, or if there was no checkpoint.
-        Return this object.
+        """Raise AssertionError if an attribute was not restored because the checkpoint does not
+        hold it, or if there was no checkpoint. Return this object.
 
         >>> path = zd.checkpoint.save(f"{folder}/matched", {"epoch": 4, "rate": 0.1})
         >>> restored = zd.checkpoint.Checkpoint(epoch=0).restore(path)
@@ -95,12 +101,14 @@ class Checkpoint(Container):
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
         if missing:
-            raise AssertionError(f"attributes not restored from {source.reader.path}: {', '.join(sorted(missing))}")
+            raise AssertionError(
+                f"attributes not restored from {source.reader.path}: {', '.join(sorted(missing))}"
+            )
         return self
 
     def assert_consumed(self) -> Checkpoint:
-        """Raise AssertionError if an attribute was not restored, or if the checkpoint holds an entry that was restored to no attribute.
-        Return this object.
+        """Raise AssertionError if an attribute was not restored, or if the checkpoint holds an
+        entry that was restored to no attribute. Return this object.
 
         >>> path = zd.checkpoint.save(f"{folder}/consumed", {"epoch": 4})
         >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0).restore(path).assert_consumed()
@@ -109,7 +117,9 @@ class Checkpoint(Container):
         names = [name for name in source.reader.manifest.names if name.startswith(source.prefix)]
         left = [name for name in names if name not in source.used]
         if left:
-            raise AssertionError(f"entries of {source.reader.path} restored to no attribute: {', '.join(left)}")
+            raise AssertionError(
+                f"entries of {source.reader.path} restored to no attribute: {', '.join(left)}"
+            )
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -128,12 +138,15 @@ class Checkpoint(Container):
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:
-        """Restore those leaves of a structure that the source has and that were not restored yet. Each Checkpoint in the structure gets a
-        source of its own, from which the Checkpoint restores attributes that are set later.
+        """Restore those leaves of a structure that the source has and that were not restored yet.
+        Each Checkpoint in the structure gets a source of its own, from which the Checkpoint
+        restores attributes that are set later.
         """
         available = set(source.reader.manifest.names) - source.used
         found = {
-            source.prefix + name: leaf for name, leaf in leaves(structure).items() if source.prefix + name in available
+            source.prefix + name: leaf
+            for name, leaf in leaves(structure).items()
+            if source.prefix + name in available
         }
         fill(source.reader, found)
         source.used.update(found)

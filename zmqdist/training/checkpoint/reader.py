@@ -1,13 +1,15 @@
-"""Reads rows of a checkpoint: any range of rows, even if the variable was saved in pieces with other bounds.
+"""Reads rows of a checkpoint: any range of rows, even if the variable was saved in pieces with
+other bounds.
 
 Rules
-    `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign a value, so that a
-    damaged checkpoint changes no variable.
+    `verify` reads every file that will be used, and compares its size and checksum. Callers call it
+    before they assign a value, so that a damaged checkpoint changes no variable.
 
-    When a file is missing or wrong, the reader reads the manifest again. If the manifest does not exist any more, or names other files,
-    the checkpoint was deleted or replaced. The reader then raises NotFoundError, and the caller can use the next checkpoint. If the
-    manifest is unchanged, the checkpoint is damaged. The reader then raises DataLossError, and the caller needs a copy or another
-    checkpoint.
+    When a file is missing or wrong, the reader reads the manifest again. If the manifest does not
+    exist any more, or names other files, the checkpoint was deleted or replaced. The reader then
+    raises NotFoundError, and the caller can use the next checkpoint. If the manifest is unchanged,
+    the checkpoint is damaged. The reader then raises DataLossError, and the caller needs a copy or
+    another checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class CheckpointReader:
     """Reads one checkpoint. Threads may share a reader."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the manifest. Raises NotFoundError, DataLossError, FailedPreconditionError as Manifest.read does."""
+        """Read the manifest. Raises NotFoundError, DataLossError, FailedPreconditionError as
+        Manifest.read does."""
         self.path = storage.absolute(path)
         self.manifest = Manifest.read(self.path)
 
@@ -45,11 +48,14 @@ class CheckpointReader:
         """Compare each file of these entries with the size and checksum in the manifest.
 
         Raises:
-          DataLossError: a file is missing, cut off or changed. The error text names file, variable and rows.
+          DataLossError: a file is missing, cut off or changed. The error text names file, variable
+            and rows.
           NotFoundError: the checkpoint was deleted or replaced after its manifest was read.
         """
         entries = self.manifest.entries
-        pieces = [(name, piece) for name in names if name in entries for piece in entries[name].pieces]
+        pieces = [
+            (name, piece) for name in names if name in entries for piece in entries[name].pieces
+        ]
         with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
             try:
                 list(threads.map(lambda of: self._verify(*of), pieces))
@@ -58,15 +64,18 @@ class CheckpointReader:
                 raise
 
     def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
-        """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of the last file. Pass one dict in
-        successive calls with ascending rows, so that no file is read twice.
+        """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of
+        the last file. Pass one dict in successive calls with ascending rows, so that no file is
+        read twice.
 
         Raises:
           DataLossError, NotFoundError: as `verify`.
         """
         entry = self.manifest.entries[name]
         kept = {} if kept is None else kept
-        touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
+        touched = [
+            piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)
+        ]
         # If no rows are requested, the empty result has the shapes and slots of the first piece.
         touched = touched or [entry.pieces[0]]
         if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
@@ -79,15 +88,25 @@ class CheckpointReader:
                 kept[piece.file] = self._load(name, piece)
             part = kept[piece.file]
             first, last = max(piece.start, start), max(piece.start, start, min(piece.stop, stop))
-            from_piece, to_rows = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
+            from_piece, to_rows = (
+                slice(first - piece.start, last - piece.start),
+                slice(first - start, last - start),
+            )
             value[to_rows] = part.value[from_piece]
             for slot, array in part.slots.items():
                 if entry.cut_by_rows(slot):
-                    if slot not in slots:  # rows of pieces that lack the slot keep its initial value
-                        slots[slot] = np.full((stop - start, *array.shape[1:]), initial_of(slot), array.dtype)
+                    if slot not in slots:
+                        # rows of pieces that lack the slot keep its initial value
+                        slots[slot] = np.full(
+                            (stop - start, *array.shape[1:]), initial_of(slot), array.dtype
+                        )
                     slots[slot][to_rows] = array[from_piece]
                 else:
-                    slots[slot] = np.maximum(slots[slot], array) if slot in slots and _is_count(array) else array
+                    slots[slot] = (
+                        np.maximum(slots[slot], array)
+                        if slot in slots and _is_count(array)
+                        else array
+                    )
         return Part(value, slots, max(piece.version for piece in touched))
 
     def whole(self, name: str) -> NDArray[Any]:
@@ -124,7 +143,15 @@ class CheckpointReader:
                     for slot, description in piece.slots.items()
                 }
                 once = arrays["once"].tobytes() if "once" in arrays.files else b""
-        except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            NotImplementedError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise self._lost(name, piece, str(error)) from error
         return Part(value, slots, piece.version, piece.source, once)
 
@@ -137,12 +164,14 @@ class CheckpointReader:
         entry: Entry = self.manifest.entries[name]
         shard = f"shard {entry.pieces.index(piece)} of {len(entry.pieces)}"
         return DataLossError(
-            f"{storage.join(self.path, piece.file)}: {problem}; it holds {shard} of {name!r} (rows {piece.start} to {piece.stop})",
+            f"{storage.join(self.path, piece.file)}: {problem}; it holds {shard} of {name!r} "
+            f"(rows {piece.start} to {piece.stop})",
         )
 
 
 def initial_of(slot: str) -> float:
-    """Return the initial value of a slot such as "Adagrad/accumulator". Return 0 for a slot that no optimizer of zmqdist has."""
+    """Return the initial value of a slot such as "Adagrad/accumulator". Return 0 for a slot that no
+    optimizer of zmqdist has."""
     kind, _, name = slot.rpartition("/")
     return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
 
@@ -151,11 +180,18 @@ def _is_count(array: NDArray[Any]) -> bool:
     return array.shape == () and array.dtype.kind in "iu"
 
 
-def _as_described(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if (dtype.isbuiltin == 2 or dtype.names) and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+def _as_described(
+    array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    if (
+        (dtype.isbuiltin == 2 or dtype.names)
+        and array.dtype.kind == "V"
+        and array.dtype.itemsize == dtype.itemsize
+    ):
         array = np.ascontiguousarray(array).view(dtype).reshape(array.shape)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"an array of shape {array.shape} and {array.dtype} where the manifest says {shape} and {dtype}"
+            f"an array of shape {array.shape} and {array.dtype} where the manifest says {shape} "
+            f"and {dtype}"
         )
     return array

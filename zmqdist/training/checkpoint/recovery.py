@@ -1,22 +1,27 @@
-"""`Recovery`: restores the variables of a parameter server that has crashed and was restarted, while the program goes on.
+"""`Recovery`: restores the variables of a parameter server that has crashed and was restarted,
+while the program goes on.
 
 Rules
-    One thread for each parameter server of a strategy checks, several times a second, whether the server still has the strategy's session.
-    A restarted server does not have the session. The thread then recreates the server's variables from the newest usable checkpoint, each
-    variable atomically with its slots and its version. A variable that this checkpoint lacks gets its first value if `from_initial`
-    allows it.
+    One thread for each parameter server of a strategy checks, several times a second, whether the
+    server still has the strategy's session. A restarted server does not have the session. The
+    thread then recreates the server's variables from the newest usable checkpoint, each variable
+    atomically with its slots and its version. A variable that this checkpoint lacks gets its first
+    value if `from_initial` allows it.
 
-    If the strategy was made with `recovery_s`, accesses to a lost variable wait until the variable is restored, on workers as well. Without
-    `recovery_s` these accesses raise PSUnavailableError. Other parameter servers keep their values, so after a recovery some shards are
-    older than others.
+    If the strategy was made with `recovery_s`, accesses to a lost variable wait until the variable
+    is restored, on workers as well. Without `recovery_s` these accesses raise PSUnavailableError.
+    Other parameter servers keep their values, so after a recovery some shards are older than
+    others.
 
-    The log and `strategy.recoveries` report the losses. No two values of a variable have the same version, because the high bits of a
-    version are the incarnation of the variable, and each recovery begins a new incarnation. This holds even if the server has made updates
-    after the last check. With each variable, a checkpoint also stores the keys of the updates that the variable's value contains
-    (`schedule(once=True)`), and the number of the variable's last synchronous step. So the parameter server recognizes a repeated run of a
-    function after a recovery, too.
+    The log and `strategy.recoveries` report the losses. No two values of a variable have the same
+    version, because the high bits of a version are the incarnation of the variable, and each
+    recovery begins a new incarnation. This holds even if the server has made updates after the last
+    check. With each variable, a checkpoint also stores the keys of the updates that the variable's
+    value contains (`schedule(once=True)`), and the number of the variable's last synchronous step.
+    So the parameter server recognizes a repeated run of a function after a recovery, too.
 
-Not here: saving (manager.py), and restarting the process, which `zmqdist launch` does if `restarts` allows it.
+Not here: saving (manager.py), and restarting the process, which `zmqdist launch` does if `restarts`
+allows it.
 """
 
 from __future__ import annotations
@@ -45,7 +50,8 @@ log = logging.getLogger("zmqdist.checkpoint")
 
 @dataclass(frozen=True)
 class Recovered:
-    """The report of one recovery. It says what happened to each variable of a restarted parameter server.
+    """The report of one recovery. It says what happened to each variable of a restarted parameter
+    server.
 
     >>> with zd.local_cluster(workers=1, ps=1) as cluster:
     ...     with zd.ParameterServerStrategy(cluster, recovery_s=60) as other, other.scope():
@@ -65,10 +71,13 @@ class Recovered:
       task: name of the parameter server, such as "ps:1".
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
       began_anew: names of the variables and shards that got their first values again.
-      lost: names of the variables and shards that were not recreated, because the newest usable checkpoint lacks them.
+      lost: names of the variables and shards that were not recreated, because the newest usable
+        checkpoint lacks them.
       path: path of the checkpoint; None if no checkpoint was used.
-      age_s: seconds from the save of the newest usable checkpoint to the recovery; 0 if there is none.
-      updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
+      age_s: seconds from the save of the newest usable checkpoint to the recovery; 0 if there is
+        none.
+      updates_lost: lower bound of the number of updates that are lost. Updates between the last
+        check and the crash are not counted.
     """
 
     task: str
@@ -82,11 +91,16 @@ class Recovered:
     def __str__(self) -> str:
         clauses = []
         if self.restored:
-            clauses.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
+            clauses.append(
+                f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old"
+            )
         if self.began_anew:
             clauses.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
-            clauses.append(f"lost, because the newest usable checkpoint does not hold them: {', '.join(self.lost)}")
+            clauses.append(
+                f"lost, because the newest usable checkpoint does not hold them: "
+                f"{', '.join(self.lost)}"
+            )
         if self.updates_lost:
             updates = "update is" if self.updates_lost == 1 else "updates are"
             clauses.append(f"at least {self.updates_lost:,} later {updates} lost")
@@ -106,8 +120,10 @@ class RecoverySnapshot:
     RecoverySnapshot(...)
 
     Attributes:
-      watching: the parameter servers that are watched, such as "ps:1"; empty after `close` or the end of the strategy.
-      versions: the last seen version of each variable and shard that has a handle in the program, by name.
+      watching: the parameter servers that are watched, such as "ps:1"; empty after `close` or the
+        end of the strategy.
+      versions: the last seen version of each variable and shard that has a handle in the program,
+        by name.
     """
 
     watching: tuple[str, ...]
@@ -116,7 +132,8 @@ class RecoverySnapshot:
 
 @checked
 class Recovery:
-    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes the Recovery.
+    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement
+    closes the Recovery.
 
     >>> with strategy.scope():
     ...     weights = zd.Variable(np.zeros(2))
@@ -127,22 +144,30 @@ class Recovery:
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
+        self,
+        strategy: ParameterServerStrategy,
+        manager: CheckpointManager,
+        *,
+        from_initial: bool = False,
     ) -> None:
         """Start one thread for each parameter server, to watch the server.
 
         Args:
-          strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
+          strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait
+            for the recovery.
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
-          from_initial: whether a variable that the newest usable checkpoint lacks gets its first value again. This needs a strategy with
-            `recovery_s`, because other strategies do not keep first values.
+          from_initial: whether a variable that the newest usable checkpoint lacks gets its first
+            value again. This needs a strategy with `recovery_s`, because other strategies do not
+            keep first values.
 
         Raises:
           ValueError: `from_initial` is True, and the strategy was made without `recovery_s`.
         """
         self._session = strategy.ps_session
         if from_initial and not self._session.keeps_initial_values:
-            raise ValueError("from_initial=True needs a strategy with recovery_s, which keeps the first values")
+            raise ValueError(
+                "from_initial=True needs a strategy with recovery_s, which keeps the first values"
+            )
         self._manager = manager
         self._from_initial = from_initial
         self._recoveries: list[Recovered] = strategy.recoveries
@@ -150,18 +175,22 @@ class Recovery:
         self._due = [False] * len(self._session.addresses)
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._watch, args=(ps,), name=f"zmqdist-recovery-{ps}", daemon=True)
+            threading.Thread(
+                target=self._watch, args=(ps,), name=f"zmqdist-recovery-{ps}", daemon=True
+            )
             for ps in range(len(self._session.addresses))
         ]
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # end the started threads here, because the caller gets no object that it could close
+        except BaseException:
+            # end the started threads here, because the caller gets no object that it could close
             self._closing.set()
             raise
 
     def close(self) -> None:
-        """Stop watching, and wait until a recovery in progress has ended. A second call does nothing.
+        """Stop watching, and wait until a recovery in progress has ended. A second call does
+        nothing.
 
         >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/closed", 3)
@@ -172,7 +201,8 @@ class Recovery:
             thread.join()
 
     def snapshot(self) -> RecoverySnapshot:
-        """Return the watched servers and the versions seen so far, without sending a message. Any thread may call this.
+        """Return the watched servers and the versions seen so far, without sending a message. Any
+        thread may call this.
 
         >>> checkpoint = zd.checkpoint.Checkpoint(epoch=0)
         >>> manager = zd.checkpoint.CheckpointManager(checkpoint, f"{folder}/looked-at", 3)
@@ -180,10 +210,16 @@ class Recovery:
         ...     print(type(recovery.snapshot()).__name__)
         RecoverySnapshot
         """
-        seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
+        seen = {
+            number: version
+            for versions in list(self._versions)
+            for number, version in versions.copy().items()
+        }
         names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(
-            watching=tuple(f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()),
+            watching=tuple(
+                f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()
+            ),
             versions={name: seen[number] for number, name in names.items() if number in seen},
         )
 
@@ -191,7 +227,10 @@ class Recovery:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -203,43 +242,63 @@ class Recovery:
                 away, logged = False, ""
             except UnavailableError as error:
                 if not away:
-                    log.warning("ps:%d is lost; its variables are restored when it has been restarted: %s", ps, error)
+                    log.warning(
+                        "ps:%d is lost; its variables are restored when it has been restarted: %s",
+                        ps,
+                        error,
+                    )
                 away = True
                 if why := self._session.clients[ps].gone():
                     log.error("the variables of ps:%d are not restored: %s", ps, why)
                     return
-            except FailedPreconditionError:  # the strategy was closed, so no variable is needed any more
+            except FailedPreconditionError:
+                # the strategy was closed, so no variable is needed any more
                 return
             except BaseException as error:
                 if logged != str(error):
-                    # Log a repeated error only once, because the attempts follow each other in fractions of a second.
-                    log.exception("the variables of ps:%d could not be restored; the attempts go on", ps)
+                    # Log a repeated error only once, because the attempts follow each other in
+                    # fractions of a second.
+                    log.exception(
+                        "the variables of ps:%d could not be restored; the attempts go on", ps
+                    )
                 logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Check one parameter server. If the server does not have the session, recover its variables. Record the versions of the variables.
+        """Check one parameter server. If the server does not have the session, recover its
+        variables. Record the versions of the variables.
         Raises UnavailableError if the server is lost.
         """
         if not self._session.open_at(ps) and not self._due[ps]:
             self._due[ps] = True
-            # Before this attempt recreates a variable, record the versions that the program has seen. Afterwards the reply to an access
-            # that waited may set `version_seen` to a version of the new incarnation, even if this attempt fails.
+            # Before this attempt recreates a variable, record the versions that the program has
+            # seen. Afterwards the reply to an access that waited may set `version_seen` to a
+            # version of the new incarnation, even if this attempt fails.
             for storage in self._storages(ps):
                 number = storage.ref.number
-                self._versions[ps][number] = max(self._versions[ps].get(number, 1), storage.version_seen)
+                self._versions[ps][number] = max(
+                    self._versions[ps].get(number, 1), storage.version_seen
+                )
         if self._due[ps]:
             self._recover(ps)
             self._due[ps] = False
         variables = self._session.clients[ps].status().get_value()["variables"]
         self._versions[ps].update(
-            {each["number"]: each["version"] for each in variables if each["session"] == self._session.number}
+            {
+                each["number"]: each["version"]
+                for each in variables
+                if each["session"] == self._session.number
+            }
         )
 
     def _recover(self, ps: int) -> None:
-        found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
+        found = {
+            name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle
+        }
         places = self._places(found)
         storages = self._storages(ps)
-        names = {places[storage.ref.number][0] for storage in storages if storage.ref.number in places}
+        names = {
+            places[storage.ref.number][0] for storage in storages if storage.ref.number in places
+        }
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
@@ -250,7 +309,8 @@ class Recovery:
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                # Use the update keys and the version only if this program has saved them, because they mean nothing in another program.
+                # Use the update keys and the version only if this program has saved them, because
+                # they mean nothing in another program.
                 own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
                 earlier = _version(incarnation, changes), part.slots, part.once if own else b""
@@ -263,12 +323,16 @@ class Recovery:
                 lost.append(ref.name)
             updates_lost += max(0, _changes(self._versions[ps].get(ref.number, 1)) - changes)
             versions[ref.number] = _version(incarnation, changes)
-        # Update `_versions` only at the end, because if the recovery fails halfway, the next attempt needs the old versions to count all
-        # lost updates.
+        # Update `_versions` only at the end, because if the recovery fails halfway, the next
+        # attempt needs the old versions to count all lost updates.
         self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
-        self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
+        self._report(
+            Recovered(
+                f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost
+            )
+        )
 
     def _storages(self, ps: int) -> list[RemoteStorage]:
         """Return the storages of the variables and shards on one parameter server."""
@@ -279,7 +343,8 @@ class Recovery:
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
     def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
-        """Return the places of variables in a checkpoint, by the variables' numbers. A place is (name, first row, row after the last)."""
+        """Return the places of variables in a checkpoint, by the variables' numbers. A place is
+        (name, first row, row after the last)."""
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):
@@ -289,8 +354,8 @@ class Recovery:
         return places
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
-        """Open the newest usable checkpoint whose entries have the shapes and dtypes of `needed`. Return None if there is no such
-        checkpoint.
+        """Open the newest usable checkpoint whose entries have the shapes and dtypes of `needed`.
+        Return None if there is no such checkpoint.
         """
         for path, _ in reversed(checkpoints(self._manager.directory)):
             try:
@@ -300,7 +365,10 @@ class Recovery:
                 reader.verify(needed)
                 return reader
             except (OpError, ValueError) as error:
-                log.error("a checkpoint cannot be used for the recovery, and an older one is tried: %s", error)
+                log.error(
+                    "a checkpoint cannot be used for the recovery, and an older one is tried: %s",
+                    error,
+                )
         return None
 
 

@@ -1,10 +1,13 @@
 """`save`, `restore` and `load`: write a program's variables to a folder and read them back.
 
 Promises
-    1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers beside each variable.
-    2. Each shard is saved with the contents that it had at one moment. These moments differ between shards, because training goes on during
-       a save, so a shard may contain updates that another shard does not.
-    3. `restore` checks names, shapes, dtypes and every file before it assigns a value, so that a refused restore has changed nothing.
+    1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers
+       beside each variable.
+    2. Each shard is saved with the contents that it had at one moment. These moments differ between
+       shards, because training goes on during a save, so a shard may contain updates that another
+       shard does not.
+    3. `restore` checks names, shapes, dtypes and every file before it assigns a value, so that a
+       refused restore has changed nothing.
     4. A variable and its slots can be restored into any number of shards.
 """
 
@@ -41,24 +44,29 @@ def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | 
 
     Args:
       path: a folder, which is made if necessary, or a URL that fsspec knows.
-      variables: a variable, a list of variables (saved under their names), or any structure of dicts, lists and `Checkpoint`s with
-        variables, arrays, numbers and strings.
-      step: a number that the checkpoint records. It is an integer of Python or NumPy, or a variable that holds an integer. With None no
-        number is recorded.
+      variables: a variable, a list of variables (saved under their names), or any structure of
+        dicts, lists and `Checkpoint`s with variables, arrays, numbers and strings.
+      step: a number that the checkpoint records. It is an integer of Python or NumPy, or a variable
+        that holds an integer. With None no number is recorded.
 
     Returns:
       The absolute path of the checkpoint.
 
     Raises:
-      TypeError, ValueError: an item cannot be saved, two items have one name, or `step` is not an integer of 0 or more.
-      ResourceExhaustedError, UnknownError: the disk is full, or has another fault. An earlier checkpoint at `path` is unchanged.
+      TypeError, ValueError: an item cannot be saved, two items have one name, or `step` is not an
+        integer of 0 or more.
+      ResourceExhaustedError, UnknownError: the disk is full, or has another fault. An earlier
+        checkpoint at `path` is unchanged.
       PSUnavailableError: a variable cannot be read.
     """
-    return save_numbered(storage.absolute(path), variables, None if step is None else whole(step), 0)
+    return save_numbered(
+        storage.absolute(path), variables, None if step is None else whole(step), 0
+    )
 
 
 def whole(step: SupportsIndex) -> int:
-    """Return a step as an int. Raises TypeError or ValueError if the step is not an integer of 0 or more."""
+    """Return a step as an int. Raises TypeError or ValueError if the step is not an integer of 0 or
+    more."""
     number = converted("step", index, step)
     if number < 0:
         raise ValueError(f"step is {number}, wants 0 or more")
@@ -66,17 +74,23 @@ def whole(step: SupportsIndex) -> int:
 
 
 def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
-    """Write a checkpoint as `save` does, with a serial number that orders the checkpoints of one directory. Return its path."""
+    """Write a checkpoint as `save` does, with a serial number that orders the checkpoints of one
+    directory. Return its path."""
     arrays: list[ToWrite] = []
     values: dict[str, Plain] = {}
     for name, leaf in leaves(variables).items():
         if leaf.is_handle:
             shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
-            arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
+            arrays.append(
+                ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True)
+            )
         elif leaf.is_array:
-            array = np.array(leaf.value)  # copy the array, because the program may change it during the save
+            # copy the array, because the program may change it during the save
+            array = np.array(leaf.value)
             rows = array.shape[0] if array.shape else 1
-            arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
+            arrays.append(
+                ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False)
+            )
         else:
             values[name] = leaf.value
     write(path, arrays, values, step=step, serial=serial)
@@ -85,8 +99,9 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
 
 @checked
 def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
-    """Restore a checkpoint that `save` wrote. Variables and their slots are assigned, arrays are changed in place, and numbers and strings
-    are replaced in their dict, list or Checkpoint. Blocks until all are restored.
+    """Restore a checkpoint that `save` wrote. Variables and their slots are assigned, arrays are
+    changed in place, and numbers and strings are replaced in their dict, list or Checkpoint. Blocks
+    until all are restored.
 
     >>> weights = zd.Variable([1.0, 2.0])
     >>> path = zd.checkpoint.save(f"{folder}/restored", {"weights": weights})
@@ -97,17 +112,20 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
     Args:
       path: path of the checkpoint.
       variables: as for `save`. A variable may have other shards than when it was saved.
-      strict: if True, `variables` and the checkpoint must have the same names. If False, the names that are in both are restored.
+      strict: if True, `variables` and the checkpoint must have the same names. If False, the names
+        that are in both are restored.
 
     Raises:
-      ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, no name is in both, or an array is
-        read-only.
-      TypeError: `variables` is an array, number or text, or has a number or text in a tuple, where it cannot be replaced.
+      ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, no
+        name is in both, or an array is read-only.
+      TypeError: `variables` is an array, number or text, or has a number or text in a tuple, where
+        it cannot be replaced.
       NotFoundError: there is no such checkpoint, or it was deleted during the restore.
       DataLossError: the checkpoint is damaged. The error text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
-      PSUnavailableError: a variable could not be assigned. Other variables may have been assigned before. All other errors are raised
-        before anything has changed, unless a file was changed or deleted during the restore.
+      PSUnavailableError: a variable could not be assigned. Other variables may have been assigned
+        before. All other errors are raised before anything has changed, unless a file was changed
+        or deleted during the restore.
     """
     found = leaves(variables)
     reader = CheckpointReader(path)
@@ -117,11 +135,13 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
         differences = [f"it lacks {_listed(missing)}"] if missing else []
         differences += [f"it also holds {_listed(extra)}"] if extra else []
         raise ValueError(
-            f"checkpoint {reader.path} has other names: {', and '.join(differences)} (strict=False restores the names that both have)"
+            f"checkpoint {reader.path} has other names: {', and '.join(differences)} "
+            f"(strict=False restores the names that both have)"
         )
     if saved_names and found and not saved_names & found.keys():
         raise ValueError(
-            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of {_listed(sorted(found))}: use names that it has"
+            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of "
+            f"{_listed(sorted(found))}: use names that it has"
         )
     fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
@@ -146,18 +166,29 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
     wanted = manifest.names if names is None else list(names)
     unknown = sorted(set(wanted) - set(manifest.names))
     if unknown:
-        raise KeyError(f"checkpoint {reader.path} does not hold {_listed(unknown)}; it holds {_listed(manifest.names)}")
+        raise KeyError(
+            f"checkpoint {reader.path} does not hold {_listed(unknown)}; it holds "
+            f"{_listed(manifest.names)}"
+        )
     reader.verify(wanted)
-    return {name: manifest.values[name] if name in manifest.values else reader.whole(name) for name in wanted}
+    return {
+        name: manifest.values[name] if name in manifest.values else reader.whole(name)
+        for name in wanted
+    }
 
 
 def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
-    """Restore leaves that the checkpoint holds. All leaves are checked before the first leaf is assigned."""
+    """Restore leaves that the checkpoint holds. All leaves are checked before the first leaf is
+    assigned."""
     for name, leaf in found.items():
         check(reader, name, leaf)
     reader.verify(found)
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
-        jobs = [threads.submit(_put, reader, name, leaf) for name, leaf in found.items() if leaf.is_handle]
+        jobs = [
+            threads.submit(_put, reader, name, leaf)
+            for name, leaf in found.items()
+            if leaf.is_handle
+        ]
         for job in jobs:
             job.result()
     for name, leaf in found.items():
@@ -170,29 +201,38 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
 
 
 def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
-    """Raise ValueError or TypeError if the value that the checkpoint holds under `name` cannot be restored to a leaf."""
+    """Raise ValueError or TypeError if the value that the checkpoint holds under `name` cannot be
+    restored to a leaf."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
     if leaf.is_handle or leaf.is_array:
         if entry is None or entry.shape != tuple(value.shape) or entry.dtype != value.dtype:
             saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
             raise ValueError(
-                f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, and in checkpoint {reader.path} it is {saved}"
+                f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, and in "
+                f"checkpoint {reader.path} it is {saved}"
             )
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise ValueError(f"{name!r} is a read-only array: pass a writable array")
     elif entry is not None or not _alike(value, manifest.values[name]):
         saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
-        raise ValueError(f"{name!r} is {value!r:.80}, and in checkpoint {reader.path} it is {saved}")
+        raise ValueError(
+            f"{name!r} is {value!r:.80}, and in checkpoint {reader.path} it is {saved}"
+        )
     if leaf.put is None and not leaf.is_handle and not isinstance(value, np.ndarray):
-        raise TypeError(f"{name!r} is in a tuple, where it cannot be replaced: put it in a dict or list")
+        raise TypeError(
+            f"{name!r} is in a tuple, where it cannot be replaced: put it in a dict or list"
+        )
 
 
 def _alike(one: Plain, other: Plain) -> bool:
-    """Return whether one of two values may replace the other. This is so if both are numbers, both are bools, both are strings, or one of
-    them is None.
+    """Return whether one of two values may replace the other. This is so if both are numbers, both
+    are bools, both are strings, or one of them is None.
     """
-    kinds = [bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in (one, other)]
+    kinds = [
+        bool if isinstance(value, bool) else str if isinstance(value, str) else float
+        for value in (one, other)
+    ]
     return one is None or other is None or kinds[0] is kinds[1]
 
 
@@ -204,7 +244,8 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
             part = reader.rows(name, shard.start, shard.stop, kept)
             if under_way is not None:
                 under_way.get_value()
-            under_way = shard.start_writing(part)  # the loop reads the next shard from disk while this shard is sent
+            # the loop reads the next shard from disk while this shard is sent
+            under_way = shard.start_writing(part)
         if under_way is not None:
             under_way.get_value()
     elif isinstance(leaf.value, np.ndarray):
@@ -215,4 +256,6 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
 
 def _listed(names: Collection[str]) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} others" if len(names) > 8 else "")
+    return ", ".join(map(repr, names[:8])) + (
+        f" and {len(names) - 8} others" if len(names) > 8 else ""
+    )

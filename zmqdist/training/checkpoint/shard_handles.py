@@ -1,5 +1,5 @@
-"""The shards of a variable in the form in which a checkpoint reads and writes them. A shard is some rows of the value, with the same rows
-of the optimizers' slots.
+"""The shards of a variable in the form in which a checkpoint reads and writes them. A shard is some
+rows of the value, with the same rows of the optimizers' slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Shard:
     """One shard of a variable.
 
     Attributes:
-      start, stop: the first row of the shard, and the row after its last, counted in the whole variable. A scalar is one row.
+      start, stop: the first row of the shard, and the row after its last, counted in the whole
+        variable. A scalar is one row.
     """
 
     variable: Variable
@@ -32,14 +33,16 @@ class Shard:
     stop: int
 
     def read(self) -> Part:
-        """Read and return value, slots and version atomically. Raises PSUnavailableError if the shard's parameter server is lost."""
+        """Read and return value, slots and version atomically. Raises PSUnavailableError if the
+        shard's parameter server is lost."""
         storage = self.variable.storage
         version, value, slots, once = storage.saved().get_value()
         return Part(value, slots, version, (storage.ref.session, storage.ref.number), once)
 
     def start_writing(self, part: Part) -> Future:
-        """Start to replace the value and the slots. `get_value()` of the returned future returns when they are replaced, or raises
-        PSUnavailableError if the shard's parameter server is lost.
+        """Start to replace the value and the slots. `get_value()` of the returned future returns
+        when they are replaced, or raises PSUnavailableError if the shard's parameter server is
+        lost.
         """
         storage = self.variable.storage
         return storage.change(restore(storage.ref, part.value, part.slots))

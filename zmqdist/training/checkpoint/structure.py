@@ -1,11 +1,13 @@
 """Flattens the structure that a program saves into named leaves.
 
 Rules
-    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure consists of dicts, lists, tuples and `Checkpoint`s,
-    nested in any way. The name of a leaf is the path to the leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the
-    path has the item's own name if the item is a variable, and otherwise its position.
+    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure consists of
+    dicts, lists, tuples and `Checkpoint`s, nested in any way. The name of a leaf is the path to the
+    leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the path has the
+    item's own name if the item is a variable, and otherwise its position.
 
-    A restore assigns variables, changes arrays in place, and replaces numbers in the dict, list or Checkpoint that holds them.
+    A restore assigns variables, changes arrays in place, and replaces numbers in the dict, list or
+    Checkpoint that holds them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Leaf:
     """A variable, an array or a plain value.
 
     Attributes:
-      put: a function that replaces the leaf in the dict, list or Checkpoint that holds the leaf. It is None for a leaf in a tuple, and for
-        a leaf that is the whole structure.
+      put: a function that replaces the leaf in the dict, list or Checkpoint that holds the leaf. It
+        is None for a leaf in a tuple, and for a leaf that is the whole structure.
     """
 
     name: str
@@ -63,14 +65,16 @@ def leaves(structure: Any) -> dict[str, Leaf]:
     for leaf in _walk(structure, "", None):
         if leaf.name in found:
             raise ValueError(
-                f"two items to be saved are called {leaf.name!r}: pass them in a dict, each under a key of its own"
+                f"two items to be saved are called {leaf.name!r}: pass them in a dict, each under "
+                f"a key of its own"
             )
         found[leaf.name] = leaf
     return found
 
 
 def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
-    """Yield (name, Container) for each Container in a structure. The name of the structure itself is ""."""
+    """Yield (name, Container) for each Container in a structure. The name of the structure itself
+    is ""."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(structure, Container):
         yield name, structure
@@ -88,10 +92,12 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), _setter(setattr, value, key))
     elif isinstance(value, dict):
-        for key, child in list(value.items()):  # iterate over a copy, because another thread may add to the dict
+        for key, child in list(value.items()):
+            # iterate over a copy, because another thread may add to the dict
             if not isinstance(key, str | int):
                 raise TypeError(
-                    f"{name or '(top)'}: a dict to be saved has keys that are strings or whole numbers, not {key!r}"
+                    f"{name or '(top)'}: a dict to be saved has keys that are strings or whole "
+                    f"numbers, not {key!r}"
                 )
             yield from _walk(child, _join(name, key), _setter(_set_item, value, key))
     elif isinstance(value, list | tuple):
@@ -102,7 +108,8 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         yield Leaf(name or value.name, value, put)
     elif not name:
         raise TypeError(
-            f"only a variable, a dict, a list or a Checkpoint can be saved, not {type(value).__name__}, as `variables`"
+            f"only a variable, a dict, a list or a Checkpoint can be saved, not "
+            f"{type(value).__name__}, as `variables`"
         )
     elif value is None or isinstance(value, bool | int | float | str):
         yield Leaf(name, value, put)
@@ -116,7 +123,8 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         yield Leaf(name, value, put)
     else:
         raise TypeError(
-            f"{name}: {type(value).__name__} cannot be saved; variables, arrays, numbers and strings can, and dicts and lists "
+            f"{name}: {type(value).__name__} cannot be saved; variables, arrays, numbers and "
+            f"strings can, and dicts and lists "
             "of them (the slots of optimizers are saved with their variables)"
         )
 
@@ -125,7 +133,9 @@ def _join(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
 
 
-def _setter(set_it: Callable[[Any, Any, Any], None], container: Any, key: Any) -> Callable[[Any], None]:
+def _setter(
+    set_it: Callable[[Any, Any, Any], None], container: Any, key: Any
+) -> Callable[[Any], None]:
     return lambda new: set_it(container, key, new)
 
 

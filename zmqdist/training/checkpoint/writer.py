@@ -1,12 +1,16 @@
-"""Writes a checkpoint: one file for each shard, several files at the same time, and the manifest last.
+"""Writes a checkpoint: one file for each shard, several files at the same time, and the manifest
+last.
 
 Rules
-    A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed. If
-    a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced atomically, and then
-    the old files are deleted. At a URL the files are written into the folder itself, too. A crash before the manifest is replaced leaves
-    the old checkpoint. Files in the folder that belong to no checkpoint stay.
+    A checkpoint appears under its name only when all of it is on disk: its files are written into
+    another folder, which is then renamed. If a checkpoint of that name exists already, the new
+    files are written beside the old files, the manifest is replaced atomically, and then the old
+    files are deleted. At a URL the files are written into the folder itself, too. A crash before
+    the manifest is replaced leaves the old checkpoint. Files in the folder that belong to no
+    checkpoint stay.
 
-    After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
+    After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a
+    disk error names the file.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each shard (first row, row after the last, function that returns the rows). The function is called in another thread.
+      shards: for each shard (first row, row after the last, function that returns the rows). The
+        function is called in another thread.
     """
 
     name: str
@@ -51,16 +56,23 @@ class ToWrite:
 
 
 def write(
-    path: str, arrays: Iterable[ToWrite], values: dict[str, Plain], *, step: int | None = None, serial: int = 0
+    path: str,
+    arrays: Iterable[ToWrite],
+    values: dict[str, Plain],
+    *,
+    step: int | None = None,
+    serial: int = 0,
 ) -> Manifest:
-    """Write a checkpoint to `path`, in place of any checkpoint that `path` has. Return the manifest of the new checkpoint.
+    """Write a checkpoint to `path`, in place of any checkpoint that `path` has. Return the manifest
+    of the new checkpoint.
 
     Raises:
       ResourceExhaustedError: the disk is full.
       UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    # Give the files new names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written.
+    # Give the files new names, so that the files of a checkpoint that is replaced stay readable
+    # until the new manifest is written.
     suffix = uuid.uuid4().hex[:8]
     # At a URL the files are written to the final folder, because a rename there may copy the files.
     in_place = "://" in path or storage.exists(path)
@@ -68,7 +80,9 @@ def write(
     written: list[str] = []
     try:
         storage.make_folder(folder)
-        manifest = Manifest(_write_all(folder, list(arrays), suffix, written), values, step, serial, time.time())
+        manifest = Manifest(
+            _write_all(folder, list(arrays), suffix, written), values, step, serial, time.time()
+        )
         manifest.write(folder)
         if not in_place:
             storage.rename(folder, path)
@@ -82,7 +96,12 @@ def write(
         raise
     if in_place:
         _remove(
-            path, [name for name in storage.list_names(path) if _OWN.fullmatch(name) and name not in manifest.files]
+            path,
+            [
+                name
+                for name in storage.list_names(path)
+                if _OWN.fullmatch(name) and name not in manifest.files
+            ],
         )
     return manifest
 
@@ -93,7 +112,9 @@ def _remove(folder: str, files: list[str]) -> None:
             storage.remove(storage.join(folder, name))
 
 
-def _write_all(folder: str, arrays: list[ToWrite], suffix: str, written: list[str]) -> dict[str, Entry]:
+def _write_all(
+    folder: str, arrays: list[ToWrite], suffix: str, written: list[str]
+) -> dict[str, Entry]:
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs: list[list[Future[StoredPiece]]] = []
         for number, array in enumerate(arrays):
@@ -103,7 +124,9 @@ def _write_all(folder: str, arrays: list[ToWrite], suffix: str, written: list[st
             for index, (start, stop, read) in enumerate(array.shards):
                 file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{suffix}.npz"
                 written.append(file)
-                of_array.append(threads.submit(_write_shard, folder, file, array, start, stop, read))
+                of_array.append(
+                    threads.submit(_write_shard, folder, file, array, start, stop, read)
+                )
             jobs.append(of_array)
         try:
             pieces = [tuple(job.result() for job in of_array) for of_array in jobs]
@@ -123,13 +146,16 @@ def _write_shard(
     shape = (stop - start, *array.shape[1:]) if array.shape else ()
     if part.value.shape != shape or part.value.dtype != array.dtype:
         raise AssertionError(
-            f"rows {start} to {stop} of {array.name!r} have shape {part.value.shape} and dtype {part.value.dtype}, not {shape}"
+            f"rows {start} to {stop} of {array.name!r} have shape {part.value.shape} and dtype "
+            f"{part.value.dtype}, not {shape}"
         )
     path = storage.join(folder, file)
     try:
         with storage.open_write(path) as raw:
             counted = _Counted(raw)
-            arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
+            arrays = {"value": part.value} | {
+                f"slot:{name}": slot for name, slot in part.slots.items()
+            }
             if part.once:
                 arrays["once"] = np.frombuffer(part.once, np.uint8)
             storable: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
@@ -138,25 +164,32 @@ def _write_shard(
     except OSError as error:
         raise storage.error_of(error, path) from error
     slots = {name: (slot.shape, slot.dtype) for name, slot in part.slots.items()}
-    return StoredPiece(start, stop, file, counted.size, counted.crc32, part.version, part.source, slots)
+    return StoredPiece(
+        start, stop, file, counted.size, counted.crc32, part.version, part.source, slots
+    )
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that npz can hold. An array with fields, or of a dtype that is not NumPy's own, becomes raw bytes, and the
-    manifest records its dtype.
+    """Return the array in a form that npz can hold. An array with fields, or of a dtype that is not
+    NumPy's own, becomes raw bytes, and the manifest records its dtype.
 
     Raises:
       BadArray: the array holds Python objects, which npz would pickle.
     """
     dtype_to_json(array.dtype)
     if array.dtype.isbuiltin == 2 or array.dtype.names:
-        return np.ascontiguousarray(array).view(np.dtype(f"V{array.dtype.itemsize}")).reshape(array.shape)
+        return (
+            np.ascontiguousarray(array)
+            .view(np.dtype(f"V{array.dtype.itemsize}"))
+            .reshape(array.shape)
+        )
     return array
 
 
 class _Counted(io.RawIOBase):
-    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so that `np.savez`
-    does not go back to change bytes that the checksum contains already.
+    """A file object that writes to another file, and computes the number and the checksum of the
+    bytes. It cannot seek, so that `np.savez` does not go back to change bytes that the checksum
+    contains already.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

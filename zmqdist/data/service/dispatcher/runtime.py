@@ -1,18 +1,21 @@
-"""The runtime of a data service's dispatcher. The runtime serves the data service's methods on the dispatcher's port, and carries out the
-machine's effects.
+"""The runtime of a data service's dispatcher. The runtime serves the data service's methods on the
+dispatcher's port, and carries out the machine's effects.
 
 Rules
-    The writer thread stores datasets and reads their definitions for `definition`, and the journal's thread writes the journal. Everything
-    else runs in the loop thread. No thread waits until a reply can be sent, because the machine keeps a token for each pending call.
-    Callers need the role `worker` or `submit`.
+    The writer thread stores datasets and reads their definitions for `definition`, and the
+    journal's thread writes the journal. Everything else runs in the loop thread. No thread waits
+    until a reply can be sent, because the machine keeps a token for each pending call. Callers need
+    the role `worker` or `submit`.
 
-Methods. Each name has the prefix "zmqdist.data.". The argument `state` is the number of the dispatcher's state. Where "or None" stands, a
-reply of None asks the caller to send the request again.
+Methods. Each name has the prefix "zmqdist.data.". The argument `state` is the number of the
+dispatcher's state. Where "or None" stands, a reply of None asks the caller to send the request
+again.
     register(request, id, description, metadata, on_conflict)   -> (id, whether it belongs to another pipeline)
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms, consumer, saved, reader, again)  -> (client, iteration, state, cut)
+    open(request, job_name, repetition, terms, consumer, saved, reader, again)  -> (client,
+    iteration, state, cut)
     watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed) or None
     acknowledge(state, client, marks)                            -> None
     missed(state, client, incarnation)                           -> None
@@ -64,7 +67,14 @@ from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
 from zmqdist.data.service.validation import Number, Seconds, checked
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
-from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.rpc.pending_call import PendingCall
@@ -94,16 +104,23 @@ class DataDispatcher:
     """The data service of a dispatcher. The docstring of the module lists its methods."""
 
     def __init__(
-        self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
+        self,
+        service: RpcService,
+        loop: Loop,
+        rules: Rules,
+        work_dir: str | None,
+        snapshots_max: int = 3,
     ) -> None:
-        """Register the methods on `service`, which must not be attached to a server yet. With fault tolerance, continue from the journal in
-        `work_dir`.
+        """Register the methods on `service`, which must not be attached to a server yet. With fault
+        tolerance, continue from the journal in `work_dir`.
 
         Args:
-          snapshots_max: the largest number of distributed snapshots that one worker writes at the same time.
+          snapshots_max: the largest number of distributed snapshots that one worker writes at the
+            same time.
 
         Raises:
-          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used, for a reason that journal.py gives.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be
+            used, for a reason that journal.py gives.
         """
         self._loop = loop
         self._rules = rules
@@ -118,7 +135,8 @@ class DataDispatcher:
         self._journal: Journal | None = None
         self._journaled = 0
         self._held_events: list[ev.Event] | None = None
-        """The events WorkerJoined and WorkerGone that wait until the journal can be read again; None while the journal works."""
+        """The events WorkerJoined and WorkerGone that wait until the journal can be read again;
+        None while the journal works."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -130,18 +148,20 @@ class DataDispatcher:
                 raise
         elif work_dir is not None:
             log.info(
-                "%s holds the datasets; without fault_tolerant_mode a restart of the dispatcher does not recover jobs",
+                "%s holds the datasets; without fault_tolerant_mode a restart of the dispatcher "
+                "does not recover jobs",
                 work_dir,
             )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
         loop.on_stop(self._close)
 
-    # -- the journal ----------------------------------------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------------
 
     def _recover(self, journal: Journal) -> None:
-        """Load the machine's state from the journal. If the journal is empty, write the new state to it, because readers recognize the
-        state by a random number that must be the same after a restart.
+        """Load the machine's state from the journal. If the journal is empty, write the new state
+        to it, because readers recognize the state by a random number that must be the same after a
+        restart.
         """
         if self._read(journal):
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
@@ -161,23 +181,29 @@ class DataDispatcher:
             state = None if snapshot is None else decode_state(snapshot)
             changes = [r.decode(record) for record in records]
         except msgspec.DecodeError as error:
-            raise DataLossError(f"{journal.path}: corrupted record: Failed to parse journal record: {error}") from error
+            raise DataLossError(
+                f"{journal.path}: corrupted record: Failed to parse journal record: {error}"
+            ) from error
         try:
             self.machine.restore(state, changes, self._loop.now())
         except (LookupError, ValueError, AssertionError) as error:
             raise DataLossError(
-                f"{journal.path}: corrupted record: it does not fit the records before it: {error!r}"
+                f"{journal.path}: corrupted record: it does not fit the records before it: "
+                f"{error!r}"
             ) from error
         return state is not None
 
     def _reload(self) -> None:
-        """Load the journal's state again after a failed commit. While the journal cannot be read either, refuse all requests."""
+        """Load the journal's state again after a failed commit. While the journal cannot be read
+        either, refuse all requests."""
         assert self._journal is not None
         held = self._held_events or []
         try:
             self._read(self._journal)
         except OpError as error:
-            log.error("%s; the data service refuses requests until its journal can be read", error.message)
+            log.error(
+                "%s; the data service refuses requests until its journal can be read", error.message
+            )
             self._held_events = held
             self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._reload)
             return
@@ -187,8 +213,8 @@ class DataDispatcher:
         self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
-        """Have the journal write a group of records. When the journal has JOURNAL_RECORDS_MAX records, have it write the whole state in
-        place of them.
+        """Have the journal write a group of records. When the journal has JOURNAL_RECORDS_MAX
+        records, have it write the whole state in place of them.
         """
         assert self._journal is not None
         self._journaled += len(records)
@@ -199,14 +225,19 @@ class DataDispatcher:
             self._journal.compact(r.encode(self.machine.state), self._written)
 
     def _written(self, error: OpError | None) -> None:
-        """Report to the machine that a commit has succeeded or failed. The journal calls this in its own thread."""
-        event = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
+        """Report to the machine that a commit has succeeded or failed. The journal calls this in
+        its own thread."""
+        event = (
+            ev.JournalCommitted()
+            if error is None
+            else ev.JournalFailed(error.error_code, error.message)
+        )
         try:
             self._loop.call_soon(self.handle, event)
         except OpError:
             pass  # the dispatcher has stopped, so no caller waits for this commit
 
-    # -- events and effects ---------------------------------------------------------------------------------------------------
+    # -- events and effects ------------------------------------------------------------------------
 
     def _methods(self) -> dict[str, Callable[..., None]]:
         return {
@@ -229,23 +260,28 @@ class DataDispatcher:
         }
 
     def admit(self, address: str) -> None:
-        """Raise an OpError if the list of the workers that may register has no room for this address."""
+        """Raise an OpError if the list of the workers that may register has no room for this
+        address."""
         self.machine.admit(address)
 
-    def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
-        """Record that a worker has registered. `named` tells whether it was started with its index. Call this in the loop thread."""
+    def joined(
+        self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool
+    ) -> None:
+        """Record that a worker has registered. `named` tells whether it was started with its index.
+        Call this in the loop thread."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
         self.snapshots.joined(incarnation, address)
 
     def lost(self, incarnation: int, left: bool) -> None:
-        """Record that a worker is lost. `left` tells whether the worker has stopped in good order and will not come back. Call this in the
-        loop thread.
+        """Record that a worker is lost. `left` tells whether the worker has stopped in good order
+        and will not come back. Call this in the loop thread.
         """
         self.handle(ev.WorkerGone(incarnation, left))
         self.snapshots.lost(incarnation)
         if not left and (count := self.machine.waiting_for(incarnation)):
             log.warning(
-                "a worker is lost and may come back: %d tasks wait for it for %g s (worker_timeout_ms)",
+                "a worker is lost and may come back: %d tasks wait for it for %g s "
+                "(worker_timeout_ms)",
                 count,
                 self._rules.worker_timeout_s,
             )
@@ -254,35 +290,43 @@ class DataDispatcher:
         self.handle(ev.NoteSnapshotRequest(token, path))
 
     def status(self) -> dict[str, Any]:
-        """Return the figures for `zmqdist status`: a row for each iteration that has not ended, and how many workers would be enough for
-        all readers.
+        """Return the figures for `zmqdist status`: a row for each iteration that has not ended, and
+        how many workers would be enough for all readers.
         """
         figures = self.machine.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
 
     def tasks_of(self, worker: str) -> tuple[DataTaskRow, ...]:
-        """Return the unfinished tasks of the worker with this name ("worker:1"). Call this in the loop thread."""
+        """Return the unfinished tasks of the worker with this name ("worker:1"). Call this in the
+        loop thread."""
         present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
         return data_tasks(self.machine.state, worker, present)
 
     def streams_of(self, worker: str) -> tuple[SnapshotStreamRow, ...]:
-        """Return the snapshot streams that a worker ("worker:1") writes. Call this in the loop thread."""
-        connected = {row.name: row.incarnation for row in self.machine.place_rows() if row.connected}
+        """Return the snapshot streams that a worker ("worker:1") writes. Call this in the loop
+        thread."""
+        connected = {
+            row.name: row.incarnation for row in self.machine.place_rows() if row.connected
+        }
         moves = bool(connected.keys() - {worker})
         written = self.snapshots.written_by(connected[worker]) if worker in connected else {}
         return tuple(SnapshotStreamRow(path, stream, moves) for path, stream in written.items())
 
     def task_counts(self) -> dict[str, int]:
-        """Return the number of unfinished tasks and snapshot streams of each worker, by the worker's name. Call this in the loop thread."""
+        """Return the number of unfinished tasks and snapshot streams of each worker, by the
+        worker's name. Call this in the loop thread."""
         state = self.machine.state
         open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
-        counts = Counter(state.workers[number].name for number in open_tasks if number in state.workers)
+        counts = Counter(
+            state.workers[number].name for number in open_tasks if number in state.workers
+        )
         for row in self.machine.place_rows():
             counts[row.name] += len(self.snapshots.written_by(row.incarnation))
         return {name: count for name, count in counts.items() if count}
 
     def snapshot(self) -> DataSnapshot:
-        """Return a record of jobs, iterations, readers, workers and the journal. Call this in the loop thread."""
+        """Return a record of jobs, iterations, readers, workers and the journal. Call this in the
+        loop thread."""
         state = self.machine.state
         return DataSnapshot(
             state=state.number,
@@ -295,12 +339,17 @@ class DataDispatcher:
             saves=tuple(state.snapshots),
             next_numbers=next_numbers(state),
             checks_count=self.machine.checks_count,
-            journal="none" if self._journal is None else "kept" if self._held_events is None else "unreadable",
+            journal="none"
+            if self._journal is None
+            else "kept"
+            if self._held_events is None
+            else "unreadable",
             journal_records=self._journaled,
         )
 
     def handle(self, event: ev.Event) -> None:
-        """Have the machine handle an event, and carry out the effects that the machine returns. Call this in the loop thread."""
+        """Have the machine handle an event, and carry out the effects that the machine returns.
+        Call this in the loop thread."""
         if self._held_events is not None:
             self._hold(event)
             return
@@ -342,7 +391,7 @@ class DataDispatcher:
         call.on_dropped(partial(self.handle, ev.CallerGone(call)))
         self.handle(event)
 
-    # -- methods ------------------------------------------------------------------------------------------------------------
+    # -- methods -----------------------------------------------------------------------------------
 
     def _config(self, call: PendingCall) -> None:
         call.reply({"deployment_mode": self._rules.deployment_mode})
@@ -361,10 +410,16 @@ class DataDispatcher:
         self._writer.submit(self._store, call, request, id, description, metadata, on_conflict)
 
     def _store(
-        self, call: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+        self,
+        call: PendingCall,
+        request: int,
+        id: str | None,
+        description: str,
+        metadata: str,
+        on_conflict: str,
     ) -> None:
-        """Write the description of a dataset to a file, and then register the dataset, so that no record of the journal names a missing
-        file. Runs in the writer thread.
+        """Write the description of a dataset to a file, and then register the dataset, so that no
+        record of the journal names a missing file. Runs in the writer thread.
         """
         try:
             dataset = deserialize(description)
@@ -378,8 +433,8 @@ class DataDispatcher:
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
-        """Handle the registration of a dataset whose description is stored. This runs outside of the RPC handler, so an error has to be
-        sent to the caller explicitly.
+        """Handle the registration of a dataset whose description is stored. This runs outside of
+        the RPC handler, so an error has to be sent to the caller explicitly.
         """
         try:
             self._handle_request(call, event)
@@ -423,21 +478,38 @@ class DataDispatcher:
         grain = self._grain_of(fingerprint) if terms.portioned else None
         state = None if saved is None else ev.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
-        opening = (request, job_name, repetition, terms, sources, unnamed, consumer, grain, state, reader, again)
+        opening = (
+            request,
+            job_name,
+            repetition,
+            terms,
+            sources,
+            unnamed,
+            consumer,
+            grain,
+            state,
+            reader,
+            again,
+        )
         self._handle_request(call, ev.OpenRequest(call, *opening))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
         if found is None:
-            found = tuple(each.count for each in split_providers(deserialize(self._datasets.get(fingerprint))))
+            found = tuple(
+                each.count for each in split_providers(deserialize(self._datasets.get(fingerprint)))
+            )
             self._sources[fingerprint] = found
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. The result is cached, because parsing a description of megabytes takes long."""
+        """Return how a dataset can be cut into portions. The result is cached, because parsing a
+        description of megabytes takes long."""
         found = self._grains.get(fingerprint)
         if found is None:
-            found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))
+            found = self._grains[fingerprint] = portion_rules(
+                deserialize(self._datasets.get(fingerprint))
+            )
         return found
 
     def _watch(
@@ -450,17 +522,25 @@ class DataDispatcher:
         stopped: Number = -1,
         lost: dict[Number, Number] | None = None,
     ) -> None:
-        self._handle_request(call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s))
+        self._handle_request(
+            call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s)
+        )
 
     def _release(self, call: PendingCall, state: Number, client: Number) -> None:
         self._handle_request(call, ev.ReleaseRequest(call, state, client))
 
     def _acknowledge(
-        self, call: PendingCall, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+        self,
+        call: PendingCall,
+        state: Number,
+        client: Number,
+        marks: tuple[tuple[Number, Number, bool], ...],
     ) -> None:
         self._handle_request(call, ev.AcknowledgeRequest(call, state, client, marks))
 
-    def _missed(self, call: PendingCall, state: Number, client: Number, incarnation: Number) -> None:
+    def _missed(
+        self, call: PendingCall, state: Number, client: Number, incarnation: Number
+    ) -> None:
         self._handle_request(call, ev.MissedRequest(call, state, client, incarnation))
 
     def _work(
@@ -484,9 +564,13 @@ class DataDispatcher:
         request: Number,
         count: Number,
     ) -> None:
-        self._handle_request(call, ev.PortionsRequest(call, state, task, incarnation, client, request, count))
+        self._handle_request(
+            call, ev.PortionsRequest(call, state, task, incarnation, client, request, count)
+        )
 
-    def _crashed(self, call: PendingCall, state: Number, task: Number, incarnation: Number, how: str) -> None:
+    def _crashed(
+        self, call: PendingCall, state: Number, task: Number, incarnation: Number, how: str
+    ) -> None:
         self._handle_request(call, ev.CrashReport(call, state, task, incarnation, how))
 
     def _leave(self, call: PendingCall, incarnation: Number) -> None:
@@ -507,7 +591,10 @@ class DataDispatcher:
         repetition: Number,
         count: Number,
     ) -> None:
-        self._handle_request(call, ev.SplitsRequest(call, state, task, incarnation, source, request, repetition, count))
+        self._handle_request(
+            call,
+            ev.SplitsRequest(call, state, task, incarnation, source, request, repetition, count),
+        )
 
     def _hand_back(
         self,
@@ -521,7 +608,8 @@ class DataDispatcher:
         runs: tuple[tuple[Number, Number], ...],
     ) -> None:
         self._handle_request(
-            call, ev.HandBackRequest(call, state, task, incarnation, source, request, repetition, runs)
+            call,
+            ev.HandBackRequest(call, state, task, incarnation, source, request, repetition, runs),
         )
 
     def _close(self) -> None:
@@ -539,5 +627,6 @@ def _check_terms(terms: r.Terms) -> None:
     )
     if not known:
         raise InvalidArgumentError(
-            f"no job can have the terms {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
+            f"no job can have the terms {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers "
+            f"at most {CONSUMERS_MAX}",
         )

@@ -1,13 +1,16 @@
-"""The descriptions of the registered datasets. Each description is in a file of its own, or all are in memory. The dispatcher passes the
-fingerprint of a description as its id, so that equal descriptions share a file.
+"""The descriptions of the registered datasets. Each description is in a file of its own, or all are
+in memory. The dispatcher passes the fingerprint of a description as its id, so that equal
+descriptions share a file.
 
 Rules
-    A file exists as a whole or not at all. It is on the disk when `put` returns. Only *then* does the dispatcher journal the registration
-    of the dataset. If the dispatcher dies between these two steps, the file stays until a description with the same id overwrites it.
-    Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. For any other id the file's name
-    is a hash, so that the file is always inside the folder, its name is never too long, and file systems that ignore case do not mix up two
-    ids.
-    Workers run the code in these files, so a work_dir or file that another user owns or may write to is refused (SECURITY.md).
+    A file exists as a whole or not at all. It is on the disk when `put` returns. Only *then* does
+    the dispatcher journal the registration of the dataset. If the dispatcher dies between these two
+    steps, the file stays until a description with the same id overwrites it. Any text can be an id.
+    A short id of lower-case letters, digits, "-" and "_" is itself the file's name. For any other
+    id the file's name is a hash, so that the file is always inside the folder, its name is never
+    too long, and file systems that ignore case do not mix up two ids.
+    Workers run the code in these files, so a work_dir or file that another user owns or may write
+    to is refused (SECURITY.md).
 
 Not here: which ids are registered (the dispatcher's durable state).
 """
@@ -31,13 +34,15 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 class DatasetStore:
-    """Stores texts by id. Several threads may use the store at the same time, but not with the same id.
+    """Stores texts by id. Several threads may use the store at the same time, but not with the same
+    id.
 
     Args:
       folder: a dispatcher's work_dir, created if it is missing. None keeps the texts in memory.
 
     Raises:
-      FailedPreconditionError: the folder, or a file in it, belongs to another user, or other users may write to it.
+      FailedPreconditionError: the folder, or a file in it, belongs to another user, or other users
+        may write to it.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -47,10 +52,12 @@ class DatasetStore:
             _make_private(self._folder)
 
     def put(self, dataset_id: str, text: str) -> None:
-        """Store a text, in place of an earlier text with this id. Blocks until the text is on the disk.
+        """Store a text, in place of an earlier text with this id. Blocks until the text is on the
+        disk.
 
         Raises:
-          ResourceExhaustedError: the file cannot be written. An earlier text with this id is unchanged.
+          ResourceExhaustedError: the file cannot be written. An earlier text with this id is
+            unchanged.
         """
         path = self.path(dataset_id)
         if path is None:
@@ -66,8 +73,8 @@ class DatasetStore:
 
         Raises:
           NotFoundError: the texts are in memory, and no text was stored under this id.
-          DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the text of each registered
-            dataset was stored before the registration.
+          DataLossError: "corrupted record": the file is missing or damaged. A missing file is a
+            loss, because the text of each registered dataset was stored before the registration.
         """
         path = self.path(dataset_id)
         if path is not None:
@@ -78,7 +85,8 @@ class DatasetStore:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
-        """Delete the text of an id, if the store has it. Raises ResourceExhaustedError if the file cannot be deleted."""
+        """Delete the text of an id, if the store has it. Raises ResourceExhaustedError if the file
+        cannot be deleted."""
         self._texts.pop(dataset_id, None)
         path = self.path(dataset_id)
         if path is None:
@@ -91,7 +99,8 @@ class DatasetStore:
             raise _unwritable(path, error) from error
 
     def path(self, dataset_id: str) -> str | None:
-        """Return the path of the file for an id, whether or not it exists, or None if the texts are in memory."""
+        """Return the path of the file for an id, whether or not it exists, or None if the texts are
+        in memory."""
         if self._folder is None:
             return None
         if _PLAIN.fullmatch(dataset_id):
@@ -121,7 +130,8 @@ def _write(path: str, text: str) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     body = _encoded(text)
-    # No id's file has a dot in its name, so this name is free. A file that a killed process left is overwritten.
+    # No id's file has a dot in its name, so this name is free. A file that a killed process left is
+    # overwritten.
     new = path + ".tmp"
     try:
         with open(new, "wb", opener=_private) as file:
@@ -137,22 +147,25 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to. Other
-    users may have permission to read them.
+    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that
+    another user owns or may write to. Other users may have permission to read them.
     """
     work_dir = os.path.dirname(folder)
     for each in (work_dir, folder):
         try:
             os.makedirs(each, mode=0o700, exist_ok=True)
             status = os.stat(each)
-        except OSError:  # ignore the fault: storing the first dataset or opening the journal will report it
+        except OSError:
+            # ignore the fault: storing the first dataset or opening the journal will report it
             return
         require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:
         for entry in entries:
             if entry.name.startswith("journal."):
                 status = entry.stat(follow_symlinks=False)
-                require_private(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
+                require_private(
+                    status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS
+                )
 
 
 def _private(path: str, flags: int) -> int:
@@ -178,7 +191,8 @@ def _checksum(body: bytes) -> bytes:
 
 def _damaged(path: str, what: str) -> DataLossError:
     return DataLossError(
-        f"{path}: corrupted record: {what}. Register the dataset again, or put back a copy of the dispatcher's work_dir",
+        f"{path}: corrupted record: {what}. Register the dataset again, or put back a copy of the "
+        f"dispatcher's work_dir",
     )
 
 

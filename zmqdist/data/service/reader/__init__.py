@@ -1,1 +1,2 @@
-"""The reader of a distributed dataset: the runtime, and a delivery machine for each kind of reading."""
+"""The reader of a distributed dataset: the runtime, and a delivery machine for each kind of
+reading."""

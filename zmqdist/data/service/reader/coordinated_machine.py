@@ -1,23 +1,29 @@
-"""The delivery machine for one consumer of a coordinated read, in which the k-th elements of all consumers belong to one group.
+"""The delivery machine for one consumer of a coordinated read, in which the k-th elements of all
+consumers belong to one group.
 
 Theory
-    In each round a consumer takes one element from each task of that round, in the order of the tasks' numbers. The machine requests the
-    rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
+    In each round a consumer takes one element from each task of that round, in the order of the
+    tasks' numbers. The machine requests the rounds of each task ahead, independently of the other
+    tasks. A received element waits until it is its task's turn in its round.
 
-    An element waits until the machine knows that all consumers have received their parts of the group. A later reply of the task says so.
-    The task knows this from the consumers' requests, because a consumer requests a round of a task only after it has received all earlier
-    rounds. If the dispatcher decides that the task ends before the element's round, the machine drops the element.
+    An element waits until the machine knows that all consumers have received their parts of the
+    group. A later reply of the task says so. The task knows this from the consumers' requests,
+    because a consumer requests a round of a task only after it has received all earlier rounds. If
+    the dispatcher decides that the task ends before the element's round, the machine drops the
+    element.
 
-    The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
-    are in data/service/dispatcher/machine/rounds.py.
+    The machine reports its position to the dispatcher, and does not move beyond that position until
+    the dispatcher has replied. The rules are in data/service/dispatcher/machine/rounds.py.
 
 Promises
-    C1  Elements are delivered in the order of rounds, and within a round in the order of the tasks' numbers.
-    C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
-    C3  A consumer does not begin the round that it reported as `stopped`, from the time when the dispatcher has told it to stop until the
-        dispatcher allows it to go on.
-    C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the consumer's queue is full, the machine
-        requests no rounds.
+    C1  Elements are delivered in the order of rounds, and within a round in the order of the tasks'
+        numbers.
+    C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while
+        it replies to the consumers.
+    C3  A consumer does not begin the round that it reported as `stopped`, from the time when the
+        dispatcher has told it to stop until the dispatcher allows it to go on.
+    C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the
+        consumer's queue is full, the machine requests no rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +53,8 @@ from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
-"""Seconds. If a task cannot serve a round to all consumers within this time, all consumers skip the round."""
+"""Seconds. If a task cannot serve a round to all consumers within this time, all consumers skip the
+round."""
 
 ROUNDS_MAX: Final = 64
 """The largest number of rounds in one reply, and of elements that wait for the consumer."""
@@ -60,15 +67,18 @@ class RoundsSource:
     Attributes:
       start, end: the task takes part in rounds `start` to `end` - 1.
       next: the first round that the consumer has not received from the task.
-      received: (round, element) for each element that was received and is not delivered yet. If a round before `next` has no element here,
-        all consumers skipped this round of the task, or the element is already delivered.
+      received: (round, element) for each element that was received and is not delivered yet. If a
+        round before `next` has no element here, all consumers skipped this round of the task, or
+        the element is already delivered.
       common: the last round that all consumers are known to have received.
       incarnation: the incarnation of the task's worker when the worker was last alive.
       worker_alive: whether the dispatcher reports that the worker is alive.
       skipped: whether the last reply of the task was SKIP.
-      lost: whether the task has ceased to reply. The machine sends the task no further request until the dispatcher decides at which round
-        the task ends, or reports a worker that serves the task.
-      paused_until: the time until which the machine sends the task no request; negative infinity if the task is not paused.
+      lost: whether the task has ceased to reply. The machine sends the task no further request
+        until the dispatcher decides at which round the task ends, or reports a worker that serves
+        the task.
+      paused_until: the time until which the machine sends the task no request; negative infinity if
+        the task is not paused.
     """
 
     task: int
@@ -90,15 +100,21 @@ class RoundsSource:
 
 
 class CoordinatedDelivery:
-    """The delivery machine of one consumer of a coordinated read. The docstring of the module says how it decides."""
+    """The delivery machine of one consumer of a coordinated read. The docstring of the module says
+    how it decides."""
 
     def __init__(
-        self, reader: int, consumer: int, outstanding_max: int, elements_of: Callable[[Any], list[Any]]
+        self,
+        reader: int,
+        consumer: int,
+        outstanding_max: int,
+        elements_of: Callable[[Any], list[Any]],
     ) -> None:
         """Start without tasks. The event `News` adds them.
 
         Args:
-          outstanding_max: the largest number of elements that may wait for the consumer. A negative number means ROUNDS_MAX.
+          outstanding_max: the largest number of elements that may wait for the consumer. A negative
+            number means ROUNDS_MAX.
           elements_of: a function that unpacks the elements of a reply. It may raise an OpError.
         """
         self._reader = reader
@@ -118,7 +134,10 @@ class CoordinatedDelivery:
 
     @property
     def deadline(self) -> float:
-        return min((each.paused_until for each in self._sources.values() if each.paused_until > -inf), default=inf)
+        return min(
+            (each.paused_until for each in self._sources.values() if each.paused_until > -inf),
+            default=inf,
+        )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -155,7 +174,7 @@ class CoordinatedDelivery:
         names = ", ".join(sorted(late)) or "any worker"
         return f"round {self._round} has not come from {names}: all consumers must read"
 
-    # -- news of the dispatcher -------------------------------------------------------------------------------------------
+    # -- news of the dispatcher --------------------------------------------------------------------
 
     def _note(self, news: News) -> None:
         self._finished = news.finished
@@ -166,7 +185,8 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                # End the pause, so that the next request is sent now. If that request fails too, the task counts as lost.
+                # End the pause, so that the next request is sent now. If that request fails too,
+                # the task counts as lost.
                 source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False
@@ -186,7 +206,7 @@ class CoordinatedDelivery:
         if end <= self._round:
             del self._sources[source.task]
 
-    # -- elements ---------------------------------------------------------------------------------------------------------
+    # -- elements ----------------------------------------------------------------------------------
 
     def _next_requests(self) -> list[Effect]:
         if self._over:
@@ -197,7 +217,9 @@ class CoordinatedDelivery:
         full = sum(self._waiting) >= self._limit
         effects: list[Effect] = []
         for source in self._sources.values():
-            idle = not (source.in_flight or source.lost or source.paused_until > -inf or source.error)
+            idle = not (
+                source.in_flight or source.lost or source.paused_until > -inf or source.error
+            )
             if not idle or not source.location or source.next >= source.end:
                 continue
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
@@ -220,7 +242,9 @@ class CoordinatedDelivery:
         )
         return RequestElements(source, wanted)
 
-    def _answered(self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float) -> None:
+    def _answered(
+        self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float
+    ) -> None:
         source.in_flight = False
         if error is None:
             try:
@@ -246,35 +270,44 @@ class CoordinatedDelivery:
             source.pause_s = next_pause_s(source.pause_s)
             source.paused_until = now + source.pause_s
 
-    # -- turns ------------------------------------------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------------
 
     def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
-        """Append to `delivered` the element of the task whose turn is next in this round. If the round has no further task, begin the next
-        round. Return False if the machine has to wait instead.
+        """Append to `delivered` the element of the task whose turn is next in this round. If the
+        round has no further task, begin the next round. Return False if the machine has to wait
+        instead.
         """
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
-        source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
+        source = min(
+            (each for each in in_round if each.task > self._last_task),
+            key=attrgetter("task"),
+            default=None,
+        )
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # raise the error now, because all elements before it have been delivered
+            if source.error is not None:
+                # raise the error now, because all elements before it have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False  # promise C2: wait, because another consumer may lack its part of this round
+                # promise C2: wait, because another consumer may lack its part of this round
+                return False
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
-        """Begin the next round that has tasks. Return False when no such round exists, or when the dispatcher has told this consumer to
-        stop.
+        """Begin the next round that has tasks. Return False when no such round exists, or when the
+        dispatcher has told this consumer to stop.
         """
         for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
             del self._sources[source.task]
-        following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)
+        following = min(
+            (max(each.start, self._round + 1) for each in self._sources.values()), default=None
+        )
         if following is None or 0 <= self._stop <= following:
             return False
         self._round, self._last_task = following, -1

@@ -1,8 +1,10 @@
-"""The events and effects between a reader's runtime (data/service/reader/runtime.py) and its delivery machine.
+"""The events and effects between a reader's runtime (data/service/reader/runtime.py) and its
+delivery machine.
 
-The runtime has one delivery machine, an object with the protocol `Delivery`. For each action of the dispatcher, of a worker or of the
-consumer, the runtime passes the machine an event and the time. It carries out the effects that the machine returns, in their order. The
-runtime calls `handle` from one thread only. At the time `deadline` it passes the event `Ticked`.
+The runtime has one delivery machine, an object with the protocol `Delivery`. For each action of the
+dispatcher, of a worker or of the consumer, the runtime passes the machine an event and the time. It
+carries out the effects that the machine returns, in their order. The runtime calls `handle` from
+one thread only. At the time `deadline` it passes the event `Ticked`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ SOME: Final = 0
 END: Final = 1
 SKIP: Final = 2
 FAILED: Final = 3
-"""Kinds of replies of a task. SOME: the reply has elements and a tag. END: the task has no more elements. SKIP: the task has no elements at
-the moment. FAILED: the reply is an error."""
+"""Kinds of replies of a task. SOME: the reply has elements and a tag. END: the task has no more
+elements. SKIP: the task has no elements at the moment. FAILED: the reply is an error."""
 
 ELEMENTS_MAX: Final = 4096
 BATCH_BYTES: Final = 17 << 20
@@ -31,12 +33,13 @@ class Wanted:
     """One request of a reader to a task.
 
     Attributes:
-      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply may have a single element of more
-        than `bytes_max` bytes.
-      wait_s: seconds after which the task replies SKIP if it has no elements. None means that the request waits without limit.
+      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A
+        reply may have a single element of more than `bytes_max` bytes.
+      wait_s: seconds after which the task replies SKIP if it has no elements. None means that the
+        request waits without limit.
       reader: number of the reading client.
-      consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it requests, and whether the last reply
-        was a skip.
+      consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it
+        requests, and whether the last reply was a skip.
       trainer: name of the trainer, if trainers share the task.
     """
 
@@ -66,7 +69,7 @@ class TaskLocation(NamedTuple):
     starting_round: int
 
 
-# -- events -----------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class News(NamedTuple):
@@ -75,9 +78,11 @@ class News(NamedTuple):
     Attributes:
       tasks: all tasks that this reader has to read now.
       others_exist: whether there are tasks that this reader leaves to other readers.
-      finished: whether the iteration has ended. For a reader of portions, whether the reader's lane has ended.
+      finished: whether the iteration has ended. For a reader of portions, whether the reader's lane
+        has ended.
       hold: in coordinated reads, whether the consumer has to stop at its next round.
-      ended: in coordinated reads, maps each ended task to the first round in which it takes no part.
+      ended: in coordinated reads, maps each ended task to the first round in which it takes no
+        part.
     """
 
     tasks: Sequence[TaskLocation]
@@ -88,14 +93,15 @@ class News(NamedTuple):
 
 
 class ConsumerBegan(NamedTuple):
-    """The consumer has asked for its first element. The machine sends no request before this event, so that no elements are used up without
-    a consumer.
+    """The consumer has asked for its first element. The machine sends no request before this event,
+    so that no elements are used up without a consumer.
     """
 
 
 class TaskReplied(NamedTuple):
-    """A task has replied to a request, or the request has failed. The runtime reports the replies of one task in the order of the requests.
-    `source` is the `source` of the RequestElements to which the task has replied.
+    """A task has replied to a request, or the request has failed. The runtime reports the replies
+    of one task in the order of the requests. `source` is the `source` of the RequestElements to
+    which the task has replied.
     """
 
     source: Any
@@ -105,15 +111,18 @@ class TaskReplied(NamedTuple):
 
 
 class BatchTaken(NamedTuple):
-    """The consumer has taken the last item of one reply, so the reply's place in the window is free."""
+    """The consumer has taken the last item of one reply, so the reply's place in the window is
+    free."""
 
 
 class ConsumerStarved(NamedTuple):
-    """The consumer has found its queue empty, so the machine acknowledges at once the elements that the consumer has finished."""
+    """The consumer has found its queue empty, so the machine acknowledges at once the elements that
+    the consumer has finished."""
 
 
 class ConsumerBusy(NamedTuple):
-    """The consumer has taken a piece of a portion from its queue. The machine acknowledges the finished elements after a delay."""
+    """The consumer has taken a piece of a portion from its queue. The machine acknowledges the
+    finished elements after a delay."""
 
 
 class DispatcherReplied(NamedTuple):
@@ -125,14 +134,22 @@ class DispatcherReplied(NamedTuple):
 
 
 Event: TypeAlias = (
-    News | ConsumerBegan | TaskReplied | BatchTaken | ConsumerStarved | ConsumerBusy | DispatcherReplied | Ticked
+    News
+    | ConsumerBegan
+    | TaskReplied
+    | BatchTaken
+    | ConsumerStarved
+    | ConsumerBusy
+    | DispatcherReplied
+    | Ticked
 )
 
-# -- effects ----------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 class RequestElements(NamedTuple):
-    """Send a request to a task. The runtime reports the reply as `TaskReplied`. `source` is what the machine knows of the task."""
+    """Send a request to a task. The runtime reports the reply as `TaskReplied`. `source` is what
+    the machine knows of the task."""
 
     source: Any
     wanted: Wanted
@@ -152,7 +169,8 @@ class NotifyDispatcher(NamedTuple):
 
 
 class RequestNews(NamedTuple):
-    """Send the dispatcher a new `watch` request at once, because the result of `watch_args` has changed."""
+    """Send the dispatcher a new `watch` request at once, because the result of `watch_args` has
+    changed."""
 
 
 class ReadingEnded(NamedTuple):
@@ -165,7 +183,8 @@ Effect: TypeAlias = RequestElements | Deliver | NotifyDispatcher | RequestNews |
 
 
 class Delivery(Protocol):
-    """The protocol of a delivery machine, which decides which requests go to which task, and which elements the consumer gets.
+    """The protocol of a delivery machine, which decides which requests go to which task, and which
+    elements the consumer gets.
 
     Attributes:
       deadline: the time at which the runtime has to pass `Ticked`; infinite means never.
@@ -176,10 +195,14 @@ class Delivery(Protocol):
         """Return the time at which the runtime has to pass `Ticked`."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Decide on `event`, and return the effects, which the runtime carries out in this order."""
+        """Decide on `event`, and return the effects, which the runtime carries out in this
+        order.
+        """
 
     def watch_args(self) -> tuple[Any, ...]:
-        """Return the machine's part of the arguments for the `watch` request that the runtime is about to send."""
+        """Return the machine's part of the arguments for the `watch` request that the runtime is
+        about to send."""
 
     def describe_wait(self) -> str:
-        """Return a text for the log that names the workers for which the consumer waits. Called in the consumer's thread."""
+        """Return a text for the log that names the workers for which the consumer waits. Called in
+        the consumer's thread."""

@@ -1,24 +1,29 @@
-"""The delivery machine of a reader of portions. It delivers each element once, in order if the user wants that, and its state can be saved
-so that another reader continues from it.
+"""The delivery machine of a reader of portions. It delivers each element once, in order if the user
+wants that, and its state can be saved so that another reader continues from it.
 
 Theory
-    An element is identified by (portion, offset). The machine drops an element that it has already received. If a run of elements begins
-    beyond the next offset of its portion, a reply was lost before, and the machine drops this run as well. When a request has failed, the
-    machine reports to the dispatcher that the reply was lost (`missed`), so that the elements are computed again.
+    An element is identified by (portion, offset). The machine drops an element that it has already
+    received. If a run of elements begins beyond the next offset of its portion, a reply was lost
+    before, and the machine drops this run as well. When a request has failed, the machine reports
+    to the dispatcher that the reply was lost (`missed`), so that the elements are computed again.
 
-    The machine acknowledges an element only after the consumer has asked for the next element. An element is therefore not lost if the
-    reader crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the
-    consumer has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that
-    the consumer has received, whether or not it has finished them.
+    The machine acknowledges an element only after the consumer has asked for the next element. An
+    element is therefore not lost if the reader crashes before its consumer has finished the
+    element. When the reader is closed, the runtime acknowledges all elements that the consumer has
+    received. While one acknowledgment is in flight, further acknowledgments gather. A saved state
+    contains the elements that the consumer has received, whether or not it has finished them.
 
 Promises
     X1  No element is delivered twice, even if it arrives twice or is computed again.
-    X2  The elements of a portion are delivered in order and without a gap. With `ordered`, the portions are delivered in order and without
-        a gap too.
+    X2  The elements of a portion are delivered in order and without a gap. With `ordered`, the
+        portions are delivered in order and without a gap too.
     X3  An element that the consumer has not finished is not acknowledged.
-    X4  The machine acknowledges each element that the consumer has finished, and repeats the acknowledgment until the dispatcher replies.
-    X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in the reply are computed again.
-    X6  Reading ends when the dispatcher reports that all portions of the reader's lane are acknowledged, or with a permanent error.
+    X4  The machine acknowledges each element that the consumer has finished, and repeats the
+        acknowledgment until the dispatcher replies.
+    X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in
+        the reply are computed again.
+    X6  Reading ends when the dispatcher reports that all portions of the reader's lane are
+        acknowledged, or with a permanent error.
 """
 
 from __future__ import annotations
@@ -59,23 +64,27 @@ ACK_S: Final = 0.05
 """Seconds for which acknowledgments gather while the consumer takes elements."""
 
 ACK_S_MAX: Final = 1.0
-"""The longest time for which acknowledgments gather while the consumer takes no elements, in seconds."""
+"""The longest time for which acknowledgments gather while the consumer takes no elements, in
+seconds."""
 
 AGAIN_S: Final = 0.1
 """Seconds after which the machine repeats a report to which the dispatcher did not reply."""
 
 LATER_BYTES_MAX: Final = 64 << 20
-"""With `ordered`, when this many bytes wait for an earlier portion, the machine sends requests only to tasks that hold the next portion."""
+"""With `ordered`, when this many bytes wait for an earlier portion, the machine sends requests only
+to tasks that hold the next portion."""
 
 Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
-"""The elements that a consumer has finished: for each portion (number of the portion, number of elements, whether the portion is done)."""
+"""The elements that a consumer has finished: for each portion (number of the portion, number of
+elements, whether the portion is done)."""
 
 
 class Consumed(NamedTuple):
     """The elements that a consumer has received.
 
     Attributes:
-      done: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane (range_math.py).
+      done: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane
+        (range_math.py).
       open: (number of the portion, number of received elements) for each incomplete portion.
     """
 
@@ -85,7 +94,8 @@ class Consumed(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class PortionBatch:
-    """The elements of one reply. The consumer unpacks `value` into `elements` once, in its own thread.
+    """The elements of one reply. The consumer unpacks `value` into `elements` once, in its own
+    thread.
 
     Attributes:
       value: the reply as received; None once it is unpacked.
@@ -97,14 +107,16 @@ class PortionBatch:
 
 @dataclass(eq=False, slots=True)
 class PortionPiece:
-    """An item of the consumer's queue: consecutive elements of one portion, or one error in place of an element.
+    """An item of the consumer's queue: consecutive elements of one portion, or one error in place
+    of an element.
 
     Attributes:
       number: the number of the portion.
       first: the offset, in the portion, of the first element or of the error.
       start, stop: the elements are those at the indexes `start` to `stop` - 1 of the batch.
       done: whether the portion ends with this piece.
-      last: whether this is the last piece of its batch. Taking it frees the batch's place in the window.
+      last: whether this is the last piece of its batch. Taking it frees the batch's place in the
+        window.
     """
 
     batch: PortionBatch
@@ -118,12 +130,13 @@ class PortionPiece:
 
 
 class Consumption:
-    """Which elements a consumer has received, and which of these it has finished. The consumer and the delivery machine share this object.
-    `lock` guards the fields that both of them change.
+    """Which elements a consumer has received, and which of these it has finished. The consumer and
+    the delivery machine share this object. `lock` guards the fields that both of them change.
 
     Attributes:
       waits: whether the consumer waits at an empty queue.
-      due: whether the machine has set a time at which it acknowledges, so that the runtime need not pass `ConsumerBusy`.
+      due: whether the machine has set a time at which it acknowledges, so that the runtime need not
+        pass `ConsumerBusy`.
     """
 
     def __init__(self, lock: AbstractContextManager[Any], lanes: int, saved: Consumed) -> None:
@@ -131,16 +144,18 @@ class Consumption:
         self._lock = lock
         self._lanes = lanes
         self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
-        """(the piece from which the consumer takes elements, the iterator over its elements, the number of its elements); None between
-        pieces."""
+        """(the piece from which the consumer takes elements, the iterator over its elements, the
+        number of its elements); None between pieces."""
         self._done: sets.Runs = []
         self._open = dict(saved.open)
         for start, stop in saved.done:
             sets.add(self._done, start, stop)
         self._marks: dict[int, tuple[int, bool]] = {}
-        """Maps a portion to (finished elements, whether the portion is done), until these elements are acknowledged."""
+        """Maps a portion to (finished elements, whether the portion is done), until these elements
+        are acknowledged."""
         self._partial = (-1, 0)
-        """The last (portion, finished elements) that `marks` returned for an unfinished piece, so that it does not return them again."""
+        """The last (portion, finished elements) that `marks` returned for an unfinished piece, so
+        that it does not return them again."""
 
     @property
     def in_hand(self) -> bool:
@@ -148,7 +163,8 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Record that the consumer begins a piece of a portion. It will take the piece's `count` elements from the iterator `elements`."""
+        """Record that the consumer begins a piece of a portion. It will take the piece's `count`
+        elements from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -161,11 +177,13 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """Drop the current piece in a forked child process, because the piece belongs to the parent process."""
+        """Drop the current piece in a forked child process, because the piece belongs to the parent
+        process."""
         self._piece = None
 
     def saved(self) -> Consumed:
-        """Return the elements that the consumer has received so far. Call this in the consumer's thread."""
+        """Return the elements that the consumer has received so far. Call this in the consumer's
+        thread."""
         done, open_ = list(self._done), dict(self._open)
         position = self._position()
         if position is not None:
@@ -178,7 +196,8 @@ class Consumption:
             marks, self._marks = self._marks, {}
             position = self._position()
         if position is not None:
-            # Promise X3: leave out the last element that the consumer took, because the consumer may still use it.
+            # Promise X3: leave out the last element that the consumer took, because the consumer
+            # may still use it.
             partly = position[0], position[1] - 1
             if partly[1] > 0 and partly != self._partial:
                 self._partial = partly
@@ -186,15 +205,17 @@ class Consumption:
         return tuple((number, *mark) for number, mark in marks.items())
 
     def put_back(self, marks: Marks) -> None:
-        """Put back marks of finished elements that the dispatcher has not confirmed, so that `marks` returns them again."""
+        """Put back marks of finished elements that the dispatcher has not confirmed, so that
+        `marks` returns them again."""
         with self._lock:
             for number, elements, done in marks:
                 known = self._marks.get(number, (0, False))
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return the position of the consumer in its current piece: (portion, offset after the last element that the consumer took, whether
-        the portion is done). Return None between two pieces.
+        """Return the position of the consumer in its current piece: (portion, offset after the last
+        element that the consumer took, whether the portion is done). Return None between two
+        pieces.
         """
         if self._piece is None:
             return None
@@ -206,7 +227,8 @@ class Consumption:
 
 
 class ExactlyOnceDelivery:
-    """The delivery machine of a reader of portions. The docstring of the module says how it decides."""
+    """The delivery machine of a reader of portions. The docstring of the module says how it
+    decides."""
 
     def __init__(
         self,
@@ -221,7 +243,8 @@ class ExactlyOnceDelivery:
 
         Args:
           window: decides which tasks get requests.
-          lanes: number of lanes. Portions whose numbers have the same remainder modulo `lanes` form a lane.
+          lanes: number of lanes. Portions whose numbers have the same remainder modulo `lanes` form
+            a lane.
           first: with `ordered`, the number of the first portion that this reader delivers.
           saved: from a saved state, the elements that the consumer has received before.
         """
@@ -232,8 +255,8 @@ class ExactlyOnceDelivery:
         self._next = first
         self._begun = self._finished = self._over = False
         self._arrived: dict[int, int] = dict(saved.open)
-        """Maps each portion that has arrived in part to the offset of its next element. `_whole` has the steps of portions that have
-        arrived completely."""
+        """Maps each portion that has arrived in part to the offset of its next element. `_whole`
+        has the steps of portions that have arrived completely."""
         self._whole: sets.Runs = []
         for start, stop in saved.done:
             sets.add(self._whole, start, stop)
@@ -243,7 +266,8 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S
         self._acknowledge_at = inf
         self._missed: dict[int, float] = {}
-        """Maps an incarnation of a worker to the time at which the machine reports again that one of the worker's replies was lost."""
+        """Maps an incarnation of a worker to the time at which the machine reports again that one
+        of the worker's replies was lost."""
 
     @property
     def deadline(self) -> float:
@@ -283,7 +307,7 @@ class ExactlyOnceDelivery:
     def describe_wait(self) -> str:
         return self._window.describe_wait()
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _next_requests(self) -> list[Effect]:
         if self._over:
@@ -300,14 +324,15 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Enough elements of later portions wait here already, so send requests only to the tasks that have the next portion.
+        # Enough elements of later portions wait here already, so send requests only to the tasks
+        # that have the next portion.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
         self._over = True
         return [ReadingEnded(error)]
 
-    # -- replies ----------------------------------------------------------------------------------------------------------
+    # -- replies -----------------------------------------------------------------------------------
 
     def _answered(self, event: TaskReplied, now: float) -> list[Effect]:
         source, error = event.source, event.error
@@ -334,15 +359,22 @@ class ExactlyOnceDelivery:
         for number, skip, first, count, done, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
-            # A run is a sequence of consecutive elements of one portion. Promises X1 and X2: skip the run if its portion is already
-            # complete, or if elements before the run are missing. Otherwise drop only those elements of the run that have arrived before.
+            # A run is a sequence of consecutive elements of one portion. Promises X1 and X2: skip
+            # the run if its portion is already complete, or if elements before the run are missing.
+            # Otherwise drop only those elements of the run that have arrived before.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
                 if count > duplicates or done:
                     error = from_code(code, text) if code and count > duplicates else None
                     pieces.append(
                         PortionPiece(
-                            batch, number, first + duplicates, min(stop, index + duplicates), stop, done, error
+                            batch,
+                            number,
+                            first + duplicates,
+                            min(stop, index + duplicates),
+                            stop,
+                            done,
+                            error,
                         )
                     )
                     _note(self._whole, self._arrived, self._lanes, number, first + count, done)
@@ -350,10 +382,13 @@ class ExactlyOnceDelivery:
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
     def _in_turn(self, pieces: list[PortionPiece], bytes_: int) -> list[PortionPiece]:
-        """Return the pieces that are next in order, and keep the other pieces until the portions before them are complete."""
+        """Return the pieces that are next in order, and keep the other pieces until the portions
+        before them are complete."""
         for piece in pieces:
             self._later.setdefault(piece.number, deque()).append(piece)
-            self._later_bytes[piece.number] = self._later_bytes.get(piece.number, 0) + bytes_ // len(pieces)
+            self._later_bytes[piece.number] = self._later_bytes.get(
+                piece.number, 0
+            ) + bytes_ // len(pieces)
         ready: list[PortionPiece] = []
         while self._next in self._later:
             waiting = self._later[self._next]
@@ -371,8 +406,8 @@ class ExactlyOnceDelivery:
         return ready
 
     def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
-        """Return the effect that delivers the pieces that became ready because of a reply. The reply counts as held in the window until the
-        consumer has taken the last of these pieces.
+        """Return the effect that delivers the pieces that became ready because of a reply. The
+        reply counts as held in the window until the consumer has taken the last of these pieces.
         """
         if not pieces:
             self._window.held -= 1
@@ -380,7 +415,7 @@ class ExactlyOnceDelivery:
         pieces[-1].last = True
         return [Deliver([*pieces])]
 
-    # -- acknowledgments --------------------------------------------------------------------------------------------------
+    # -- acknowledgments ---------------------------------------------------------------------------
 
     def _due(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -394,7 +429,8 @@ class ExactlyOnceDelivery:
         self._acknowledge_at = now + self._pause_s
 
     def _acknowledge(self, now: float) -> list[Effect]:
-        """Send the dispatcher an acknowledgment of the elements that the consumer has finished, unless an acknowledgment is in flight."""
+        """Send the dispatcher an acknowledgment of the elements that the consumer has finished,
+        unless an acknowledgment is in flight."""
         self._consumption.due = False
         self._acknowledge_at = inf
         if self._acknowledging:
@@ -423,9 +459,12 @@ class ExactlyOnceDelivery:
         return self._acknowledge(now)
 
 
-def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Record how much of a portion has arrived, or was finished by the consumer. `offsets` gets the number of elements, counted from the
-    beginning of the portion. If the portion is done, `runs` gets its step instead.
+def _note(
+    runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool
+) -> None:
+    """Record how much of a portion has arrived, or was finished by the consumer. `offsets` gets the
+    number of elements, counted from the beginning of the portion. If the portion is done, `runs`
+    gets its step instead.
     """
     if done:
         offsets.pop(number, None)

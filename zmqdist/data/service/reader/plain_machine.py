@@ -1,10 +1,13 @@
-"""The delivery machine for plain reading. It delivers batches of all tasks to the consumer in order of arrival.
+"""The delivery machine for plain reading. It delivers batches of all tasks to the consumer in order
+of arrival.
 
 Promises
-    F1  Each batch that arrives is delivered once. Batches of one task are delivered in the task's order.
-    F2  If a worker or the dispatcher does not reply, the reader tries again. Every other error is delivered once, in the place of its
-        batch.
-    F3  Reading ends when no request is in flight and either the iteration has finished or all tasks that this reader reads have ended.
+    F1  Each batch that arrives is delivered once. Batches of one task are delivered in the task's
+        order.
+    F2  If a worker or the dispatcher does not reply, the reader tries again. Every other error is
+        delivered once, in the place of its batch.
+    F3  Reading ends when no request is in flight and either the iteration has finished or all tasks
+        that this reader reads have ended.
 """
 
 from __future__ import annotations

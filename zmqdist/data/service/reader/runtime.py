@@ -1,24 +1,29 @@
-"""The runtime of an iterator over a distributed dataset. It sends requests to the dispatcher and the workers, and passes elements to the
-consumer.
+"""The runtime of an iterator over a distributed dataset. It sends requests to the dispatcher and
+the workers, and passes elements to the consumer.
 
 Theory
-    A delivery machine (the other files of data/service/reader/) decides which task gets the next request, what a reply means, and when an
-    element counts as delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for coordinated reads, `ExactlyOnceDelivery` for
-    portions. The runtime carries out the decisions of its machine, and is the same for all three machines.
+    A delivery machine (the other files of data/service/reader/) decides which task gets the next
+    request, what a reply means, and when an element counts as delivered: `PlainDelivery` for plain
+    reading, `CoordinatedDelivery` for coordinated reads, `ExactlyOnceDelivery` for portions. The
+    runtime carries out the decisions of its machine, and is the same for all three machines.
 
-    The dispatcher lists the tasks. The reader always has one `watch` request pending, to which the dispatcher replies when the list
-    changes. Elements from all tasks go into one queue, so that a slow or silent worker need not delay the elements of other workers. The
-    consumer takes items out of the queue. Each item that it takes makes room for another request.
+    The dispatcher lists the tasks. The reader always has one `watch` request pending, to which the
+    dispatcher replies when the list changes. Elements from all tasks go into one queue, so that a
+    slow or silent worker need not delay the elements of other workers. The consumer takes items out
+    of the queue. Each item that it takes makes room for another request.
 
-    The consumer's thread runs only the methods under the heading "the consumer". Everything else runs in the reader's own loop thread. The
-    two threads share the queue, which the condition `_ready` guards.
+    The consumer's thread runs only the methods under the heading "the consumer". Everything else
+    runs in the reader's own loop thread. The two threads share the queue, which the condition
+    `_ready` guards.
 
 End and errors
-    When the reading ends, the consumer first gets the items in the queue, and then the end or the error that ended the reading. If the
-    dispatcher does not reply, the reader continues with the tasks that it knows.
+    When the reading ends, the consumer first gets the items in the queue, and then the end or the
+    error that ended the reading. If the dispatcher does not reply, the reader continues with the
+    tasks that it knows.
 
-    The reader stores an error and raises a copy of it. The traceback of a raised error refers to the consumer's iterator. If the reader
-    stored the raised error itself, it would keep this iterator alive, and the deletion of the iterator is what closes the reader.
+    The reader stores an error and raises a copy of it. The traceback of a raised error refers to
+    the consumer's iterator. If the reader stored the raised error itself, it would keep this
+    iterator alive, and the deletion of the iterator is what closes the reader.
 
 Not here: the iterator that the consumer uses (source.py), the access to one task (task_clients.py).
 """
@@ -71,9 +76,22 @@ from zmqdist.data.service.reader.task_clients import LocalTask, RemoteTask, open
 from zmqdist.data.service.reader.window_machine import TaskWindow
 from zmqdist.data.service.retry import RETRIABLE, next_pause_s
 from zmqdist.data.service.split_requests import call_until_answered
-from zmqdist.data.service.worker_selection import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
+from zmqdist.data.service.worker_selection import (
+    LOCAL_PROTOCOL,
+    PROTOCOLS,
+    check_local,
+    reads_from,
+    target_of,
+)
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
-from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.errors import (
+    ABORTED,
+    FailedPreconditionError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.events import Ticked
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.random import chance
@@ -88,13 +106,14 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data")
 
 ELEMENT_S_SAMPLES: Final = 16
-"""The measured time that the consumer takes for an element is a running mean over about this many batches."""
+"""The measured time that the consumer takes for an element is a running mean over about this many
+batches."""
 
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
-"""Seconds that a closing reader waits until the dispatcher confirms the release. If the release does not arrive, the dispatcher releases
-the reader after `client_timeout_s`."""
+"""Seconds that a closing reader waits until the dispatcher confirms the release. If the release
+does not arrive, the dispatcher releases the reader after `client_timeout_s`."""
 
 STATE_VERSION: Final = 1
 
@@ -122,14 +141,16 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
-        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or has another version."""
+        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or
+        has another version."""
         try:
             saved = msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
             raise invalid(f"not the state of a reader in portions: {error}") from error
         if saved.version != STATE_VERSION:
             raise invalid(
-                f"the state of the reader has version {saved.version}, but this zmqdist reads version {STATE_VERSION}"
+                f"the state of the reader has version {saved.version}, but this zmqdist reads "
+                f"version {STATE_VERSION}"
             )
         return saved
 
@@ -138,7 +159,8 @@ class SavedReader(msgspec.Struct, frozen=True):
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
     def as_args(self) -> tuple[Any, ...]:
-        """Return the fields that the request `open` to the dispatcher needs, in the order of `events.SavedRequest`."""
+        """Return the fields that the request `open` to the dispatcher needs, in the order of
+        `events.SavedRequest`."""
         return msgspec.structs.astuple(self)[1:]
 
 
@@ -162,8 +184,8 @@ class ReadRequest:
     again: bool = False
     """`reader` and `again` are those of `events.OpenRequest`."""
     refresh_s: float = 0.0
-    """Seconds between a reply to a `watch` request and the next `watch` request. With 0 the next request is sent at once, and the
-    dispatcher replies when the list changes."""
+    """Seconds between a reply to a `watch` request and the next `watch` request. With 0 the next
+    request is sent at once, and the dispatcher replies when the list changes."""
 
     @property
     def consumed(self) -> Consumed:
@@ -179,15 +201,20 @@ class TaskLink:
     incarnation: int
     client: LocalTask | RemoteTask
     replies: deque[list[Any]] = field(default_factory=deque)
-    """A list for each request in flight, in the order of the requests. A list is empty until the reply to its request has arrived. The
-    lists are needed because replies may arrive out of order from two threads, but the machine needs the replies of one task in order."""
+    """A list for each request in flight, in the order of the requests. A list is empty until the
+    reply to its request has arrived. The lists are needed because replies may arrive out of order
+    from two threads, but the machine needs the replies of one task in order."""
 
 
 class ServiceReader:
-    """Reads one iteration of a distributed dataset for one consumer. The docstring of the module says how."""
+    """Reads one iteration of a distributed dataset for one consumer. The docstring of the module
+    says how."""
 
-    def __init__(self, request: ReadRequest, credentials: Credentials, interrupts: CloseInterrupts) -> None:
-        """Open the iteration. Blocks until the dispatcher has replied, or until another thread closes `interrupts`.
+    def __init__(
+        self, request: ReadRequest, credentials: Credentials, interrupts: CloseInterrupts
+    ) -> None:
+        """Open the iteration. Blocks until the dispatcher has replied, or until another thread
+        closes `interrupts`.
 
         Raises:
           OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
@@ -198,7 +225,8 @@ class ServiceReader:
         self._credentials = credentials
         self._stopped = threading.Event()
         self._open_cancelled = threading.Event()
-        """When this event is set, the thread that opens the iteration stops waiting for the dispatcher."""
+        """When this event is set, the thread that opens the iteration stops waiting for the
+        dispatcher."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
@@ -206,29 +234,40 @@ class ServiceReader:
         self._elements_in_use: list[Any] = []
         """The list of elements over which the consumer iterates now."""
         self._links: dict[tuple[int, int], TaskLink] = {}
-        """Maps (task, incarnation of its worker) to a link. Older links are kept because a task may return to an incarnation whose replies
-        are still in flight."""
+        """Maps (task, incarnation of its worker) to a link. Older links are kept because a task may
+        return to an incarnation whose replies are still in flight."""
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
         self._element_s = 0.0
-        """Seconds that the consumer takes for an element. The dispatcher estimates from this time how many workers would be enough."""
+        """Seconds that the consumer takes for an element. The dispatcher estimates from this time
+        how many workers would be enough."""
         self._tick_at = inf
         self._finished = False
         self._version = 0
         self._watch_number = 0
         self._watch_pause_s = 0.0
         self._dispatcher_error = ""
-        """The error of the last request to the dispatcher, for the log. It is empty if the request succeeded."""
+        """The error of the last request to the dispatcher, for the log. It is empty if the request
+        succeeded."""
         self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
-        """(random number of the dispatcher's durable state, number of this client); None until the iteration is open."""
+        """(random number of the dispatcher's durable state, number of this client); None until the
+        iteration is open."""
         self._lanes = max(1, request.terms.num_consumers)
         self._consumption = Consumption(self._ready, self._lanes, request.consumed)
         open_number = secrets.randbits(62)
         terms = tuple(getattr(request.terms, name) for name in request.terms.__struct_fields__)
         saved = None if request.saved is None else request.saved.as_args()
         lineage = (request.reader, request.again)
-        args = (open_number, request.job_name, request.repetition, terms, request.consumer_index, saved, *lineage)
+        args = (
+            open_number,
+            request.job_name,
+            request.repetition,
+            terms,
+            request.consumer_index,
+            saved,
+            *lineage,
+        )
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)
@@ -256,14 +295,22 @@ class ServiceReader:
         if terms.portioned:
             window = TaskWindow(client, request.trainer, request.max_outstanding)
             first, ordered = self._cut[3], terms.ordered
-            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, request.consumed)
+            return ExactlyOnceDelivery(
+                window, self._consumption, self._lanes, first, ordered, request.consumed
+            )
         if terms.coordinated:
-            return CoordinatedDelivery(client, request.consumer_index, request.max_outstanding, self._elements_of)
+            return CoordinatedDelivery(
+                client, request.consumer_index, request.max_outstanding, self._elements_of
+            )
         return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """Ask the dispatcher for its deployment mode. Return "" without asking if the mode has no influence on `target_of`."""
-        if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
+        """Ask the dispatcher for its deployment mode. Return "" without asking if the mode has no
+        influence on `target_of`."""
+        if (
+            self._request.terms.target_workers != "AUTO"
+            or ShardingPolicy(self._request.terms.mode) not in STATIC
+        ):
             return ""
         config = call_until_answered(
             self._dispatcher,
@@ -273,12 +320,14 @@ class ServiceReader:
         )
         return str(config["deployment_mode"])
 
-    # -- the consumer -----------------------------------------------------------------------------------------------------
+    # -- the consumer ------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[list[Any]]:
-        """Yield lists of elements in the order in which the machine delivers them. Blocks until the next list is available.
+        """Yield lists of elements in the order in which the machine delivers them. Blocks until the
+        next list is available.
 
-        An error in place of an element is raised. Call `batches` again to continue after such an error.
+        An error in place of an element is raised. Call `batches` again to continue after such an
+        error.
 
         Raises:
           OpError: the error of an element, or the error that ended the reading.
@@ -293,11 +342,14 @@ class ServiceReader:
             yielded_at = time.monotonic()
             yield elements
             took_s = (time.monotonic() - yielded_at) / max(1, len(elements))
-            self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
+            self._element_s += (
+                (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
+            )
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """Yield an iterator for each piece of a portion, in the order in which the machine delivers the pieces. The consumer has to exhaust
-        each iterator before it takes the next iterator. Raises as `batches` does.
+        """Yield an iterator for each piece of a portion, in the order in which the machine delivers
+        the pieces. The consumer has to exhaust each iterator before it takes the next iterator.
+        Raises as `batches` does.
         """
         consumption = self._consumption
         self._post(CONSUMER_BEGAN)
@@ -331,7 +383,8 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:
-                # End the reading, because this piece cannot be decoded, and no later reply will contain it.
+                # End the reading, because this piece cannot be decoded, and no later reply will
+                # contain it.
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -345,7 +398,8 @@ class ServiceReader:
         return elements
 
     def _take(self) -> Any:
-        """Wait for an item in the queue, and return it. Return None at the end, or raise the error that ended the reading."""
+        """Wait for an item in the queue, and return it. Return None at the end, or raise the error
+        that ended the reading."""
         with self._ready:
             waited_s = 0.0
             while not self._queue and not self._over:
@@ -365,15 +419,19 @@ class ServiceReader:
             return None
 
     def state(self) -> dict[str, Any]:
-        """Return the state of a reader of portions, as a dict of JSON types. Call this in the consumer's thread."""
+        """Return the state of a reader of portions, as a dict of JSON types. Call this in the
+        consumer's thread."""
         assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
         cut = self._cut[:3]
-        return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
+        return SavedReader(
+            STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_
+        ).state()
 
     def _cancel_open(self) -> None:
-        """Have the thread that opens the iteration stop waiting for the dispatcher. Called when the iterator is closed meanwhile."""
+        """Have the thread that opens the iteration stop waiting for the dispatcher. Called when the
+        iterator is closed meanwhile."""
         self._open_cancelled.set()
         if self._opened is None:
             self._dispatcher.close()
@@ -386,15 +444,16 @@ class ServiceReader:
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading, acknowledge the elements that the consumer has received, and ask the dispatcher to release this client. Blocks for
-        up to RELEASE_S. A second call does nothing.
+        """Stop reading, acknowledge the elements that the consumer has received, and ask the
+        dispatcher to release this client. Blocks for up to RELEASE_S. A second call does nothing.
         """
         if self._stopped.is_set() or sys.is_finalizing():
             return
         self._stopped.set()
         self._loop.stop()
         self._end(None)
-        self._elements_in_use = []  # a program that keeps the reader does not keep memory of its workers
+        # a program that keeps the reader does not keep memory of its workers
+        self._elements_in_use = []
         if self._target == "LOCAL":
             for link in self._links.values():
                 if isinstance(link.client, LocalTask):
@@ -404,19 +463,24 @@ class ServiceReader:
                 self._consumption.finish()
                 marks = self._consumption.marks()
                 if marks:
-                    internal_client.start(self._dispatcher, ACKNOWLEDGE, *self._opened, marks, waits_for_server=False)
+                    internal_client.start(
+                        self._dispatcher, ACKNOWLEDGE, *self._opened, marks, waits_for_server=False
+                    )
                 due = time.monotonic() + RELEASE_S
-                internal_client.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
+                internal_client.start(
+                    self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False
+                ).is_ok()
             except OpError:
                 pass
         for client in self._clients.values():
             client.close()
 
     def forked(self) -> None:
-        """Make this reader unusable in the child of a fork, because the loop thread does not exist in the child, and the queue and the
-        client belong to the parent.
+        """Make this reader unusable in the child of a fork, because the loop thread does not exist
+        in the child, and the queue and the client belong to the parent.
         """
-        # Create new objects, because a thread of the parent may have held the locks of the old objects at the fork.
+        # Create new objects, because a thread of the parent may have held the locks of the old
+        # objects at the fork.
         self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()
@@ -425,14 +489,17 @@ class ServiceReader:
         self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
-        """Return the client for `address`. `key` is the public key that a worker published with its address; empty for the dispatcher."""
+        """Return the client for `address`. `key` is the public key that a worker published with its
+        address; empty for the dispatcher."""
         client = self._clients.get((address, key))
         if client is None:
             security = self._credentials.client(address, "submit", key)
-            client = self._clients[address, key] = ZmqClient(address, "data reader", security=security)
+            client = self._clients[address, key] = ZmqClient(
+                address, "data reader", security=security
+            )
         return client
 
-    # -- in the loop: the machine -----------------------------------------------------------------------------------------
+    # -- in the loop: the machine ------------------------------------------------------------------
 
     def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> bool:
         """Have the loop call `fn`. Return False if the reader is closed."""
@@ -445,7 +512,8 @@ class ServiceReader:
         return True
 
     def _guarded(self, fn: Callable[..., object], *args: Any) -> None:
-        """Call `fn`. If it raises, end the reading with the error, because the consumer would wait for ever."""
+        """Call `fn`. If it raises, end the reading with the error, because the consumer would wait
+        for ever."""
         try:
             fn(*args)
         except Exception as error:
@@ -453,7 +521,9 @@ class ServiceReader:
             raise
 
     def _post(self, event: Event) -> None:
-        """Have the machine handle `event` in the loop thread. Call this in the consumer's thread."""
+        """Have the machine handle `event` in the loop thread. Call this in the consumer's
+        thread.
+        """
         self._run_in_loop(self._handle, event)
 
     def _handle(self, event: Event) -> None:
@@ -464,7 +534,9 @@ class ServiceReader:
                         link = self._links[source.task, source.incarnation]
                         reply: list[Any] = []
                         link.replies.append(reply)
-                        link.client.ask(wanted, partial(self._run_in_loop, self._replied, source, link, reply))
+                        link.client.ask(
+                            wanted, partial(self._run_in_loop, self._replied, source, link, reply)
+                        )
                 case delivery.Deliver(items):
                     with self._ready:
                         self._queue.extend(items)
@@ -487,7 +559,9 @@ class ServiceReader:
         self._tick_at = inf
         self._handle(TICKED)
 
-    def _replied(self, source: Any, link: TaskLink, reply: list[Any], *kind_value_error: Any) -> None:
+    def _replied(
+        self, source: Any, link: TaskLink, reply: list[Any], *kind_value_error: Any
+    ) -> None:
         reply.append(kind_value_error)
         while link.replies and link.replies[0]:
             self._handle(TaskReplied(source, *link.replies.popleft()[0]))
@@ -498,9 +572,15 @@ class ServiceReader:
         self._handle(DispatcherReplied(report, code, message))
 
     def _end(self, error: OpError | None) -> None:
-        if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
-            # Leave the job, because the dispatcher waits for the watch requests of all consumers: the remaining consumers would stall if
-            # it waited for this consumer, which cannot continue.
+        if (
+            error is not None
+            and self._request.terms.coordinated
+            and self._opened is not None
+            and not self._over
+        ):
+            # Leave the job, because the dispatcher waits for the watch requests of all consumers:
+            # the remaining consumers would stall if it waited for this consumer, which cannot
+            # continue.
             self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
@@ -508,10 +588,13 @@ class ServiceReader:
             self._error = self._error or error
             self._ready.notify_all()
 
-    # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
+    # -- in the loop: the dispatcher's news --------------------------------------------------------
 
-    def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
-        """Send a request to a server. When it has replied or failed, call `then` in the loop thread with the finished RPC call."""
+    def _start(
+        self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any
+    ) -> None:
+        """Send a request to a server. When it has replied or failed, call `then` in the loop thread
+        with the finished RPC call."""
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
@@ -523,7 +606,15 @@ class ServiceReader:
         self._watch_number += 1
         then = partial(self._watched, self._watch_number)
         watch_args = self._delivery.watch_args()
-        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *watch_args)
+        self._start(
+            self._dispatcher,
+            then,
+            WATCH,
+            *self._opened,
+            self._version,
+            self._element_s,
+            *watch_args,
+        )
 
     def _watch_later(self, pause_s: float) -> None:
         self._loop.set_timer(self, self._loop.now() + pause_s, partial(self._guarded, self._watch))
@@ -533,7 +624,8 @@ class ServiceReader:
             return  # a later watch request has replaced this one
         news, error = outcome_of(call)
         code, message = (error.error_code, error.message) if error is not None else (0, "")
-        # With ABORTED the dispatcher reports that another reader continues this reader's iteration, so this reader ends.
+        # With ABORTED the dispatcher reports that another reader continues this reader's iteration,
+        # so this reader ends.
         if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = next_pause_s(self._watch_pause_s)
             self._watch_later(self._watch_pause_s)
@@ -550,7 +642,8 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # for example, this reader is not allowed to connect to the worker
+            except OpError as error:
+                # for example, this reader is not allowed to connect to the worker
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:
@@ -559,7 +652,8 @@ class ServiceReader:
                 self._watch()
 
     def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
-        """Return those of the listed tasks that this reader reads, and whether it leaves tasks to other readers. Connect to new workers."""
+        """Return those of the listed tasks that this reader reads, and whether it leaves tasks to
+        other readers. Connect to new workers."""
         chance.shuffle(tasks)
         places = []
         coordinated = self._request.terms.coordinated
@@ -571,8 +665,9 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        # Drop the links to earlier incarnations of a task's worker. Keep the links while the worker is away (its incarnation is negative
-        # then) or the task is not listed, because CoordinatedDelivery still sends requests to the incarnation that it knows.
+        # Drop the links to earlier incarnations of a task's worker. Keep the links while the worker
+        # is away (its incarnation is negative then) or the task is not listed, because
+        # CoordinatedDelivery still sends requests to the incarnation that it knows.
         incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
@@ -584,8 +679,13 @@ class ServiceReader:
         address, key = split_key(location)
         state = self._opened[0]
         protocol, shared = self._request.protocol, bool(self._request.trainer)
-        # Several trainers get the elements of a shared task, so its elements are not passed by reference.
-        worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
+        # Several trainers get the elements of a shared task, so its elements are not passed by
+        # reference.
+        worker = (
+            local_workers.find(incarnation)
+            if protocol in ("", LOCAL_PROTOCOL) and not shared
+            else None
+        )
         if worker is not None:
             return LocalTask(worker, address, state, task, self._run_in_loop)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
@@ -594,7 +694,11 @@ class ServiceReader:
                 if protocol == LOCAL_PROTOCOL
                 else f"the protocols are {', '.join(PROTOCOLS)}"
             )
-            self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
+            self._end(
+                NotFoundError(
+                    f"Protocol '{protocol}' is not available for worker '{address}': {why}"
+                )
+            )
         return RemoteTask(self._connect(address, key), state, task, self._request.compression)
 
 

@@ -1,8 +1,9 @@
-"""A reader's access to one task, which is in another process (RemoteTask) or in this process (LocalTask).
+"""A reader's access to one task, which is in another process (RemoteTask) or in this process
+(LocalTask).
 
-`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in which the reply arrives. If the kind is
-SOME, the consumer's thread calls `open_batch`, which unpacks `value` into elements. The loop thread does not call it, because unpacking
-takes time.
+`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in
+which the reply arrives. If the kind is SOME, the consumer's thread calls `open_batch`, which
+unpacks `value` into elements. The loop thread does not call it, because unpacking takes time.
 """
 
 from __future__ import annotations
@@ -51,13 +52,21 @@ class RemoteTask:
             case (int(kind), value, tag) if error is None:
                 then(kind, (self._client.address, value, tag), None)
             case _:
-                then(FAILED, None, error or WireError(self._client.address, "not a reply to a request for elements"))
+                then(
+                    FAILED,
+                    None,
+                    error
+                    or WireError(self._client.address, "not a reply to a request for elements"),
+                )
 
 
 class LocalTask:
-    """A task of a worker in this process. Elements are passed by reference, as in a pipeline without a data service."""
+    """A task of a worker in this process. Elements are passed by reference, as in a pipeline
+    without a data service."""
 
-    def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., bool]) -> None:
+    def __init__(
+        self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., bool]
+    ) -> None:
         self._worker = worker
         self._address = address
         self._state = state
@@ -65,15 +74,19 @@ class LocalTask:
         self._soon = soon
 
     def ask(self, wanted: Wanted, then: Then) -> None:
-        self._worker.ask(self._state, self._task, wanted, LocalReply(self._address, self._soon, then))
+        self._worker.ask(
+            self._state, self._task, wanted, LocalReply(self._address, self._soon, then)
+        )
 
     def delete(self) -> None:
-        """Have the worker delete the task, because this reader is closed. Call this only if no other reader reads the task."""
+        """Have the worker delete the task, because this reader is closed. Call this only if no
+        other reader reads the task."""
         self._worker.delete(self._task)
 
 
 class LocalReply:
-    """The ElementReply to a reader in this process. It passes the reply to the reader's `then`, and sends no message."""
+    """The ElementReply to a reader in this process. It passes the reply to the reader's `then`, and
+    sends no message."""
 
     def __init__(self, address: str, soon: Callable[..., bool], then: Then) -> None:
         self._address = address
@@ -97,8 +110,13 @@ class LocalReply:
         self._answer(SKIP, (self._address, None, tag))
 
     def fail(self, error: BaseException) -> None:
-        """Reply with an error. An error of user code gets the class and text that it would have if the task were in another process."""
-        self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
+        """Reply with an error. An error of user code gets the class and text that it would have if
+        the task were in another process."""
+        self._answer(
+            FAILED,
+            None,
+            error if isinstance(error, OpError) else from_code(*code_and_message(error)),
+        )
 
     def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
         self.answered = True

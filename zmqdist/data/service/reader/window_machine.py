@@ -1,18 +1,23 @@
-"""Decide which tasks get a reader's next requests. The reader requests some batches ahead from each task. It begins with the tasks that
-have the fewest requests in flight, and among these with the task whose last request is the oldest.
+"""Decide which tasks get a reader's next requests. The reader requests some batches ahead from each
+task. It begins with the tasks that have the fewest requests in flight, and among these with the
+task whose last request is the oldest.
 
 Promises
-    W1  A task gets no request after it has ended, after the dispatcher has ceased to list it, or during the pause after a failed request.
-    W2  At most AHEAD requests to one task are in flight. The number of requests in flight and of batches that wait for the consumer never
-        exceeds the window, so that a slow consumer does not fill the reader's memory. There is one exception. If the consumer needs a
-        certain batch while the window is full of other batches, each task without a request in flight gets a request, because one of these
-        tasks has the needed batch. If the user limits the elements, only one task at a time gets such a request.
-    W3  A task in a new incarnation of its worker counts as a new task, even if it had ended or failed before. If a task returns to an
-        incarnation whose earlier requests are still in flight, its new requests come after the earlier requests, so that its batches keep
-        their order.
+    W1  A task gets no request after it has ended, after the dispatcher has ceased to list it, or
+        during the pause after a failed request.
+    W2  At most AHEAD requests to one task are in flight. The number of requests in flight and of
+        batches that wait for the consumer never exceeds the window, so that a slow consumer does
+        not fill the reader's memory. There is one exception. If the consumer needs a certain batch
+        while the window is full of other batches, each task without a request in flight gets a
+        request, because one of these tasks has the needed batch. If the user limits the elements,
+        only one task at a time gets such a request.
+    W3  A task in a new incarnation of its worker counts as a new task, even if it had ended or
+        failed before. If a task returns to an incarnation whose earlier requests are still in
+        flight, its new requests come after the earlier requests, so that its batches keep their
+        order.
 
-*Invariant*: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches that the consumer has not
-taken.
+*Invariant*: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all
+batches that the consumer has not taken.
 """
 
 from __future__ import annotations
@@ -24,23 +29,30 @@ from math import inf
 from operator import attrgetter
 from typing import Final
 
-from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, News, RequestElements, Wanted
+from zmqdist.data.service.reader.delivery import (
+    BATCH_BYTES,
+    ELEMENTS_MAX,
+    News,
+    RequestElements,
+    Wanted,
+)
 from zmqdist.data.service.retry import next_pause_s
 
 AHEAD: Final = 2
 """The number of batches that the reader requests ahead from each task."""
 
 TURN_S: Final = 0.02
-"""If the user allows fewer requests than there are tasks, a task without elements replies SKIP after this many seconds, so that another
-task gets a request."""
+"""If the user allows fewer requests than there are tasks, a task without elements replies SKIP
+after this many seconds, so that another task gets a request."""
 
 LONG_TURN_S: Final = 1.0
-"""If the user's limit allows a request for every task, a task without elements replies SKIP after this many seconds. A task must not hold a
-request for ever, because more tasks may appear."""
+"""If the user's limit allows a request for every task, a task without elements replies SKIP after
+this many seconds. A task must not hold a request for ever, because more tasks may appear."""
 
 PAUSE_S_MAX: Final = 0.01
-"""The longest pause before a task that did not reply gets another request, in seconds. The dispatcher lists tasks before their workers have
-begun them, so that the first requests of each iteration may fail, and a longer pause would delay its first elements.
+"""The longest pause before a task that did not reply gets another request, in seconds. The
+dispatcher lists tasks before their workers have begun them, so that the first requests of each
+iteration may fail, and a longer pause would delay its first elements.
 """
 
 
@@ -50,14 +62,14 @@ class TaskSource:
 
     Attributes:
       in_flight: the number of requests without a reply.
-      turn: the number of the task's last request among all requests. The task with the lowest turn comes first when there is not room for
-        requests to all tasks.
-      dropped: whether the dispatcher has ceased to list the task. Such a task gets no further requests, but its replies in flight still
-        count.
+      turn: the number of the task's last request among all requests. The task with the lowest turn
+        comes first when there is not room for requests to all tasks.
+      dropped: whether the dispatcher has ceased to list the task. Such a task gets no further
+        requests, but its replies in flight still count.
       pause_s: length of the pause after the last failure, in seconds.
       paused_until: the time at which the pause ends; negative infinity if the task is not paused.
-      in_hand: for a reader of portions, the portions that the task held when it sent its last reply. Empty after a lost reply, because the
-        portions may have been lost with the reply.
+      in_hand: for a reader of portions, the portions that the task held when it sent its last
+        reply. Empty after a lost reply, because the portions may have been lost with the reply.
     """
 
     task: int
@@ -81,12 +93,13 @@ class TaskWindow:
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """Start without tasks. `outstanding_max` is the number of elements that may be requested ahead. A negative number means no limit
-        except the window.
+        """Start without tasks. `outstanding_max` is the number of elements that may be requested
+        ahead. A negative number means no limit except the window.
         """
         self.sources: dict[int, TaskSource] = {}
         self._former: dict[tuple[int, int], TaskSource] = {}
-        """Maps (task, earlier incarnation of its worker) to its source, while requests of that source are in flight."""
+        """Maps (task, earlier incarnation of its worker) to its source, while requests of that
+        source are in flight."""
         self.held = 0
         self._reader = reader
         self._trainer = trainer
@@ -107,7 +120,9 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # promise W3: use the earlier source again, because its requests in flight come before new ones
+                else:
+                    # promise W3: use the earlier source again, because its requests in flight come
+                    # before new ones
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source
@@ -118,26 +133,38 @@ class TaskWindow:
     @property
     def deadline(self) -> float:
         """Return the time at which the next pause of a task ends; infinite if no task is paused."""
-        return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
+        return min(
+            (each.paused_until for each in self.sources.values() if each.paused_until > -inf),
+            default=inf,
+        )
 
     def resume(self, now: float) -> None:
-        """End each pause whose time is over at `now`, so that its task can get requests again. A failed request begins a pause."""
+        """End each pause whose time is over at `now`, so that its task can get requests again. A
+        failed request begins a pause."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
 
     def available(self) -> list[TaskSource]:
         """Return the tasks to which the reader may send a request."""
-        return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
+        return [
+            each
+            for each in self.sources.values()
+            if not (each.ended or each.dropped or each.paused_until > -inf)
+        ]
 
-    def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:
-        """Return new requests for the tasks in `sources`, as many as the window has room for, and count them as in flight.
+    def requests(
+        self, sources: Sequence[TaskSource], starving: bool = False
+    ) -> list[RequestElements]:
+        """Return new requests for the tasks in `sources`, as many as the window has room for, and
+        count them as in flight.
 
-        The size of the window depends on all tasks that may get a request, and not only on `sources`, because requests to all of these
-        tasks may be in flight.
+        The size of the window depends on all tasks that may get a request, and not only on
+        `sources`, because requests to all of these tasks may be in flight.
 
         Args:
-          starving: whether the consumer waits although batches have arrived, because the next batch in order is not among them.
+          starving: whether the consumer waits although batches have arrived, because the next batch
+            in order is not among them.
         """
         sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.available())
@@ -149,36 +176,42 @@ class TaskWindow:
         asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
-                # Promise W2: send a needed request even if the window is full, because one of these tasks has the batch for which the
-                # consumer waits.
+                # Promise W2: send a needed request even if the window is full, because one of these
+                # tasks has the batch for which the consumer waits.
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
                     self.held += 1
                     source.in_flight += 1
                     source.turn = next(self._counter)
-                    wanted = Wanted(each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer)
+                    wanted = Wanted(
+                        each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer
+                    )
                     asks.append(RequestElements(source, wanted))
         return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """Record that a task has replied with elements. This ends the pause that an earlier failed request to the task has begun."""
+        """Record that a task has replied with elements. This ends the pause that an earlier failed
+        request to the task has begun."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
-        """Record that a request to a task has failed. A pause begins, in which the task gets no request."""
+        """Record that a request to a task has failed. A pause begins, in which the task gets no
+        request."""
         self.held -= 1
         source.in_hand = ()
-        if source.paused_until == -inf:  # lengthen the pause only once if two requests fail together
+        if source.paused_until == -inf:
+            # lengthen the pause only once if two requests fail together
             source.pause_s = min(PAUSE_S_MAX, next_pause_s(source.pause_s))
             source.paused_until = now + source.pause_s
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further batch can arrive although the iteration has not ended. This is so if the reader reads only some of the tasks,
-        these have ended, and no request is in flight.
+        """Whether no further batch can arrive although the iteration has not ended. This is so if
+        the reader reads only some of the tasks, these have ended, and no request is in flight.
 
-        A dropped task counts as ended, because the dispatcher may drop a task after its last batch, before a further request could get END.
+        A dropped task counts as ended, because the dispatcher may drop a task after its last batch,
+        before a further request could get END.
         """
         if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False
@@ -190,6 +223,7 @@ class TaskWindow:
         return any(source.in_flight for source in self.sources.values())
 
     def describe_wait(self) -> str:
-        """Return a text for the log that names the workers from which the reader waits for elements."""
+        """Return a text for the log that names the workers from which the reader waits for
+        elements."""
         names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
         return f"nothing has come from {', '.join(names) or 'a worker'}"

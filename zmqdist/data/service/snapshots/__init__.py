@@ -1,1 +1,2 @@
-"""Distributed snapshots: all workers together compute a pipeline once, and write its elements into a folder."""
+"""Distributed snapshots: all workers together compute a pipeline once, and write its elements into
+a folder."""

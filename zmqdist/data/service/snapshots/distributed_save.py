@@ -1,4 +1,5 @@
-"""`distributed_save`: a data service computes a pipeline once, and writes its elements into a folder."""
+"""`distributed_save`: a data service computes a pipeline once, and writes its elements into a
+folder."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from zmqdist.field_types import checked
 def distributed_save(
     dataset: Dataset, path: str, data_service_address: Any, compression: str | None = "AUTO"
 ) -> SnapshotHandle:
-    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks until the dispatcher has begun the
-    snapshot.
+    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks
+    until the dispatcher has begun the snapshot.
 
     >>> service, numbers = zd.data.service, Dataset.range(5)
     >>> config = service.DispatcherConfig(work_dir=f"{folder}/work", fault_tolerant_mode=True)
@@ -32,28 +33,35 @@ def distributed_save(
     >>> print(*sorted(Dataset.load(f"{folder}/five")))
     0 1 2 3 4
 
-    Use this for a pipeline that is expensive and read often. Each element is computed by one worker, and again only if that worker ends
-    before it has committed the element. All workers and the dispatcher must reach the folder by the same path. The service continues to
-    write after this program has ended, and after restarts of the dispatcher and of workers. This function does not wait until the
-    elements are written. To wait, call `SnapshotHandle.wait`. If the spec of the dataset is unknown, this program computes the first
-    element.
+    Use this for a pipeline that is expensive and read often. Each element is computed by one
+    worker, and again only if that worker ends before it has committed the element. All workers and
+    the dispatcher must reach the folder by the same path. The service continues to write after this
+    program has ended, and after restarts of the dispatcher and of workers. This function does not
+    wait until the elements are written. To wait, call `SnapshotHandle.wait`. If the spec of the
+    dataset is unknown, this program computes the first element.
 
     Args:
-      path: a folder that does not exist yet, on a shared file system or as a URL (which needs the extra `zmqdist[fsspec]`).
-      data_service_address: the dispatcher, as "host:port" or in another form that `distribute` accepts.
+      path: a folder that does not exist yet, on a shared file system or as a URL (which needs the
+        extra `zmqdist[fsspec]`).
+      data_service_address: the dispatcher, as "host:port" or in another form that `distribute`
+        accepts.
       compression: "AUTO" (the same as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
 
     Raises:
-      ValueError: the address or the compression is invalid. InvalidArgumentError: the dataset is infinite, or the dispatcher has no
-        journal.
+      ValueError: the address or the compression is invalid. InvalidArgumentError: the dataset is
+        infinite, or the dispatcher has no journal.
       AlreadyExistsError: the path exists.
-      FailedPreconditionError: the file system of the path has no atomic rename, the dataset cannot be serialized, or it is empty, so that
-        its spec is unknown.
-      UnimplementedError: a source of the dataset cannot be split, or its elements cannot be written.
+      FailedPreconditionError: the file system of the path has no atomic rename, the dataset cannot
+        be serialized, or it is empty, so that its spec is unknown.
+      UnimplementedError: a source of the dataset cannot be split, or its elements cannot be
+        written.
       DeadlineExceededError: no dispatcher replied within an hour.
     """
     if not isinstance(getattr(data_service_address, "target", data_service_address), str):
-        raise ValueError(f"`data_service_address` must be a string, but is a {type(data_service_address).__name__}")
+        raise ValueError(
+            f"`data_service_address` must be a string, but is a "
+            f"{type(data_service_address).__name__}"
+        )
     if not data_service_address:
         raise ValueError("`data_service_address` must not be empty")
     checked_compression(compression)
@@ -82,37 +90,48 @@ class SnapshotHandle:
         """Block until the snapshot is complete.
 
         Args:
-          timeout: seconds; None means no limit. The wait continues across restarts of the dispatcher.
+          timeout: seconds; None means no limit. The wait continues across restarts of the
+            dispatcher.
 
         Raises:
           DeadlineExceededError: the snapshot was not complete after `timeout`.
           CancelledError: a program has cancelled the snapshot.
-          NotFoundError: the dispatcher does not know the snapshot, because it was restarted without its journal.
+          NotFoundError: the dispatcher does not know the snapshot, because it was restarted without
+            its journal.
           OpError: the error of the pipeline on a worker, or of writing the folder.
         """
-        code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=seconds(timeout))
+        code, message = _ask(
+            self.path, self._service, "snapshot_wait", self.path, timeout_s=seconds(timeout)
+        )
         if code:
             raise from_code(code, message)
 
     def progress(self) -> dict[str, Any]:
-        """Return the progress of the snapshot. Blocks until the dispatcher has read the folder and replied.
+        """Return the progress of the snapshot. Blocks until the dispatcher has read the folder and
+        replied.
 
-        The keys are `state` ("active", "winding down", "done" or "error"), `error` (None, or a dict of `code` and `message`), `streams`,
-        `streams_done`, the numbers of committed `chunks` and `elements`, the number of `positions` of all sources (-1 if they have no end),
-        and how many of these are `handed_out`.
+        The keys are `state` ("active", "winding down", "done" or "error"), `error` (None, or a dict
+        of `code` and `message`), `streams`, `streams_done`, the numbers of committed `chunks` and
+        `elements`, the number of `positions` of all sources (-1 if they have no end), and how many
+        of these are `handed_out`.
         """
         return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
     def cancel(self) -> None:
-        """Cancel the snapshot. Committed chunks stay in the folder, with a file ERROR that says that the snapshot was cancelled. Does
-        nothing if the snapshot is already complete or has failed.
+        """Cancel the snapshot. Committed chunks stay in the folder, with a file ERROR that says
+        that the snapshot was cancelled. Does nothing if the snapshot is already complete or has
+        failed.
         """
         _ask(self.path, self._service, "snapshot_cancel", self.path)
 
 
-def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-    """Call a method of the service's dispatcher, and repeat the call across restarts of the dispatcher. Raises DeadlineExceededError if no
-    dispatcher replies in time.
+def _ask(
+    path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S
+) -> Any:
+    """Call a method of the service's dispatcher, and repeat the call across restarts of the
+    dispatcher. Raises DeadlineExceededError if no dispatcher replies in time.
     """
     what = f"{method} of {path} at {service.address}"
-    return ask_dispatcher(service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s)
+    return ask_dispatcher(
+        service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s
+    )

@@ -1,32 +1,38 @@
-"""The machine for one snapshot at the dispatcher. It decides which worker writes which stream, which positions each stream gets, and when
-the snapshot is over, which means complete or failed.
+"""The machine for one snapshot at the dispatcher. It decides which worker writes which stream,
+which positions each stream gets, and when the snapshot is over, which means complete or failed.
 
 Theory
-    A decision is a reply, together with the records that must be written before the reply is sent. The manager writes each record into the
-    snapshot's folder, and then has the machine apply the record. If a record cannot be written, it is not applied, and the worker or user
-    that sent the request gets the error. Therefore the folder has every change that a reply shows, and a restarted dispatcher can restore
-    the machine from the folder.
+    A decision is a reply, together with the records that must be written before the reply is sent.
+    The manager writes each record into the snapshot's folder, and then has the machine apply the
+    record. If a record cannot be written, it is not applied, and the worker or user that sent the
+    request gets the error. Therefore the folder has every change that a reply shows, and a
+    restarted dispatcher can restore the machine from the folder.
 
 Rules
-    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The machine assigns an orphan to its earlier
-    owner or to a worker without an unfinished stream of this snapshot, whichever requests a stream first. That worker continues at the
-    orphan's checkpoint. The machine begins new streams until the first stream has ended. After that no positions are left for a new stream.
+    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The
+    machine assigns an orphan to its earlier owner or to a worker without an unfinished stream of
+    this snapshot, whichever requests a stream first. That worker continues at the orphan's
+    checkpoint. The machine begins new streams until the first stream has ended. After that no
+    positions are left for a new stream.
 
-    The machine gives out the positions of a source in a repetition in order, to the stream that requests them. Within a stream, the
-    positions of each source and repetition are numbered by a local index. A repeated request for the same local index gets the same
-    positions, so that a writer that starts again at its checkpoint gets the same data.
+    The machine gives out the positions of a source in a repetition in order, to the stream that
+    requests them. Within a stream, the positions of each source and repetition are numbered by a
+    local index. A repeated request for the same local index gets the same positions, so that a
+    writer that starts again at its checkpoint gets the same data.
 
-    Each repetition is given out separately. A stream that is still in an earlier repetition gets the positions that are left in that
-    repetition.
+    Each repetition is given out separately. A stream that is still in an earlier repetition gets
+    the positions that are left in that repetition.
 
 Promises
-    P1  Each position of a source and repetition is given to only one stream, in order. If the stream repeats its request, it gets the
-        position again.
-    P2  At one time, a worker writes at most one stream of a snapshot, and streams of at most `concurrent_max` snapshots.
-    P3  The file DONE is written when all streams are done, and the file ERROR when a stream has failed or a user has cancelled the
-        snapshot. After that, no positions are given out.
+    P1  Each position of a source and repetition is given to only one stream, in order. If the
+        stream repeats its request, it gets the position again.
+    P2  At one time, a worker writes at most one stream of a snapshot, and streams of at most
+        `concurrent_max` snapshots.
+    P3  The file DONE is written when all streams are done, and the file ERROR when a stream has
+        failed or a user has cancelled the snapshot. After that, no positions are given out.
     P4  The records of every reply are in the folder before the reply is sent.
-    P5  As long as workers request streams, every snapshot ends eventually, because another worker gets the stream of a lost worker.
+    P5  As long as workers request streams, every snapshot ends eventually, because another worker
+        gets the stream of a lost worker.
 """
 
 from __future__ import annotations
@@ -36,7 +42,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from zmqdist.errors import CancelledError, FailedPreconditionError, InternalError, InvalidArgumentError, OpError
+from zmqdist.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+)
 
 
 class SnapshotMode(Enum):
@@ -49,7 +61,8 @@ class SnapshotMode(Enum):
 
 
 class StreamState(Enum):
-    """The state of a stream. An ORPHAN is a stream whose worker is lost and that no other worker has taken over yet."""
+    """The state of a stream. An ORPHAN is a stream whose worker is lost and that no other worker
+    has taken over yet."""
 
     UNKNOWN = 0
     ASSIGNED = 1
@@ -59,7 +72,8 @@ class StreamState(Enum):
 
 @dataclass(frozen=True)
 class PositionRun:
-    """The positions that a stream got in one reply: `count` positions from `start` on. The first of them has the local index `local`."""
+    """The positions that a stream got in one reply: `count` positions from `start` on. The first of
+    them has the local index `local`."""
 
     local: int
     start: int
@@ -68,8 +82,8 @@ class PositionRun:
 
 @dataclass
 class StreamAssignment:
-    """One stream. `owner` is the address of its worker. `runs` maps (source, repetition) to the runs of positions that the stream got, in
-    order.
+    """One stream. `owner` is the address of its worker. `runs` maps (source, repetition) to the
+    runs of positions that the stream got, in order.
     """
 
     index: int
@@ -78,7 +92,7 @@ class StreamAssignment:
     runs: dict[tuple[int, int], list[PositionRun]] = field(default_factory=dict)
 
 
-# -- records: changes that are written into the folder ----------------------------------------------------------------------
+# -- records: changes that are written into the folder ---------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,8 @@ class PositionsGiven:
 
 @dataclass(frozen=True)
 class StreamCompleted:
-    """A stream has ended. Its writer had written DONE into the stream's folder before it reported the end to the dispatcher."""
+    """A stream has ended. Its writer had written DONE into the stream's folder before it reported
+    the end to the dispatcher."""
 
     stream: int
 
@@ -143,10 +158,14 @@ class SnapshotMachine:
         self._next: dict[tuple[int, int], int] = {}
 
     def restore(
-        self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
+        self,
+        streams: list[StreamAssignment],
+        done: bool,
+        error: OpError | None,
+        failures: Sequence[OpError],
     ) -> list[Record]:
-        """Take over the state that was read from the folder. If the streams show that the snapshot is over, and the folder does not say so
-        yet, return the record that says so.
+        """Take over the state that was read from the folder. If the streams show that the snapshot
+        is over, and the folder does not say so yet, return the record that says so.
 
         Args:
           done: whether the file DONE exists.
@@ -178,11 +197,11 @@ class SnapshotMachine:
     def _unfinished(self) -> list[StreamAssignment]:
         return [stream for stream in self.streams if stream.state is not StreamState.DONE]
 
-    # -- decisions ----------------------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------
 
     def assign(self, worker: str, may_begin: bool = True) -> tuple[int | None, list[Record]]:
-        """Return the stream that a worker should write: the stream that it has, else an orphan, else a new stream. Return None if the
-        worker should not write a stream.
+        """Return the stream that a worker should write: the stream that it has, else an orphan,
+        else a new stream. Return None if the worker should not write a stream.
 
         Args:
           may_begin: whether the worker may get a stream that it does not have yet.
@@ -205,16 +224,18 @@ class SnapshotMachine:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[tuple[int, int], list[Record]]:
-        """Return positions for a stream as (first position, number). A number of 0 means that the repetition has no positions left.
+        """Return positions for a stream as (first position, number). A number of 0 means that the
+        repetition has no positions left.
 
         Args:
-          local: the number of positions that the stream has used. If the stream has got more positions than these, it gets the later
-            positions again.
+          local: the number of positions that the stream has used. If the stream has got more
+            positions than these, it gets the later positions again.
 
         Raises:
           InternalError: another worker has the stream.
           FailedPreconditionError: the snapshot is over.
-          InvalidArgumentError: there is no such source, or the stream has got fewer than `local` positions.
+          InvalidArgumentError: there is no such source, or the stream has got fewer than `local`
+            positions.
         """
         if not 0 <= source < len(self._counts) or repetition < 0:
             raise InvalidArgumentError(
@@ -227,16 +248,19 @@ class SnapshotMachine:
             return (run.start + local - run.local, run.local + run.count - local), []
         if local > had:
             raise InvalidArgumentError(
-                f"{self.path}: stream {stream} has got {had} positions of source {source}, fewer than the {local} that it reports as used"
+                f"{self.path}: stream {stream} has got {had} positions of source {source}, fewer "
+                f"than the {local} that it reports as used"
             )
         start, number = self._more(source, repetition, count)
         if not number:
             return (start, 0), []
-        return (start, number), [PositionsGiven(stream, source, repetition, PositionRun(local, start, number))]
+        return (start, number), [
+            PositionsGiven(stream, source, repetition, PositionRun(local, start, number))
+        ]
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        """Return the next positions of a source. Their number is at most a quarter of a stream's share of the positions that are left, so
-        that all streams end at about the same time.
+        """Return the next positions of a source. Their number is at most a quarter of a stream's
+        share of the positions that are left, so that all streams end at about the same time.
         """
         start = self._next.get((source, repetition), 0)
         total = self._counts[source]
@@ -252,11 +276,14 @@ class SnapshotMachine:
             text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
             raise FailedPreconditionError(text)
         if not 0 <= index < len(self.streams) or self.streams[index].owner != worker:
-            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which does not belong to it")
+            raise InternalError(
+                f"{self.path}: worker {worker} writes stream {index}, which does not belong to it"
+            )
         return self.streams[index]
 
     def finished(self, worker: str, stream: int) -> list[Record]:
-        """Record that a worker has written a stream to its end and has written DONE. Does nothing if the snapshot is over.
+        """Record that a worker has written a stream to its end and has written DONE. Does nothing
+        if the snapshot is over.
 
         Raises:
           InternalError: another worker has the stream.
@@ -265,17 +292,25 @@ class SnapshotMachine:
             return []
         self._owned(worker, stream)
         others = any(each.index != stream for each in self._unfinished())
-        return [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
+        return (
+            [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
+        )
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:
-        """Fail the snapshot, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
+        """Fail the snapshot, because a worker cannot write its stream. Does nothing if the worker
+        no longer has the stream."""
         if self.over or not 0 <= stream < len(self.streams) or self.streams[stream].owner != worker:
             return []
         return [SnapshotFailed(error)]
 
     def cancel(self) -> list[Record]:
-        """Fail the snapshot with the code CANCELLED. Committed chunks stay in the folder. Does nothing if the snapshot is over."""
-        return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
+        """Fail the snapshot with the code CANCELLED. Committed chunks stay in the folder. Does
+        nothing if the snapshot is over."""
+        return (
+            []
+            if self.over
+            else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
+        )
 
     def worker_lost(self, worker: str) -> None:
         """Mark the stream that a worker was writing as an orphan."""
@@ -283,7 +318,7 @@ class SnapshotMachine:
             if stream.owner == worker and stream.state is StreamState.ASSIGNED:
                 stream.state = StreamState.ORPHAN
 
-    # -- records ------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
         """Apply a record that has been written into the folder."""
@@ -306,8 +341,9 @@ class SnapshotMachine:
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of a record that could not be written.
 
-        The end of a snapshot takes effect even if it cannot be written into the folder, because no worker will report the last stream
-        again, and because waiting users have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect even if it cannot be written into the folder, because no
+        worker will report the last stream again, and because waiting users have to learn of the end
+        even if the disk is full.
         """
         match record:
             case SnapshotCompleted():
@@ -318,34 +354,43 @@ class SnapshotMachine:
                 self.apply(record)
         return []
 
-    # -- figures ------------------------------------------------------------------------------------------------------------
+    # -- figures -----------------------------------------------------------------------------------
 
     def owners(self) -> set[str]:
         """Return the addresses of the workers to which streams are assigned."""
         return {stream.owner for stream in self.streams if stream.state is StreamState.ASSIGNED}
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the snapshot: `state`, `error`, `streams`, `streams_done`, the number of positions that were `handed_out`,
-        and the number of `positions` of all sources and repetitions (-1 if they have no end).
+        """Return the figures of the snapshot: `state`, `error`, `streams`, `streams_done`, the
+        number of positions that were `handed_out`, and the number of `positions` of all sources and
+        repetitions (-1 if they have no end).
         """
         pairs = list(zip(self._counts, self._repetitions, strict=True))
         return {
             "state": self.mode.value,
-            "error": None if self.error is None else {"code": self.error.error_code, "message": str(self.error)},
+            "error": None
+            if self.error is None
+            else {"code": self.error.error_code, "message": str(self.error)},
             "streams": len(self.streams),
             "streams_done": len(self.streams) - len(self._unfinished()),
             "handed_out": sum(self._next.values()),
-            "positions": -1 if any(min(pair) < 0 for pair in pairs) else sum(count * times for count, times in pairs),
+            "positions": -1
+            if any(min(pair) < 0 for pair in pairs)
+            else sum(count * times for count, times in pairs),
         }
 
 
-def begin_order(owners: Mapping[str, set[str]], has: Mapping[str, int], concurrent_max: int) -> list[str]:
-    """Return the snapshots of which a worker may get a new stream, those with the fewest workers first.
+def begin_order(
+    owners: Mapping[str, set[str]], has: Mapping[str, int], concurrent_max: int
+) -> list[str]:
+    """Return the snapshots of which a worker may get a new stream, those with the fewest workers
+    first.
 
     Args:
       owners: for each snapshot that is not over, the workers to which its streams are assigned.
       has: the streams that the worker has already, by snapshot.
-      concurrent_max: the largest number of streams that a worker may have. The result is empty for a worker with so many streams.
+      concurrent_max: the largest number of streams that a worker may have. The result is empty for
+        a worker with so many streams.
     """
     if len(has) >= concurrent_max:
         return []

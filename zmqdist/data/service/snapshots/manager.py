@@ -1,9 +1,10 @@
-"""The runtime of the dispatcher's snapshots. It writes the decisions of each machine (machine.py) into the snapshot's folder, and restores
-machines from folders.
+"""The runtime of the dispatcher's snapshots. It writes the decisions of each machine (machine.py)
+into the snapshot's folder, and restores machines from folders.
 
 Rules
-    Each snapshot has a lock. A thread that holds the lock has the machine decide, writes the records, and has the machine apply them. A
-    slow disk therefore delays only the snapshots whose folders are on that disk.
+    Each snapshot has a lock. A thread that holds the lock has the machine decide, writes the
+    records, and has the machine apply them. A slow disk therefore delays only the snapshots whose
+    folders are on that disk.
 
 Any thread may call the methods. They block until the disk has written or read.
 """
@@ -48,8 +49,8 @@ from zmqdist.errors import (
 
 
 class SnapshotFolder:
-    """One snapshot with its folder. `create` and `recover` return an instance. Most other methods call the method of SnapshotMachine with
-    the same name, and write the records that it returns.
+    """One snapshot with its folder. `create` and `recover` return an instance. Most other methods
+    call the method of SnapshotMachine with the same name, and write the records that it returns.
 
     Attributes:
       path: the folder.
@@ -58,7 +59,8 @@ class SnapshotFolder:
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
         if metadata["version"] > snapshot_layout.VERSION:
             raise FailedPreconditionError(
-                f"{path} is a snapshot of version {metadata['version']}, but this zmqdist reads version {snapshot_layout.VERSION}",
+                f"{path} is a snapshot of version {metadata['version']}, but this zmqdist reads "
+                f"version {snapshot_layout.VERSION}",
             )
         self.path = path
         self._machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
@@ -84,14 +86,16 @@ class SnapshotFolder:
         """Create the folder of a snapshot, with the description of its dataset and its metadata.
 
         Args:
-          dataset: the description of the dataset, from `Dataset.serialize`. Nothing in it is unpickled.
+          dataset: the description of the dataset, from `Dataset.serialize`. Nothing in it is
+            unpickled.
           spec: the spec of the dataset's elements, from `chunks.spec_to_json`.
-          request: identifies the call. If the caller repeats the call after a lost reply, the repeated call gets the folder that the first
-            call created.
+          request: identifies the call. If the caller repeats the call after a lost reply, the
+            repeated call gets the folder that the first call created.
 
         Raises:
-          InvalidArgumentError: the dataset is infinite. AlreadyExistsError: the path exists. FailedPreconditionError: the file system
-            has no atomic rename. UnimplementedError: a source cannot be split.
+          InvalidArgumentError: the dataset is infinite. AlreadyExistsError: the path exists.
+            FailedPreconditionError: the file system has no atomic rename. UnimplementedError: a
+            source cannot be split.
         """
         pressed = checked_compression(compression)
         spec_to_json(spec_from_json(spec))
@@ -104,7 +108,8 @@ class SnapshotFolder:
             return cls.recover(path)
         if storage.exists(path):
             raise AlreadyExistsError(
-                f"{path} exists: a snapshot there is already started or completed, or the path is something else"
+                f"{path} exists: a snapshot there is already started or completed, or the path is "
+                f"something else"
             )
         metadata = {
             "version": snapshot_layout.VERSION,
@@ -126,8 +131,8 @@ class SnapshotFolder:
         """Return the snapshot that is in a folder.
 
         Raises:
-          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): a file in the folder is invalid. The error text names the
-            file.
+          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): a file in the folder
+            is invalid. The error text names the file.
           DataLossError: the metadata is missing or unreadable.
         """
         try:
@@ -136,7 +141,9 @@ class SnapshotFolder:
         except FileNotFoundError:
             raise DataLossError(f"{path}: the snapshot has no {snapshot_layout.METADATA}") from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataLossError(f"{path}/{snapshot_layout.METADATA}: corrupted record: {error}") from None
+            raise DataLossError(
+                f"{path}/{snapshot_layout.METADATA}: corrupted record: {error}"
+            ) from None
         made.restore()
         return made
 
@@ -146,17 +153,21 @@ class SnapshotFolder:
         done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         streams = _FolderReader(self.path, self._sources).streams()
         folders = [
-            snapshot_layout.stream_path(self.path, each.index) for each in streams if each.state is not StreamState.DONE
+            snapshot_layout.stream_path(self.path, each.index)
+            for each in streams
+            if each.state is not StreamState.DONE
         ]
         failures = (
-            [] if error is not None else [found for each in folders if (found := snapshot_layout.read_error(each))]
+            []
+            if error is not None
+            else [found for each in folders if (found := snapshot_layout.read_error(each))]
         )
         with self._lock:
             self._write(self._machine.restore(streams, done, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
-        """Write and apply the records of a decision, one after the other. Call this with the lock held. Raises the OSError of a record that
-        cannot be written.
+        """Write and apply the records of a decision, one after the other. Call this with the lock
+        held. Raises the OSError of a record that cannot be written.
         """
         for record in records:
             try:
@@ -197,7 +208,9 @@ class SnapshotFolder:
     ) -> tuple[int, int]:
         """Call `SnapshotMachine.hand_out`, and write the records that it returns."""
         with self._lock:
-            positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
+            positions, records = self._machine.hand_out(
+                worker, stream, source, repetition, local, count
+            )
             self._write(records)
             return positions
 
@@ -217,7 +230,8 @@ class SnapshotFolder:
             self._write(self._machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
-        """Mark the stream that a worker was writing as an orphan. Write no record, because the state ORPHAN is not in the folder."""
+        """Mark the stream that a worker was writing as an orphan. Write no record, because the
+        state ORPHAN is not in the folder."""
         with self._lock:
             self._machine.worker_lost(worker)
 
@@ -229,11 +243,14 @@ class SnapshotFolder:
     def streams(self) -> list[StreamAssignment]:
         """Return copies of the streams in order, without their runs of positions."""
         with self._lock:
-            return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
+            return [
+                StreamAssignment(each.index, each.owner, each.state)
+                for each in self._machine.streams
+            ]
 
     def progress(self) -> dict[str, Any]:
-        """Return the figures of `SnapshotMachine.figures` and the numbers of committed `chunks` and `elements`, as JSON types. Reads the
-        folder.
+        """Return the figures of `SnapshotMachine.figures` and the numbers of committed `chunks` and
+        `elements`, as JSON types. Reads the folder.
         """
         chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
@@ -241,7 +258,7 @@ class SnapshotFolder:
         return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
 
 
-# -- reading a folder back -------------------------------------------------------------------------------------------
+# -- reading a folder back -------------------------------------------------------------------------
 
 
 class _FolderReader:
@@ -252,19 +269,24 @@ class _FolderReader:
         self._sources = sources
 
     def streams(self) -> list[StreamAssignment]:
-        """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is invalid."""
+        """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is
+        invalid."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # Leave out a folder without the file of its owner: the dispatcher ended while it created the folder, so no worker has the stream.
+        # Leave out a folder without the file of its owner: the dispatcher ended while it created
+        # the folder, so no worker has the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
-            raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")
+            raise InternalError(
+                f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}"
+            )
         owners: dict[str, int] = {}
         for stream in found:
             if stream.state is not StreamState.DONE:
                 if stream.owner in owners:
                     raise InternalError(
-                        f"{root}: stream {stream.index} is owned by {stream.owner}, but that worker is already assigned "
+                        f"{root}: stream {stream.index} is owned by {stream.owner}, but that "
+                        f"worker is already assigned "
                         f"to stream {owners[stream.owner]}"
                     )
                 owners[stream.owner] = stream.index
@@ -273,20 +295,25 @@ class _FolderReader:
 
     def _owner(self, index: int) -> str | None:
         try:
-            return storage.read(storage.join(snapshot_layout.stream_path(self._path, index), "owner_worker")).decode()
+            return storage.read(
+                storage.join(snapshot_layout.stream_path(self._path, index), "owner_worker")
+            ).decode()
         except FileNotFoundError:
             return None
 
     def _stream(self, index: int) -> StreamAssignment:
         folder = snapshot_layout.stream_path(self._path, index)
         done = storage.exists(snapshot_layout.snapshot_done_path(folder))
-        stream = StreamAssignment(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
+        stream = StreamAssignment(
+            index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED
+        )
         splits = storage.join(folder, "splits")
         for name in storage.list_names(splits):
             source = _number(name, "source", splits)
             if source >= self._sources:
                 raise InternalError(
-                    f"{splits}: Found conflict between {name} and the dataset, which has {self._sources} sources"
+                    f"{splits}: Found conflict between {name} and the dataset, which has "
+                    f"{self._sources} sources"
                 )
             for inner in storage.list_names(storage.join(splits, name)):
                 repetition = _number(inner, "repetition", storage.join(splits, name))
@@ -294,7 +321,10 @@ class _FolderReader:
         return stream
 
     def _runs(self, folder: str) -> list[PositionRun]:
-        runs = sorted((self._run(folder, name) for name in storage.list_names(folder)), key=lambda run: run.local)
+        runs = sorted(
+            (self._run(folder, name) for name in storage.list_names(folder)),
+            key=lambda run: run.local,
+        )
         local = 0
         for run in runs:
             if run.local != local:
@@ -305,10 +335,15 @@ class _FolderReader:
     def _run(self, folder: str, name: str) -> PositionRun:
         found = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
         if found is None:
-            raise invalid(f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>")
+            raise invalid(
+                f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>"
+            )
         local, start = int(found[1]), int(found[2])
         if local > start:
-            raise invalid(f"{folder}/{name}: The local split index {local} exceeds the global split index {start}")
+            raise invalid(
+                f"{folder}/{name}: The local split index {local} exceeds the global split index "
+                f"{start}"
+            )
         text = storage.read(storage.join(folder, name))
         if text and not re.fullmatch(rb"[1-9]\d*", text):
             raise invalid(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
@@ -334,7 +369,9 @@ class _FolderReader:
 
 def _request_of(path: str) -> str | None:
     try:
-        return str(json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))["request"])
+        return str(
+            json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))["request"]
+        )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
 
@@ -346,7 +383,7 @@ def _number(name: str, kind: str, folder: str) -> int:
     return int(found[1])
 
 
-# -- all snapshots ---------------------------------------------------------------------------------------------------
+# -- all snapshots ---------------------------------------------------------------------------------
 
 
 class SnapshotManager:
@@ -373,11 +410,15 @@ class SnapshotManager:
         """Whether the dispatcher has any snapshot."""
         return bool(self._by_path)
 
-    def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> SnapshotFolder:
-        """Create a snapshot. Workers get no stream of the snapshot before `add`. Call this for one snapshot at a time.
+    def create(
+        self, path: str, dataset: str, spec: Any, compression: str | None, request: str
+    ) -> SnapshotFolder:
+        """Create a snapshot. Workers get no stream of the snapshot before `add`. Call this for one
+        snapshot at a time.
 
         Raises:
-          AlreadyExistsError: another `request` has created a snapshot at this path. Otherwise as `SnapshotFolder.create`.
+          AlreadyExistsError: another `request` has created a snapshot at this path. Otherwise as
+            `SnapshotFolder.create`.
         """
         with self._lock:
             known = self._by_path.get(path)
@@ -388,7 +429,9 @@ class SnapshotManager:
         raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
     def add(self, snapshot: SnapshotFolder) -> None:
-        """Let workers get the streams of a snapshot. Does nothing if the snapshot was added before."""
+        """Let workers get the streams of a snapshot. Does nothing if the snapshot was added
+        before.
+        """
         with self._lock:
             self._by_path.setdefault(snapshot.path, snapshot)
 
@@ -397,18 +440,24 @@ class SnapshotManager:
         self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
-        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker. The new stream belongs
-        to the snapshot with the fewest workers, among the snapshots that have a stream for this worker.
+        """Return the streams that a worker should write, by path. At most one of these streams is
+        new to the worker. The new stream belongs to the snapshot with the fewest workers, among the
+        snapshots that have a stream for this worker.
         """
-        with self._assigning:  # if a worker sends two requests at the same time, it gets only one new stream
+        with self._assigning:
+            # if a worker sends two requests at the same time, it gets only one new stream
             return self._assign(worker)
 
     def _assign(self, worker: str) -> dict[str, int]:
         running = {
-            each.path: each for each in self.all() if each.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
+            each.path: each
+            for each in self.all()
+            if each.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
         }
         found = {
-            path: index for path, each in running.items() if (index := each.assign(worker, may_begin=False)) is not None
+            path: index
+            for path, each in running.items()
+            if (index := each.assign(worker, may_begin=False)) is not None
         }
         owners = {path: each.owners() for path, each in running.items()}
         for path in begin_order(owners, found, self._concurrent_max):

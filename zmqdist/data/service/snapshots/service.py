@@ -1,15 +1,17 @@
 """The distributed snapshots of a dispatcher: the RPC methods, and the replies to pending requests.
 
 Rules
-    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. The loop thread never takes the
-    lock of a snapshot, because another thread may hold this lock while it writes a change. Only the loop thread uses the tables of workers
-    and of pending requests.
+    Threads of this service read and write the folders, so that a slow disk does not delay the loop
+    thread. The loop thread never takes the lock of a snapshot, because another thread may hold this
+    lock while it writes a change. Only the loop thread uses the tables of workers and of pending
+    requests.
 
-    Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
-    worker should write other streams. At most one stream in the reply is new to the worker.
+    Each worker always has one request "streams" pending, which lists the streams that the worker
+    writes. The service replies when the worker should write other streams. At most one stream in
+    the reply is new to the worker.
 
-    The dispatcher records a snapshot in its journal after the folder was created, and assigns the snapshot's streams after the record was
-    written.
+    The dispatcher records a snapshot in its journal after the folder was created, and assigns the
+    snapshot's streams after the record was written.
 
 Methods (each name has the prefix "zmqdist.data."; `incarnation` is the incarnation of the calling worker)
     save(request, path, description, spec, compression)                      -> None
@@ -37,7 +39,13 @@ from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.service.snapshots.machine import SnapshotMode, StreamAssignment
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
@@ -50,17 +58,21 @@ ROLES: Final = frozenset({"worker", "submit"})
 THREADS: Final = 4
 """Number of threads that write files. There are several, because each waits for the disk."""
 
-NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
+NOT_TOLERANT: Final = (
+    "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
+)
 
 
 class SnapshotService:
-    """Serves the snapshots of a data service's dispatcher. The docstring of the module lists the methods.
+    """Serves the snapshots of a data service's dispatcher. The docstring of the module lists the
+    methods.
 
     Args:
-      note: `note(token, path)` records a snapshot in the journal, and then calls `token.reply` or `token.fail`. None means that there is no
-        journal, so that the service refuses snapshots.
+      note: `note(token, path)` records a snapshot in the journal, and then calls `token.reply` or
+        `token.fail`. None means that there is no journal, so that the service refuses snapshots.
       concurrent_max: the largest number of streams that one worker writes at the same time.
-      owner_return_s: seconds within which the owner of a stream has to register after a restart of the dispatcher, to keep the stream.
+      owner_return_s: seconds within which the owner of a stream has to register after a restart of
+        the dispatcher, to keep the stream.
     """
 
     def __init__(
@@ -79,7 +91,8 @@ class SnapshotService:
         self._addresses: dict[int, str] = {}
         self._pending: dict[int, tuple[PendingCall, dict[str, int]]] = {}
         self._written: dict[int, dict[str, int]] = {}
-        """Maps the incarnation of a worker to the streams that the worker should write, by the path of their snapshot."""
+        """Maps the incarnation of a worker to the streams that the worker should write, by the path
+        of their snapshot."""
         self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
@@ -103,11 +116,12 @@ class SnapshotService:
     def recover(self, paths: Iterable[str]) -> None:
         """Continue the snapshots that the journal lists. Call this before the server starts.
 
-        If a folder no longer has a snapshot, leave the snapshot out with a warning, because a folder that a user has moved or removed must
-        not prevent the start of the dispatcher.
+        If a folder no longer has a snapshot, leave the snapshot out with a warning, because a
+        folder that a user has moved or removed must not prevent the start of the dispatcher.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid (see `SnapshotFolder.recover`).
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid
+            (see `SnapshotFolder.recover`).
         """
         there: list[str] = []
         for path in paths:
@@ -115,16 +129,23 @@ class SnapshotService:
                 there.append(path)
             else:
                 log.warning(
-                    "%s: the folder has no snapshot, although the journal lists one; the dispatcher leaves it out", path
+                    "%s: the folder has no snapshot, although the journal lists one; the "
+                    "dispatcher leaves it out",
+                    path,
                 )
         for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
         if there:
-            self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
+            self._loop.set_timer(
+                (self, "owners"),
+                self._loop.now() + self._owner_return_s,
+                self._forget_missing_owners,
+            )
 
     def streams(self, path: str) -> list[StreamAssignment]:
-        """Return the streams of a snapshot. Do not call it in the loop thread, because it waits while a change of the snapshot is written.
+        """Return the streams of a snapshot. Do not call it in the loop thread, because it waits
+        while a change of the snapshot is written.
 
         Raises:
           NotFoundError: the dispatcher has no snapshot at this path.
@@ -132,18 +153,19 @@ class SnapshotService:
         return self._snapshots[path].streams()
 
     def written_by(self, incarnation: int) -> dict[str, int]:
-        """Return the streams that a worker writes, by the path of their snapshot. Call this in the loop thread."""
+        """Return the streams that a worker writes, by the path of their snapshot. Call this in the
+        loop thread."""
         return self._written.get(incarnation, {})
 
-    # -- workers ------------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def joined(self, incarnation: int, address: str) -> None:
         """Record that a worker has registered."""
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """Record that a worker is lost. Its streams go to the workers that request streams first, which may be the lost worker after it has
-        registered again.
+        """Record that a worker is lost. Its streams go to the workers that request streams first,
+        which may be the lost worker after it has registered again.
         """
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
@@ -152,7 +174,8 @@ class SnapshotService:
             self._forget_workers([address])
 
     def _forget_missing_owners(self) -> None:
-        """Mark as orphans the streams whose owners have not registered since the restart of the dispatcher."""
+        """Mark as orphans the streams whose owners have not registered since the restart of the
+        dispatcher."""
         present = set(self._addresses.values())
 
         def forget() -> None:
@@ -173,7 +196,8 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots. Then call `_changed` in the loop thread."""
+        """Have a thread call `fn`, which changes snapshots. Then call `_changed` in the loop
+        thread."""
 
         def run() -> None:
             try:
@@ -197,9 +221,12 @@ class SnapshotService:
         if pending is not None and pending[0] is call:
             del self._pending[incarnation]
 
-    def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
+    def _assign(
+        self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]
+    ) -> None:
         version = self._version
-        # Every worker sends this request, so do not use a thread for it while there are no snapshots.
+        # Every worker sends this request, so do not use a thread for it while there are no
+        # snapshots.
         if not self._snapshots.has_snapshots:
             self._assigned(call, incarnation, has, {}, version)
             return
@@ -215,7 +242,12 @@ class SnapshotService:
         self._submit(assign)
 
     def _assigned(
-        self, call: PendingCall, incarnation: int, has: dict[str, int], found: dict[str, int], version: int
+        self,
+        call: PendingCall,
+        incarnation: int,
+        has: dict[str, int],
+        found: dict[str, int],
+        version: int,
     ) -> None:
         if not call.wanted() or incarnation not in self._addresses:
             return
@@ -228,7 +260,8 @@ class SnapshotService:
             self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
-        """Reply to each worker whose streams are no longer those that it writes, and to the users who wait for a snapshot that is over."""
+        """Reply to each worker whose streams are no longer those that it writes, and to the users
+        who wait for a snapshot that is over."""
         self._version += 1
         pending, self._pending = self._pending, {}
         for incarnation, (call, has) in pending.items():
@@ -250,10 +283,18 @@ class SnapshotService:
         count: Number,
     ) -> None:
         snapshot, address = self._snapshots[path], self._address(incarnation)
-        self._work(call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
+        self._work(
+            call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count)
+        )
 
     def _stream_ended(
-        self, call: PendingCall, incarnation: Number, path: str, stream: Number, code: Number, message: str
+        self,
+        call: PendingCall,
+        incarnation: Number,
+        path: str,
+        stream: Number,
+        code: Number,
+        message: str,
     ) -> None:
         snapshot, address = self._snapshots[path], self._address(incarnation)
 
@@ -270,16 +311,30 @@ class SnapshotService:
             raise UnavailableError("this worker is not registered with the dispatcher yet")
         return self._addresses[incarnation]
 
-    # -- users --------------------------------------------------------------------------------------------------------------
+    # -- users -------------------------------------------------------------------------------------
 
     def _save(
-        self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: str | None
+        self,
+        call: PendingCall,
+        request: str,
+        path: str,
+        description: str,
+        spec: Any,
+        compression: str | None,
     ) -> None:
         if self._note is None:
             raise InvalidArgumentError(NOT_TOLERANT)
         self._maker.submit(self._make, call, request, path, description, spec, compression)
 
-    def _make(self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+    def _make(
+        self,
+        call: PendingCall,
+        request: str,
+        path: str,
+        description: str,
+        spec: Any,
+        compression: Any,
+    ) -> None:
         try:
             made = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
@@ -310,16 +365,18 @@ class SnapshotService:
         self._work(call, self._snapshots[path].progress)
 
     def _list_streams(self, call: PendingCall, path: str) -> None:
-        self._work(call, lambda: [(each.index, each.owner, each.state.name) for each in self.streams(path)])
+        self._work(
+            call, lambda: [(each.index, each.owner, each.state.name) for each in self.streams(path)]
+        )
 
     def _cancel(self, call: PendingCall, path: str) -> None:
         self._work(call, self._snapshots[path].cancel, changes=True)
 
-    # -- threads ------------------------------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------
 
     def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
-        """Call `fn` in a thread, and reply to `call` with its result or error. If `fn` changes snapshots (`changes`), then call `_changed`
-        in the loop thread.
+        """Call `fn` in a thread, and reply to `call` with its result or error. If `fn` changes
+        snapshots (`changes`), then call `_changed` in the loop thread.
         """
 
         def run() -> None:
@@ -345,13 +402,15 @@ class SnapshotService:
             pass  # the loop refuses the call, because the dispatcher has ended
 
     def _close(self) -> None:
-        """Wait until the threads have written their files, so that another dispatcher does not read incomplete files."""
+        """Wait until the threads have written their files, so that another dispatcher does not read
+        incomplete files."""
         for pool in (self._maker, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _PendingSave:
-    """A pending RPC call of `save`, whose snapshot the journal is recording. It is the token that `SnapshotService` passes to `note`."""
+    """A pending RPC call of `save`, whose snapshot the journal is recording. It is the token that
+    `SnapshotService` passes to `note`."""
 
     def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service

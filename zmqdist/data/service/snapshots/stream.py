@@ -1,4 +1,5 @@
-"""A stream of a snapshot in a thread of the worker. The thread writes chunks, and sends the stream's requests to the dispatcher."""
+"""A stream of a snapshot in a thread of the worker. The thread writes chunks, and sends the
+stream's requests to the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ log = logging.getLogger("zmqdist.data.snapshots")
 
 
 class SnapshotTaskProgress(NamedTuple):
-    """The progress of a stream that this worker writes or has written. `chunks` and `elements` count only committed chunks and elements."""
+    """The progress of a stream that this worker writes or has written. `chunks` and `elements`
+    count only committed chunks and elements."""
 
     snapshot_task_base_path: str
     snapshot_task_stream_index: int
@@ -30,7 +32,8 @@ class SnapshotStream:
     """Writes one stream in a thread of its own.
 
     Args:
-      ended: `ended(stream)` is called in the thread when this worker has nothing more to do for the stream.
+      ended: `ended(stream)` is called in the thread when this worker has nothing more to do for the
+        stream.
     """
 
     def __init__(
@@ -51,7 +54,9 @@ class SnapshotStream:
         self._stopped = threading.Event()
         self._ended = ended
         self._writer = StreamWriter(path, index, self._positions, chunk_bytes_max)
-        self._thread = threading.Thread(target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread."""
@@ -64,14 +69,18 @@ class SnapshotStream:
     def progress(self) -> SnapshotTaskProgress:
         """Return the number of chunks and elements that are committed so far."""
         done = self._writer.progress
-        return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
+        return SnapshotTaskProgress(
+            self.path, self.index, done.completed, done.chunks, done.elements
+        )
 
     def leave(self) -> None:
-        """Have the thread commit the elements so far and end, so that another worker continues the stream. Does not block."""
+        """Have the thread commit the elements so far and end, so that another worker continues the
+        stream. Does not block."""
         self._writer.leave()
 
     def stop(self) -> None:
-        """Have the thread end at its next element, without a report to the dispatcher. Does not block."""
+        """Have the thread end at its next element, without a report to the dispatcher. Does not
+        block."""
         self._stopped.set()
         self._writer.cancel()
 
@@ -84,9 +93,18 @@ class SnapshotStream:
         return range(start, start + length)
 
     def _call(self, method: str, timeout_s: float, *args: Any) -> Any:
-        stream, what = (self._incarnation, self.path, self.index), f"stream {self.index} of {self.path}"
+        stream, what = (
+            (self._incarnation, self.path, self.index),
+            f"stream {self.index} of {self.path}",
+        )
         return call_until_answered(
-            self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s
+            self._client,
+            method,
+            *stream,
+            *args,
+            what=what,
+            stopped=self._stopped,
+            timeout_s=timeout_s,
         )
 
     def _run(self) -> None:
@@ -102,8 +120,8 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        # Report to the dispatcher only that the stream is complete or has failed. If the writer has stopped for another reason, another
-        # worker continues the stream, or the snapshot is over.
+        # Report to the dispatcher only that the stream is complete or has failed. If the writer has
+        # stopped for another reason, another worker continues the stream, or the snapshot is over.
         if not code or self._writer.failed:
             try:
                 self._call("stream_ended", inf, code, message)

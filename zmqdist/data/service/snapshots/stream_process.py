@@ -1,10 +1,13 @@
-"""A stream of a snapshot in a process of its own, so that a crash of the pipeline stops only its own stream.
+"""A stream of a snapshot in a process of its own, so that a crash of the pipeline stops only its
+own stream.
 
-The worker's zygote forks the process. The process sends its requests to the dispatcher directly, and reports its progress and its end to
-the worker over a pipe. The worker stops the stream by sending LEAVE on that pipe, or by closing its end of the pipe.
+The worker's zygote forks the process. The process sends its requests to the dispatcher directly,
+and reports its progress and its end to the worker over a pipe. The worker stops the stream by
+sending LEAVE on that pipe, or by closing its end of the pipe.
 
-When the process crashes, another process continues from the last commit, and need not know how the earlier process ended (writer.py). After
-CRASHES_MAX crashes without a commit in between, the snapshot fails with an error that says how the process died.
+When the process crashes, another process continues from the last commit, and need not know how the
+earlier process ended (writer.py). After CRASHES_MAX crashes without a commit in between, the
+snapshot fails with an error that says how the process died.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ LEAVE: Final = b"leave"
 
 
 class StreamTerms(msgspec.Struct, array_like=True):
-    """The worker's first message to the process of a stream: the arguments of the SnapshotStream that the process runs."""
+    """The worker's first message to the process of a stream: the arguments of the SnapshotStream
+    that the process runs."""
 
     dispatcher: str
     incarnation: int
@@ -52,14 +56,15 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """The worker's side of a stream that a child process writes. It has the methods of `SnapshotStream`, which the worker's loop thread
-    calls.
+    """The worker's side of a stream that a child process writes. It has the methods of
+    `SnapshotStream`, which the worker's loop thread calls.
 
     Args:
-      spawn: a function that forks the child process and reports the exit code when the child ends. The code is SILENT if the zygote ended
-        the child because this worker was suspended.
+      spawn: a function that forks the child process and reports the exit code when the child ends.
+        The code is SILENT if the zygote ended the child because this worker was suspended.
       ended: called when this worker has nothing more to do for the stream.
-      failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
+      failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then
+        calls `then`.
     """
 
     def __init__(
@@ -111,9 +116,7 @@ class StreamProcess:
             )
             log.warning("%s", text)
             if self._crashes >= CRASHES_MAX:
-                why = (
-                    f"This was crash number {self._crashes} in a row without a commit: the snapshot has failed.\n{text}"
-                )
+                why = f"This was crash number {self._crashes} in a row without a commit: the snapshot has failed.\n{text}"
                 self._failed(self, UNKNOWN, why, lambda: self._ended(self))
                 return
         self._fork()
@@ -123,12 +126,14 @@ class StreamProcess:
         return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:
-        """Have the process commit the elements so far and end, so that another worker continues the stream."""
+        """Have the process commit the elements so far and end, so that another worker continues the
+        stream."""
         self._leaving = True
         self._pipe.send(LEAVE)
 
     def stop(self) -> None:
-        """Have the process end without a report to the dispatcher. Kill the process if it still runs after END_S."""
+        """Have the process end without a report to the dispatcher. Kill the process if it still
+        runs after END_S."""
         if self._stopped:
             return
         self._stopped = True
@@ -136,14 +141,16 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Ignore the process from now on, and close the pipe to it. The process ends because of that, or because the zygote ends."""
+        """Ignore the process from now on, and close the pipe to it. The process ends because of
+        that, or because the zygote ends."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()
 
 
 def main(pipe_fd: int) -> None:
-    """Run the child process: write the stream to its end, or until the worker stops it. Does not return."""
+    """Run the child process: write the stream to its end, or until the worker stops it. Does not
+    return."""
     pipe = BlockingPipe(pipe_fd, BYTES)
     first, _ = pipe.receive()
     begin = msgspec.msgpack.decode(first, type=StreamTerms)
@@ -162,7 +169,13 @@ def main(pipe_fd: int) -> None:
         os._exit(0)
 
     stream = SnapshotStream(
-        client, begin.incarnation, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended
+        client,
+        begin.incarnation,
+        begin.path,
+        begin.index,
+        begin.timeout_s,
+        begin.chunk_bytes_max,
+        ended,
     )
     stream.start()
     with contextlib.suppress(EOFError):

@@ -1,7 +1,8 @@
-"""The worker's side of distributed snapshots. It requests streams from the dispatcher, and writes each stream in a thread or a process.
+"""The worker's side of distributed snapshots. It requests streams from the dispatcher, and writes
+each stream in a thread or a process.
 
-Everything except the threads of streams runs in the worker's loop thread. One request "streams", which lists the streams that the worker
-writes, is always pending at the dispatcher (service.py).
+Everything except the threads of streams runs in the worker's loop thread. One request "streams",
+which lists the streams that the worker writes, is always pending at the dispatcher (service.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class SnapshotWorker:
       timeout_s: seconds for which a stream repeats requests to a dispatcher that does not reply.
 
     Attributes:
-      processes: a function that forks a process for a stream (stream_process.py). None means that streams run in threads.
+      processes: a function that forks a process for a stream (stream_process.py). None means that
+        streams run in threads.
     """
 
     def __init__(
@@ -76,8 +78,8 @@ class SnapshotWorker:
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Have each stream commit its elements so far and end, so that other workers continue the streams. Call `then` each time a stream
-        has ended. Call this in the loop thread.
+        """Have each stream commit its elements so far and end, so that other workers continue the
+        streams. Call `then` each time a stream has ended. Call this in the loop thread.
         """
         self._left = then
         self._request += 1
@@ -85,10 +87,13 @@ class SnapshotWorker:
             stream.leave()
 
     def progresses(self) -> list[SnapshotTaskProgress]:
-        """Return the progress of the current streams, and of the streams that were completed in this incarnation. Call this in the loop
-        thread.
+        """Return the progress of the current streams, and of the streams that were completed in
+        this incarnation. Call this in the loop thread.
         """
-        return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
+        return [
+            *self._completed.values(),
+            *(stream.progress() for stream in self._writing.values()),
+        ]
 
     def registered(self) -> None:
         """Record that the dispatcher has registered this worker, for the first time or again."""
@@ -99,10 +104,14 @@ class SnapshotWorker:
         self._request += 1
         has = {path: stream.index for path, stream in self._writing.items()}
         self._calls.call(
-            "zmqdist.data.streams", (self._incarnation, has), partial(self._streams_received, self._request)
+            "zmqdist.data.streams",
+            (self._incarnation, has),
+            partial(self._streams_received, self._request),
         )
 
-    def _streams_received(self, request: int, found: dict[str, int] | None, error: OpError | None) -> None:
+    def _streams_received(
+        self, request: int, found: dict[str, int] | None, error: OpError | None
+    ) -> None:
         if request != self._request:
             return  # a later request has replaced this one
         if error is not None or found is None:
@@ -110,7 +119,8 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                # Record here whether the stream is complete, because the dispatcher may learn of its end before `_note_ended` runs.
+                # Record here whether the stream is complete, because the dispatcher may learn of
+                # its end before `_note_ended` runs.
                 self._note_completed(stream)
                 stream.stop()
                 self._ending.add(stream)
@@ -125,25 +135,34 @@ class SnapshotWorker:
         self._ask()
 
     def _fail(self, path: str, index: int, error: BaseException) -> None:
-        """Report to the dispatcher that a stream cannot be begun, so that its snapshot fails. A little later, request streams again."""
+        """Report to the dispatcher that a stream cannot be begun, so that its snapshot fails. A
+        little later, request streams again."""
         log.exception("stream %d of the snapshot %s cannot be begun", index, path)
         self._writing.pop(path, None)
         code, message = code_and_message(error)
         text = f"{path}: stream {index} cannot be begun: {message}"
         self._calls.call(
-            "zmqdist.data.stream_ended", (self._incarnation, path, index, code, text), lambda value, error: None
+            "zmqdist.data.stream_ended",
+            (self._incarnation, path, index, code, text),
+            lambda value, error: None,
         )
         self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
 
     def _ask_again(self) -> None:
-        """Request streams if the dispatcher is connected. After a reconnect, `registered` requests them."""
+        """Request streams if the dispatcher is connected. After a reconnect, `registered` requests
+        them."""
         if self._calls.connected:
             self._ask()
 
     def _begin(self, path: str, index: int) -> None:
         if self.processes is not None:
             terms = StreamTerms(
-                self._dispatcher, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max
+                self._dispatcher,
+                self._incarnation,
+                path,
+                index,
+                self._timeout_s,
+                self._chunk_bytes_max,
             )
             self._writing[path] = StreamProcess(
                 self._loop, self.processes, terms, self._note_ended, self._report_failure
@@ -153,18 +172,27 @@ class SnapshotWorker:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
         stream = self._writing[path] = SnapshotStream(
-            self._client, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
+            self._client,
+            self._incarnation,
+            path,
+            index,
+            self._timeout_s,
+            self._chunk_bytes_max,
+            self._ended,
         )
         stream.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
-        """Have the loop thread call `_note_ended` for a stream that has ended. Called in the stream's thread."""
+        """Have the loop thread call `_note_ended` for a stream that has ended. Called in the
+        stream's thread."""
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:
             pass  # the loop refuses the call, because the worker has ended
 
-    def _report_failure(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
+    def _report_failure(
+        self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]
+    ) -> None:
         def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
                 then()
@@ -191,8 +219,8 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
-        """End all streams. The loop calls this when it stops. The thread of a stream ends only at its next element, but a worker that takes
-        over the stream need not wait for that.
+        """End all streams. The loop calls this when it stops. The thread of a stream ends only at
+        its next element, but a worker that takes over the stream need not wait for that.
         """
         for stream in (*self._writing.values(), *self._ending):
             stream.close()

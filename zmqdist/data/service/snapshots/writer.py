@@ -1,20 +1,26 @@
-"""The writer of one stream of a snapshot. It runs the pipeline, and writes the elements into chunks.
+"""The writer of one stream of a snapshot. It runs the pipeline, and writes the elements into
+chunks.
 
 Theory
-    The writer writes elements into chunks in the stream's folder `uncommitted_chunks/<incarnation>`. A commit publishes these chunks in two
-    steps. First a checkpoint, which contains the iterator's state after the last element of the chunks, appears by a rename. Then the
-    chunks are renamed into the snapshot's folder `chunks`. A writer may crash at any point. The writer that takes over the stream then
-    loads the newest checkpoint. It moves the chunks before the checkpoint if the earlier writer has not moved them. It deletes the chunks
-    after the checkpoint, and computes their elements again. Every element is therefore in the snapshot exactly once, if the pipeline has a
-    state and computes the same elements again. The stream of a pipeline without a state is committed once, at its end.
+    The writer writes elements into chunks in the stream's folder
+    `uncommitted_chunks/<incarnation>`. A commit publishes these chunks in two steps. First a
+    checkpoint, which contains the iterator's state after the last element of the chunks, appears by
+    a rename. Then the chunks are renamed into the snapshot's folder `chunks`. A writer may crash at
+    any point. The writer that takes over the stream then loads the newest checkpoint. It moves the
+    chunks before the checkpoint if the earlier writer has not moved them. It deletes the chunks
+    after the checkpoint, and computes their elements again. Every element is therefore in the
+    snapshot exactly once, if the pipeline has a state and computes the same elements again. The
+    stream of a pipeline without a state is committed once, at its end.
 
-    Each writer works in a folder of its own, and publishes only by renaming files out of that folder. A writer that takes over a stream
-    first moves the folder of the earlier writer away. From then on the earlier writer cannot publish, even if it is alive, so that two
-    writers never commit at the same time.
+    Each writer works in a folder of its own, and publishes only by renaming files out of that
+    folder. A writer that takes over a stream first moves the folder of the earlier writer away.
+    From then on the earlier writer cannot publish, even if it is alive, so that two writers never
+    commit at the same time.
 
 Promises
     P1  Every chunk in `chunks` is complete, and has only elements before the newest checkpoint.
-    P2  The file DONE appears when all chunks are in `chunks`. The file ERROR contains the error of the pipeline or of the disk.
+    P2  The file DONE appears when all chunks are in `chunks`. The file ERROR contains the error of
+        the pipeline or of the disk.
     P3  After `cancel` no further commit is published.
 """
 
@@ -55,12 +61,13 @@ RUN_MAX = 1024
 """The largest number of positions in one request of a stream."""
 
 _QUICK_S, _SLOW_S = 0.1, 1.0
-"""The shortest and the longest time for which a run of positions should last, in seconds. At the end of the data, a longer run would leave
-other workers without positions."""
+"""The shortest and the longest time for which a run of positions should last, in seconds. At the
+end of the data, a longer run would leave other workers without positions."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
-    """Return the seconds between two commits: five minutes, and half a minute more for each earlier chunk, but at most half an hour."""
+    """Return the seconds between two commits: five minutes, and half a minute more for each earlier
+    chunk, but at most half an hour."""
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 
@@ -82,14 +89,17 @@ class StreamWriter:
 
     Args:
       path: the snapshot's folder.
-      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source for this stream, after the `taken` positions
-        that the stream has already used in that repetition. It returns no positions at the end of the repetition. It may block. A repeated
+      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source for
+        this stream, after the `taken` positions that the stream has already used in that
+        repetition. It returns no positions at the end of the repetition. It may block. A repeated
         call returns the same positions, perhaps followed by more.
       chunk_bytes_max: the size, in bytes, at which a chunk ends.
-      interval_s: `interval_s(chunks)` returns the seconds until the next commit, where `chunks` is the number of chunks so far.
+      interval_s: `interval_s(chunks)` returns the seconds until the next commit, where `chunks` is
+        the number of chunks so far.
 
     Attributes:
-      failed: whether `run` has raised an error of the pipeline or of the disk, with which the snapshot fails.
+      failed: whether `run` has raised an error of the pipeline or of the disk, with which the
+        snapshot fails.
     """
 
     def __init__(
@@ -125,29 +135,35 @@ class StreamWriter:
         return self._committed
 
     def cancel(self) -> None:
-        """Have `run` end at the next element. Any thread may call this. The caller must make sure that `ask` no longer blocks."""
+        """Have `run` end at the next element. Any thread may call this. The caller must make sure
+        that `ask` no longer blocks."""
         self._cancelled.set()
         if self._iterator is not None:
             self._iterator.close()
 
     def leave(self) -> None:
-        """Have `run` commit after the next element and end, so that another writer continues from there. Any thread may call this."""
+        """Have `run` commit after the next element and end, so that another writer continues from
+        there. Any thread may call this."""
         self._leaving.set()
 
     def run(self) -> None:
         """Write the stream to its end, and write the file DONE.
 
         Raises:
-          CancelledError: `cancel` or `leave` was called, or another writer has taken over the stream.
-          OpError: the error of `ask`, unchanged, or an error of the pipeline or of the disk. `run` also tries to write an error of the
-            pipeline or the disk into the file ERROR.
+          CancelledError: `cancel` or `leave` was called, or another writer has taken over the
+            stream.
+          OpError: the error of `ask`, unchanged, or an error of the pipeline or of the disk. `run`
+            also tries to write an error of the pipeline or the disk into the file ERROR.
         """
         try:
             if not self._is_done():
                 self._write()
         except _TakenOver:
-            raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
-        except (Exception, SystemExit) as error:  # SystemExit of user code has to fail the snapshot too
+            raise CancelledError(
+                f"stream {self._stream} of {self._path} has another writer now"
+            ) from None
+        except (Exception, SystemExit) as error:
+            # SystemExit of user code has to fail the snapshot too
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
@@ -170,18 +186,26 @@ class StreamWriter:
                 self._first = self._elements
             self._file.write(x)
             self._elements += 1
-            if self._file.nbytes >= self._chunk_bytes_max or time.monotonic() >= due or self._leaving.is_set():
+            if (
+                self._file.nbytes >= self._chunk_bytes_max
+                or time.monotonic() >= due
+                or self._leaving.is_set()
+            ):
                 self._end_chunk()
             if time.monotonic() >= due or self._leaving.is_set():
                 self._commit()
                 if self._leaving.is_set():
-                    raise CancelledError(f"stream {self._stream} of {self._path} is left to other workers")
+                    raise CancelledError(
+                        f"stream {self._stream} of {self._path} is left to other workers"
+                    )
                 due = time.monotonic() + self._interval_s(self._chunks)
         self._check()
         self._end_chunk()
         self._commit()
         self._publish(
-            snapshot_layout.write_json, snapshot_layout.snapshot_done_path(self._folder), {"elements": self._elements}
+            snapshot_layout.write_json,
+            snapshot_layout.snapshot_done_path(self._folder),
+            {"elements": self._elements},
         )
         self._committed = StreamProgress(self._chunks, self._elements, True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
@@ -192,54 +216,68 @@ class StreamWriter:
         return storage.exists(snapshot_layout.snapshot_done_path(self._folder))
 
     def _take_over(self) -> None:
-        """Move the folders of earlier writers away, so that these writers publish nothing any more."""
+        """Move the folders of earlier writers away, so that these writers publish nothing any
+        more.
+        """
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
         for incarnation in storage.list_names(uncommitted):
             if not self._work.endswith(incarnation):
                 try:
                     storage.rename(
-                        storage.join(uncommitted, incarnation), storage.join(self._work, f"taken_{incarnation}")
+                        storage.join(uncommitted, incarnation),
+                        storage.join(self._work, f"taken_{incarnation}"),
                     )
                 except FileNotFoundError as error:
                     if not storage.exists(self._work):
                         raise _TakenOver from error
-                    # Otherwise the earlier writer has just ended, and has removed its folder itself.
+                    # Otherwise the earlier writer has just ended, and has removed its folder
+                    # itself.
 
     def _begin(self, dataset: Tree) -> None:
         """Continue at the newest checkpoint."""
         checkpoint = max(
-            map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))), default=(0, 0, "")
+            map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))),
+            default=(0, 0, ""),
         )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
-        self._iterator = open_stream(dataset, self._requests, entropy=(zlib.crc32(self._path.encode()), 0))
+        self._iterator = open_stream(
+            dataset, self._requests, entropy=(zlib.crc32(self._path.encode()), 0)
+        )
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)
         self._committed = StreamProgress(self._chunks, self._elements, False)
 
     def _recover_chunks(self) -> None:
-        """Move the chunks before the checkpoint to the committed chunks, and delete the chunks after the checkpoint.
+        """Move the chunks before the checkpoint to the committed chunks, and delete the chunks
+        after the checkpoint.
 
         Raises:
           InternalError: a chunk before the checkpoint is missing.
         """
-        there = {chunk.index for chunk in snapshot_layout.committed_chunks(self._path) if chunk.stream == self._stream}
+        there = {
+            chunk.index
+            for chunk in snapshot_layout.committed_chunks(self._path)
+            if chunk.stream == self._stream
+        }
         for incarnation in storage.list_names(self._work):
             folder = storage.join(self._work, incarnation)
             for name in storage.list_names(folder):
                 chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
                     storage.rename(
-                        storage.join(folder, name), storage.join(snapshot_layout.chunks_path(self._path), name)
+                        storage.join(folder, name),
+                        storage.join(snapshot_layout.chunks_path(self._path), name),
                     )
                     there.add(chunk.index)
             storage.remove_tree(folder)
         lost = sorted(set(range(self._chunks)) - there)
         if lost:
             raise InternalError(
-                f"{self._path}: chunks {lost[:10]} of stream {self._stream} are missing, although its checkpoint counts them"
+                f"{self._path}: chunks {lost[:10]} of stream {self._stream} are missing, although "
+                f"its checkpoint counts them"
             )
 
     # -- chunks and commits --
@@ -264,7 +302,8 @@ class StreamWriter:
             state = self._iterator.state_dict()
         except (UnimplementedError, InvalidArgumentError, ResourceExhaustedError) as error:
             LOG.warning(
-                "%s: the stream is committed at its end only, because its pipeline has no state: %s",
+                "%s: the stream is committed at its end only, because its pipeline has no state: "
+                "%s",
                 self._folder,
                 error,
             )
@@ -293,7 +332,8 @@ class StreamWriter:
             raise CancelledError(f"stream {self._stream} of {self._path} was cancelled")
 
     def _fail(self, error: Exception | SystemExit) -> OpError:
-        """Write the file ERROR, and return the error as an OpError. First delete the unfinished chunk, because the disk may be full."""
+        """Write the file ERROR, and return the error as an OpError. First delete the unfinished
+        chunk, because the disk may be full."""
         self.failed = True
         if isinstance(error, OSError):
             op_error: OpError = storage.error_of(error, self._folder)
@@ -325,7 +365,9 @@ class StreamWriter:
 
 
 class _TakenOver(Exception):
-    """The folder of this writer no longer exists, because another writer has taken over the stream."""
+    """The folder of this writer no longer exists, because another writer has taken over the
+    stream.
+    """
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -341,14 +383,16 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
 
 
 class _PositionRequests:
-    """Requests runs of positions for `open_stream`. It adapts the length of the runs, so that a run lasts between _QUICK_S and _SLOW_S
-    seconds.
+    """Requests runs of positions for `open_stream`. It adapts the length of the runs, so that a run
+    lasts between _QUICK_S and _SLOW_S seconds.
 
     Attributes:
       error: the error that `ask` raised; None if it raised no error.
     """
 
-    def __init__(self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]) -> None:
+    def __init__(
+        self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]
+    ) -> None:
         self._ask = ask
         self._check = check
         self._count = 1

@@ -1,19 +1,23 @@
 """The machine of a task that serves requests in order of arrival: a buffer of elements.
 
 Promises
-    B1  Each element is sent in the reply to one request. Requests are served in order of arrival, with elements in the order of the
-        pipeline. If the buffer has elements, a request gets its reply at once, with as many elements as it allows.
-    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements after it. While an error
-        waits in the buffer, no further element is computed, so that a pipeline that can compute no element at all fails only once for each
+    B1  Each element is sent in the reply to one request. Requests are served in order of arrival,
+        with elements in the order of the pipeline. If the buffer has elements, a request gets its
+        reply at once, with as many elements as it allows.
+    B2  An error takes the place of its element: one request gets the error, and the next request
+        gets the elements after it. While an error waits in the buffer, no further element is
+        computed, so that a pipeline that can compute no element at all fails only once for each
         request.
-    B3  After the last element every request gets END, and `has_finished` returns True once. If a pipeline could not be opened or has failed
-        for good, every request gets its error instead of END.
+    B3  After the last element every request gets END, and `has_finished` returns True once. If a
+        pipeline could not be opened or has failed for good, every request gets its error instead of
+        END.
     B4  The number of elements in the buffer is bounded.
     B5  `close` drops the buffer, and no request gets elements afterwards.
 
-One thread computes elements and other threads take them. The callers hold a lock while they call a method of FirstComeBuffer. Without the
-lock, the computing thread may only append to `elements`, up to `limit`. This is safe because appending is atomic, and because the other
-threads only remove elements from the left.
+One thread computes elements and other threads take them. The callers hold a lock while they call a
+method of FirstComeBuffer. Without the lock, the computing thread may only append to `elements`, up
+to `limit`. This is safe because appending is atomic, and because the other threads only remove
+elements from the left.
 """
 
 from __future__ import annotations
@@ -34,12 +38,13 @@ class ElementFailure(NamedTuple):
 
 
 class FirstComeBuffer:
-    """The elements of one task that wait for requests, and the requests that wait for elements. A caller identifies its request by any
-    object, `reply`.
+    """The elements of one task that wait for requests, and the requests that wait for elements. A
+    caller identifies its request by any object, `reply`.
 
     Args:
       elements_min: the value of `limit` until the size of an element is known.
-      fits: `fits(elements, bytes)` returns how many of the elements fit into a reply of this number of bytes. It returns at least 1.
+      fits: `fits(elements, bytes)` returns how many of the elements fit into a reply of this number
+        of bytes. It returns at least 1.
 
     Attributes:
       elements: the elements that were computed and not taken yet.
@@ -61,7 +66,7 @@ class FirstComeBuffer:
         self._finished = False
         self._error: BaseException | None = None
 
-    # -- called by the thread that computes elements ------------------------------------------------------------------------
+    # -- called by the thread that computes elements -----------------------------------------------
 
     @property
     def may_go_on(self) -> bool:
@@ -79,7 +84,8 @@ class FirstComeBuffer:
         self._failures += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """Record that the pipeline has ended. With an error, record that it has failed and that no further element can be computed."""
+        """Record that the pipeline has ended. With an error, record that it has failed and that no
+        further element can be computed."""
         self._over = True
         self._error = self._error or error
 
@@ -89,14 +95,15 @@ class FirstComeBuffer:
         self.limit = 0
         self.elements.clear()
 
-    # -- called by the threads that take elements ------------------------------------------------------------------------------
+    # -- called by the threads that take elements --------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
         """Add a request, to which `next_reply` will return the reply."""
         self.waiting.append((wanted, reply))
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. Return None if no request waits or no reply is possible yet."""
+        """Return the next reply to send. Return None if no request waits or no reply is possible
+        yet."""
         if not self.waiting or not (self.elements or self._over):
             return None
         wanted, reply = self.waiting.popleft()
@@ -104,13 +111,21 @@ class FirstComeBuffer:
             return self._take(wanted, reply)
         if self._error is not None:
             return GiveError(reply, self._error)
-        return GiveError(reply, CancelledError("the task was stopped")) if self.closed else GiveEnd(reply)
+        return (
+            GiveError(reply, CancelledError("the task was stopped"))
+            if self.closed
+            else GiveEnd(reply)
+        )
 
     def has_finished(self) -> bool:
-        """Return whether the pipeline has ended, and its last element has been taken. Return True only once, and never after `close` or
-        after the pipeline has failed.
+        """Return whether the pipeline has ended, and its last element has been taken. Return True
+        only once, and never after `close` or after the pipeline has failed.
         """
-        finished = self._over and not (self.elements or self.closed or self._finished) and self._error is None
+        finished = (
+            self._over
+            and not (self.elements or self.closed or self._finished)
+            and self._error is None
+        )
         self._finished = self._finished or finished
         return finished
 
@@ -118,8 +133,8 @@ class FirstComeBuffer:
         elements = self.elements
         popleft = elements.popleft
         count = min(len(elements), wanted.elements_max)
-        # Take the elements by index, because an iterator over the deque raises RuntimeError once the computing thread has appended an
-        # element.
+        # Take the elements by index, because an iterator over the deque raises RuntimeError once
+        # the computing thread has appended an element.
         count = min(count, self._fits((elements[at] for at in range(count)), wanted.bytes_max))
         taken: list[Any]
         if not self._failures:

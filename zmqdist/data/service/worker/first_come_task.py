@@ -1,9 +1,10 @@
-"""The runner of a task that serves requests in order of arrival. A thread runs the pipeline and fills the machine's buffer
-(first_come_machine.py).
+"""The runner of a task that serves requests in order of arrival. A thread runs the pipeline and
+fills the machine's buffer (first_come_machine.py).
 
-The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty, the request waits.
-Once the thread has computed an element, it has the reply sent a little later, so that a fast pipeline sends many elements in one reply.
-After `close` the thread may compute one more element.
+The thread starts with the first request. A request takes the elements in the buffer at once. If the
+buffer is empty, the request waits. Once the thread has computed an element, it has the reply sent a
+little later, so that a fast pipeline sends many elements in one reply. After `close` the thread may
+compute one more element.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class FirstComeRunner:
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          finished: a function that is called once, in any thread, when the last element has been taken.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
+          finished: a function that is called once, in any thread, when the last element has been
+            taken.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+            get.
           progress: the task's progress (element_replies.py), which this object updates.
-          failed: the crash of an earlier process of this task. One request gets this error before any element, or every request if the
-            task has failed for good.
+          failed: the crash of an earlier process of this task. One request gets this error before
+            any element, or every request if the task has failed for good.
         """
         self._describe_error = describe_error
         self._progress = progress
@@ -59,7 +62,9 @@ class FirstComeRunner:
         self._bytes = 1
         self._started = inf
         self._idle_s = 0.0
-        self._requests = RequestQueue(self._machine, describe_error, self._note_taken, self._end_if_finished)
+        self._requests = RequestQueue(
+            self._machine, describe_error, self._note_taken, self._end_if_finished
+        )
         self._lock = self._requests.lock
         self._room = threading.Condition(self._lock)
         self._taken_before = progress[TAKEN]
@@ -70,7 +75,8 @@ class FirstComeRunner:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread before the first request, when the caller knows that a request will soon arrive."""
+        """Start the thread before the first request, when the caller knows that a request will soon
+        arrive."""
         if not self._thread.ident:
             self._thread.start()
 
@@ -79,8 +85,9 @@ class FirstComeRunner:
         self._requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates, computed from
-        the size of one recent element.
+        """Return the task's figures: the fields of a TaskReport
+        (dispatcher/machine/status_rows.py). The sizes are estimates, computed from the size of one
+        recent element.
         """
         machine = self._machine
         taken = self._progress[TAKEN]
@@ -98,7 +105,7 @@ class FirstComeRunner:
             self._room.notify_all()
         self._requests.serve()
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -136,12 +143,15 @@ class FirstComeRunner:
                     self._wait()
 
     def _wait_for_room(self, element: Any) -> bool:
-        """Weigh `element`, adapt the buffer's limit to its size, and wait until the buffer has room. Return False if the task is closed."""
+        """Weigh `element`, adapt the buffer's limit to its size, and wait until the buffer has
+        room. Return False if the task is closed."""
         element_bytes = max(1, weigh(element))
         with self._lock:
             if not self._machine.closed:
                 self._bytes = element_bytes
-                self._machine.limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes))
+                self._machine.limit = min(
+                    BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes)
+                )
         since = time.monotonic()
         self._wait()
         self._idle_s += time.monotonic() - since
@@ -153,7 +163,7 @@ class FirstComeRunner:
             while not (self._machine.may_go_on or self._machine.closed):
                 self._room.wait()
 
-    # -- replies, in any thread -------------------------------------------------------------------------------------------------
+    # -- replies, in any thread --------------------------------------------------------------------
 
     def _note_taken(self) -> None:
         self._progress[TAKEN] = self._taken_before + self._machine.taken
@@ -161,15 +171,17 @@ class FirstComeRunner:
 
     def _end_if_finished(self) -> None:
         with self._lock:
-            # If another thread is sending replies, the last elements may not have been sent yet. That thread calls this method afterwards.
+            # If another thread is sending replies, the last elements may not have been sent yet.
+            # That thread calls this method afterwards.
             finished = not self._requests.is_serving and self._machine.has_finished()
         if finished:
             self._finished()
 
 
 def fitting(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of these elements fit into a reply of `bytes_max` bytes, at least 1. If the first element is a scalar, return the
-    largest possible number without looking at the others, because scalars are small.
+    """Return how many of these elements fit into a reply of `bytes_max` bytes, at least 1. If the
+    first element is a scalar, return the largest possible number without looking at the others,
+    because scalars are small.
     """
     iterator = iter(elements)
     first = next(iterator)

@@ -1,26 +1,34 @@
-"""The machine for the portions that a task computes for one reader. It decides how many portions the task requests, how far the task may
-compute ahead, and which elements are in a reply.
+"""The machine for the portions that a task computes for one reader. It decides how many portions
+the task requests, how far the task may compute ahead, and which elements are in a reply.
 
-An element is identified by (portion, offset). The pipeline of a portion produces the same elements on every worker, so that another worker
-can continue a portion at the offset that the reader has acknowledged.
+An element is identified by (portion, offset). The pipeline of a portion produces the same elements
+on every worker, so that another worker can continue a portion at the offset that the reader has
+acknowledged.
 
 Promises
-    L1  Elements are sent portion after portion, and within a portion in the order of the pipeline. The offsets of a portion begin at the
-        offset at which the task began the portion, and have no gap or repetition.
-    L2  A reply consists of runs, which are consecutive elements of one portion. Only the run with the last element of a portion is marked
-        as done. A portion without elements has one empty run.
-    L3  If the computation of an element raises an error, the error takes the place and the offset of the element, and is a run of its own.
-    L4  The number of elements in the buffer is bounded. The number of portions is bounded too, because portions may have no elements.
-    L5  Each reply names the portions that the task holds for this reader. From this the reader knows which task has its next portion.
+    L1  Elements are sent portion after portion, and within a portion in the order of the pipeline.
+        The offsets of a portion begin at the offset at which the task began the portion, and have
+        no gap or repetition.
+    L2  A reply consists of runs, which are consecutive elements of one portion. Only the run with
+        the last element of a portion is marked as done. A portion without elements has one empty
+        run.
+    L3  If the computation of an element raises an error, the error takes the place and the offset
+        of the element, and is a run of its own.
+    L4  The number of elements in the buffer is bounded. The number of portions is bounded too,
+        because portions may have no elements.
+    L5  Each reply names the portions that the task holds for this reader. From this the reader
+        knows which task has its next portion.
 
 Tag of a reply
-    (runs, bytes, portions in hand). In the tag, a run is (number, skip, first, count, done, code, text). The run has `count` elements of
-    the portion `number`, from offset `first` on. The task began this portion at offset `skip`. A run with a `code` is the error of one
-    element, and has no element in the batch.
+    (runs, bytes, portions in hand). In the tag, a run is (number, skip, first, count, done, code,
+    text). The run has `count` elements of the portion `number`, from offset `first` on. The task
+    began this portion at offset `skip`. A run with a `code` is the error of one element, and has no
+    element in the batch.
 
-One thread computes elements and other threads take them. The callers hold a lock while they call a method of PortionsLane. Without the
-lock, the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and
-because the other threads only remove elements from the left.
+One thread computes elements and other threads take them. The callers hold a lock while they call a
+method of PortionsLane. Without the lock, the computing thread may only append to the elements of
+its segment, up to `room`. This is safe because appending is atomic, and because the other threads
+only remove elements from the left.
 """
 
 from __future__ import annotations
@@ -36,7 +44,8 @@ GIVEN_MAX: Final = 64
 """The largest number of portions in one request to the dispatcher."""
 
 QUICK_S: Final = 0.02
-"""Seconds. If the task computed the portions of its last request in less time, its next request is for twice as many portions."""
+"""Seconds. If the task computed the portions of its last request in less time, its next request is
+for twice as many portions."""
 
 SEGMENTS_MAX: Final = 256
 """The largest number of portions in the buffer."""
@@ -52,7 +61,8 @@ class PortionError(NamedTuple):
 
 
 class PortionSegment:
-    """The elements of one portion in the buffer. `first` is the offset of the next element to be taken."""
+    """The elements of one portion in the buffer. `first` is the offset of the next element to be
+    taken."""
 
     __slots__ = ("done", "elements", "first", "number", "skip")
 
@@ -61,12 +71,13 @@ class PortionSegment:
         self.skip = self.first = skip
         self.elements: deque[Any] = deque()
         self.done = False
-        """Whether the portion's pipeline has ended. The computing thread sets it without the lock, after it has appended the last
-        element."""
+        """Whether the portion's pipeline has ended. The computing thread sets it without the lock,
+        after it has appended the last element."""
 
 
 class PortionsLane:
-    """The buffer with the portions that a task computes for one reader. A caller identifies its request by any object, `reply`.
+    """The buffer with the portions that a task computes for one reader. A caller identifies its
+    request by any object, `reply`.
 
     Args:
       elements_min: how many elements may be computed ahead until the size of an element is known.
@@ -84,7 +95,8 @@ class PortionsLane:
         self._element_bytes = 1
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
-        """The numbers of the portions that the dispatcher has given to this task and that the thread has not begun."""
+        """The numbers of the portions that the dispatcher has given to this task and that the
+        thread has not begun."""
         self._failures = self._taken = 0
         self.waiting: deque[tuple[Wanted, Any]] = deque()
         self._over = False
@@ -92,16 +104,18 @@ class PortionsLane:
         self._count = 1
         self._received_at = -inf
 
-    # -- called by the thread that computes elements ------------------------------------------------------------------------
+    # -- called by the thread that computes elements -----------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice the last number if those portions were computed quickly, otherwise half of it."""
+        """Return how many portions to request now: twice the last number if those portions were
+        computed quickly, otherwise half of it."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
 
     def portions_received(self, numbers: list[int], now: float) -> None:
-        """Record the portions that the dispatcher has given to this task for the reader. The computing thread begins them in this order."""
+        """Record the portions that the dispatcher has given to this task for the reader. The
+        computing thread begins them in this order."""
         self._coming = numbers
         self._received_at = now
 
@@ -118,7 +132,8 @@ class PortionsLane:
         return segment
 
     def may_add(self) -> bool:
-        """Return whether the last segment, whose elements the thread computes, has room for another element."""
+        """Return whether the last segment, whose elements the thread computes, has room for another
+        element."""
         self._make_room()
         return len(self._segments[-1].elements) < self.room
 
@@ -134,7 +149,8 @@ class PortionsLane:
         segment.elements.append(PortionError(code, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Record that there are no more portions. With an error, record that no further portion can be computed."""
+        """Record that there are no more portions. With an error, record that no further portion can
+        be computed."""
         self._over = True
         self._error = error
 
@@ -145,8 +161,9 @@ class PortionsLane:
         self.room = 0
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Return the number of elements that were taken, their bytes (an estimate from the last weighed element), the number of elements in
-        the buffer, and the largest number that it may have.
+        """Return the number of elements that were taken, their bytes (an estimate from the last
+        weighed element), the number of elements in the buffer, and the largest number that it may
+        have.
         """
         return self._taken, self._taken * self._element_bytes, self._made(), self._limit
 
@@ -157,14 +174,15 @@ class PortionsLane:
         if self._segments:
             self.room = self._limit - self._made() + len(self._segments[-1].elements)
 
-    # -- called by the threads that take elements ------------------------------------------------------------------------------
+    # -- called by the threads that take elements --------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
         """Add a request, to which `next_reply` will return the reply."""
         self.waiting.append((wanted, reply))
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. Return None if no request waits or no reply is possible yet."""
+        """Return the next reply to send. Return None if no request waits or no reply is possible
+        yet."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
         if not self.waiting or not (something or self._over):
@@ -180,15 +198,25 @@ class PortionsLane:
         runs: list[Run] = []
         while self._segments and left > 0:
             segment = self._segments[0]
-            # Promise L2: read `done` before the elements, because the computing thread appends elements meanwhile, and sets `done` after
-            # the last.
+            # Promise L2: read `done` before the elements, because the computing thread appends
+            # elements meanwhile, and sets `done` after the last.
             done = segment.done
             taken, failure = self._pop(segment.elements, left)
             elements += taken
             left -= len(taken)
             done = done and not segment.elements
             if taken or (done and failure is None):
-                runs.append((segment.number, segment.skip, segment.first, len(taken), done and failure is None, 0, ""))
+                runs.append(
+                    (
+                        segment.number,
+                        segment.skip,
+                        segment.first,
+                        len(taken),
+                        done and failure is None,
+                        0,
+                        "",
+                    )
+                )
                 segment.first += len(taken)
             if failure is not None:
                 left -= 1
@@ -200,10 +228,13 @@ class PortionsLane:
                 break
         self._taken += len(elements)
         in_hand = (*(each.number for each in self._segments), *self._coming)
-        return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
+        return GiveElements(
+            reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand)
+        )
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Remove the next elements of a segment. Return them, and the error that follows them or None."""
+        """Remove the next elements of a segment. Return them, and the error that follows them or
+        None."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

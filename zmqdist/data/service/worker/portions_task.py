@@ -1,8 +1,9 @@
-"""The runner of a task that computes portions. The dispatcher gives the task portions for each reader, and the task opens a pipeline for
-each portion.
+"""The runner of a task that computes portions. The dispatcher gives the task portions for each
+reader, and the task opens a pipeline for each portion.
 
-The task has a lane for each reader. The lane's thread requests portions, runs their pipelines one after the other, and puts the elements
-into the lane's buffer (portions_machine.py). The reply to a request may have elements of several portions.
+The task has a lane for each reader. The lane's thread requests portions, runs their pipelines one
+after the other, and puts the elements into the lane's buffer (portions_machine.py). The reply to a
+request may have elements of several portions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
-from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
+from zmqdist.data.service.worker.first_come_task import (
+    BUFFER_BYTES,
+    BUFFER_ELEMENTS_MAX,
+    BUFFER_ELEMENTS_MIN,
+)
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.request_queue import RequestQueue
 from zmqdist.rpc.handler_errors import code_and_message
@@ -38,10 +43,13 @@ class PortionsRunner:
         """Create the runner. The thread of a lane starts with the first request of its reader.
 
         Args:
-          open: `open(number, start, length)` opens the pipeline over the positions of this portion. A lane's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
-          more: `more(client, count)` returns the next portions for a client. It blocks until the dispatcher has a portion, and returns an
-            empty list when no more portions will come. A lane's thread calls it.
+          open: `open(number, start, length)` opens the pipeline over the positions of this portion.
+            A lane's thread calls it.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+            get.
+          more: `more(client, count)` returns the next portions for a client. It blocks until the
+            dispatcher has a portion, and returns an empty list when no more portions will come. A
+            lane's thread calls it.
         """
         self._name = name
         self._open = open
@@ -62,8 +70,8 @@ class PortionsRunner:
         lane.requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The time for an element is reported as
-        unknown.
+        """Return the task's figures: the fields of a TaskReport
+        (dispatcher/machine/status_rows.py). The time for an element is reported as unknown.
         """
         lanes = [lane.figures() for lane in list(self._lanes.values())]
         return (*map(sum, zip((0, 0, 0, 0), *lanes, strict=True)), 0.0)
@@ -101,7 +109,9 @@ class _Lane:
         self.requests = RequestQueue(self._machine, describe_error, lambda: self._taken.notify())
         self._lock = self.requests.lock
         self._taken = threading.Condition(self._lock)
-        threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
+        threading.Thread(
+            target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True
+        ).start()
 
     def figures(self) -> tuple[int, int, int, int]:
         with self._lock:
@@ -113,7 +123,7 @@ class _Lane:
             self._taken.notify_all()
         self.requests.serve()
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         machine, error = self._machine, None

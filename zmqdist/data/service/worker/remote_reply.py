@@ -1,4 +1,5 @@
-"""The reply to a reader in another process. It is sent by RPC, and compressed as the reader requested."""
+"""The reply to a reader in another process. It is sent by RPC, and compressed as the reader
+requested."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
-    """The ElementReply to a reader in another process. It is sent as the reply to the reader's RPC call."""
+    """The ElementReply to a reader in another process. It is sent as the reply to the reader's RPC
+    call."""
 
     def __init__(self, call: PendingCall, loop: Loop, codec: str) -> None:
         self._call = call

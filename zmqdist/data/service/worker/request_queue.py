@@ -1,7 +1,8 @@
 """The requests and replies of a task that serves requests in order of arrival.
 
-A thread of the task computes elements, and wakes the loop that sends the reply to the first request. That loop then sends all replies that
-are ready. Only one thread at a time sends replies, so that they leave in the order in which elements were taken.
+A thread of the task computes elements, and wakes the loop that sends the reply to the first
+request. That loop then sends all replies that are ready. Only one thread at a time sends replies,
+so that they leave in the order in which elements were taken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, ReplySender, withdraw
+from zmqdist.data.service.worker.element_replies import (
+    DescribeError,
+    ElementReply,
+    ReplySender,
+    withdraw,
+)
 from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip, TaskReply
 
 
@@ -29,7 +35,8 @@ class ServingMachine(Protocol):
         """Add a request, to which `next_reply` will return the reply."""
 
     def next_reply(self) -> TaskReply | None:
-        """Remove the first request from `waiting`, and return the reply to it. Return None if no reply is possible now."""
+        """Remove the first request from `waiting`, and return the reply to it. Return None if no
+        reply is possible now."""
 
 
 class RequestQueue:
@@ -73,14 +80,17 @@ class RequestQueue:
             self._sender.send(GiveSkip(reply))
 
     def wake(self) -> None:
-        """If requests wait, have the loop that will reply to the first of them call `serve` a little later."""
+        """If requests wait, have the loop that will reply to the first of them call `serve` a
+        little later."""
         with self.lock:
             if not self._machine.waiting or self.woken:
                 return
             self.woken = True
             reply = self._machine.waiting[0][1]
         if not reply.soon(self.serve):
-            self.serve()  # the loop that would reply to the first request has ended, so serve other readers in this thread
+            # the loop that would reply to the first request has ended, so serve other readers in
+            # this thread
+            self.serve()
 
     def serve(self) -> None:
         """Send all replies that are ready. Any thread may call this."""
@@ -93,7 +103,8 @@ class RequestQueue:
         self._served()
 
     def _next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. If no reply is ready, note that this thread has ceased to send replies, and return None."""
+        """Return the next reply to send. If no reply is ready, note that this thread has ceased to
+        send replies, and return None."""
         waiting = self._machine.waiting
         with self.lock:
             self.woken = False

@@ -1,23 +1,30 @@
-"""The machine of a data task in a coordinated read, in which consumer i gets the i-th element of each group of consecutive elements.
+"""The machine of a data task in a coordinated read, in which consumer i gets the i-th element of
+each group of consecutive elements.
 
 Promises
-    K1  A round is either served to all consumers, with one group, or skipped by all consumers. The task serves a round when all consumers
-        have requested the round and a group is ready. If the waiting time of one of the requests ends before that, all consumers skip the
-        round. A consumer that requests a round after it was skipped is told to skip to the current round.
-    K2  Groups are served in order. A skipped round uses up no group. The next round gets the group instead.
-    K3  A reply may have the elements of several rounds if several groups are ready. The number of rounds is equal for all consumers.
+    K1  A round is either served to all consumers, with one group, or skipped by all consumers. The
+        task serves a round when all consumers have requested the round and a group is ready. If the
+        waiting time of one of the requests ends before that, all consumers skip the round. A
+        consumer that requests a round after it was skipped is told to skip to the current round.
+    K2  Groups are served in order. A skipped round uses up no group. The next round gets the group
+        instead.
+    K3  A reply may have the elements of several rounds if several groups are ready. The number of
+        rounds is equal for all consumers.
     K4  If a consumer repeats a request after a lost reply, it gets the same reply again.
-    K5  At most one request of each consumer waits. A newer request of the consumer replaces the waiting request, which is refused. The
-        refusal has the code ABORTED if both requests are from the same reader, and FAILED_PRECONDITION if two readers send requests as the
-        same consumer.
-    K6  When an error has ended the pipeline, the task first serves the groups that are ready. After that, every waiting and later request
-        gets the error.
+    K5  At most one request of each consumer waits. A newer request of the consumer replaces the
+        waiting request, which is refused. The refusal has the code ABORTED if both requests are
+        from the same reader, and FAILED_PRECONDITION if two readers send requests as the same
+        consumer.
+    K6  When an error has ended the pipeline, the task first serves the groups that are ready. After
+        that, every waiting and later request gets the error.
 
-When this machine starts, some consumers may have received a round that the others have not. As soon as all consumers have sent a request,
-the consumers that lack this round get a group for it, unless the request of a consumer that is ahead says that the round was skipped.
+When this machine starts, some consumers may have received a round that the others have not. As soon
+as all consumers have sent a request, the consumers that lack this round get a group for it, unless
+the request of a consumer that is ahead says that the round was skipped.
 
-The tag of a reply is (next round of this consumer, the last round that all consumers have received). The machine computes the second number
-from the requests, because a consumer that requests a round has received all earlier rounds.
+The tag of a reply is (next round of this consumer, the last round that all consumers have
+received). The machine computes the second number from the requests, because a consumer that
+requests a round has received all earlier rounds.
 """
 
 from __future__ import annotations
@@ -42,8 +49,8 @@ class _Served:
 
 
 class RoundsMachine:
-    """The groups of one task of a coordinated read, and the requests of its consumers. A caller identifies its request by any object,
-    `reply`.
+    """The groups of one task of a coordinated read, and the requests of its consumers. A caller
+    identifies its request by any object, `reply`.
     """
 
     def __init__(self, consumers: int) -> None:
@@ -67,13 +74,14 @@ class RoundsMachine:
         return [reply for _, reply in self._waiting.values()]
 
     def add(self, group: list[Any], group_bytes: int) -> None:
-        """Add a group, one element for each consumer. `serve` sends it when all consumers have requested the same round."""
+        """Add a group, one element for each consumer. `serve` sends it when all consumers have
+        requested the same round."""
         self._groups.append(group)
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskReply]:
-        """Record that `error` has ended the pipeline, and return the replies that are ready. Only the first error counts. After a
-        CancelledError the groups that are ready are not served.
+        """Record that `error` has ended the pipeline, and return the replies that are ready. Only
+        the first error counts. After a CancelledError the groups that are ready are not served.
         """
         self._error = self._error or error
         return self.serve()
@@ -84,11 +92,13 @@ class RoundsMachine:
 
     def withdraw(self, reply: Any) -> None:
         """Withdraw a request whose reader no longer waits."""
-        self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
+        self._waiting = {
+            consumer: each for consumer, each in self._waiting.items() if each[1] is not reply
+        }
 
     def expired(self, reply: Any) -> list[TaskReply]:
-        """Have all consumers skip the round that this request asks for, because its waiting time is over. Return the replies that are
-        ready.
+        """Have all consumers skip the round that this request asks for, because its waiting time is
+        over. Return the replies that are ready.
         """
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
@@ -109,8 +119,8 @@ class RoundsMachine:
         return effects
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
-        """Add a request to the waiting requests, or return its reply if a reply is possible at once. If the request replaces an older
-        request, return the error for the older request.
+        """Add a request to the waiting requests, or return its reply if a reply is possible at
+        once. If the request replaces an older request, return the error for the older request.
         """
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
@@ -118,10 +128,19 @@ class RoundsMachine:
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: repeat a reply that was lost
+            if (before.reader, before.round) == (wanted.reader, requested):
+                # promise K4: repeat a reply that was lost
                 tag = before.next, self._received_by_all()
-                return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
-            return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
+                return [
+                    GiveSkip(reply, tag)
+                    if before.elements is None
+                    else GiveElements(reply, before.elements, tag)
+                ]
+            return [
+                GiveError(
+                    reply, FailedPreconditionError(restarted(consumer, requested, before.next))
+                )
+            ]
         self._requested_rounds[consumer] = requested
         if self._round is not None and requested < self._round:
             return [self._skip(wanted, reply, self._round)]
@@ -130,15 +149,21 @@ class RoundsMachine:
         return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
 
     def _received_by_all(self) -> int:
-        return min(self._requested_rounds.values()) - 1 if len(self._requested_rounds) == self._consumers else -1
+        return (
+            min(self._requested_rounds.values()) - 1
+            if len(self._requested_rounds) == self._consumers
+            else -1
+        )
 
     def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> GiveSkip:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
         return GiveSkip(reply, (next_round, self._received_by_all()))
 
     def _next_replies(self) -> list[TaskReply]:
-        """Return the replies for the next round or rounds. Return an empty list if no reply is possible yet."""
-        # Promise K6: while groups are ready, send them and not the error, unless the task was closed.
+        """Return the replies for the next round or rounds. Return an empty list if no reply is
+        possible yet."""
+        # Promise K6: while groups are ready, send them and not the error, unless the task was
+        # closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
@@ -150,7 +175,8 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # promise K1: one consumer has skipped this round, so all skip it
+        if any(wanted.skipped for wanted in ahead):
+            # promise K1: one consumer has skipped this round, so all skip it
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:
@@ -179,7 +205,8 @@ class RoundsMachine:
 def restarted(consumer: int, requested: int, reached: int) -> str:
     """Return the error text for a consumer that begins again while the other consumers continue."""
     return (
-        f"Consumer {consumer} requested data for round {requested}, but the current round has already reached {reached}. "
+        f"Consumer {consumer} requested data for round {requested}, but the current round has "
+        f"already reached {reached}. "
         "This may indicate that the consumer was restarted with the same job name."
     )
 
@@ -191,8 +218,10 @@ def displaced(older: Wanted, newer: Wanted) -> OpError:
         text = f"the request of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
         return AbortedError(text)
     text = (
-        f"Another reader (client {newer.reader}) requests round {newer.round} as consumer {consumer}, while this one (client "
-        f"{older.reader}) waited for round {older.round}. This may indicate that two readers have the same consumer_index, or that the "
+        f"Another reader (client {newer.reader}) requests round {newer.round} as consumer "
+        f"{consumer}, while this one (client "
+        f"{older.reader}) waited for round {older.round}. This may indicate that two readers have "
+        f"the same consumer_index, or that the "
         "consumer was restarted with the same job name."
     )
     return FailedPreconditionError(text)

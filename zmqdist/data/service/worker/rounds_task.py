@@ -1,5 +1,6 @@
-"""The runner of a data task in a coordinated read. A thread computes groups ahead (a group has one element for each consumer), and the
-machine (rounds_machine.py) decides when the consumers get a group.
+"""The runner of a data task in a coordinated read. A thread computes groups ahead (a group has one
+element for each consumer), and the machine (rounds_machine.py) decides when the consumers get a
+group.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
 GROUPS_BYTES: Final = 16 << 20
-"""The largest number of groups, and about the largest number of bytes, that the thread computes ahead of the consumers. It always computes
-at least one group ahead."""
+"""The largest number of groups, and about the largest number of bytes, that the thread computes
+ahead of the consumers. It always computes at least one group ahead."""
 
 
 class RoundsRunner:
     """Runs one data task of a coordinated read."""
 
     def __init__(
-        self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, consumers: int
+        self,
+        name: str,
+        open: Callable[[], DatasetIterator],
+        describe_error: DescribeError,
+        consumers: int,
     ) -> None:
         """Create the runner. Its thread starts with the first request.
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+            get.
         """
         self._open = open
         self._describe_error = describe_error
@@ -54,25 +60,33 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
-        """Have all consumers skip the round that this request asks for, because its waiting time is over."""
+        """Have all consumers skip the round that this request asks for, because its waiting time is
+        over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the task's figures: the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last
-        group. The time for an element is reported as unknown.
+        """Return the task's figures: the fields of a TaskReport
+        (dispatcher/machine/status_rows.py). The sizes are estimates from the last group. The time
+        for an element is reported as unknown.
         """
         with self._lock:
             groups = self._machine.groups
             taken = self._made - groups * self._consumers
             nbytes = taken * self._group_bytes // self._consumers
-            return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
+            return (
+                taken,
+                nbytes,
+                groups * self._consumers,
+                self._groups_max() * self._consumers,
+                0.0,
+            )
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
-        """Call `decision`, which has the machine decide, and send the replies that it returns. `new` is the request that the decision adds,
-        if any. Any thread may call this.
+        """Call `decision`, which has the machine decide, and send the replies that it returns.
+        `new` is the request that the decision adds, if any. Any thread may call this.
         """
         with self._lock:
             for reply in self._machine.waiting():
@@ -89,7 +103,8 @@ class RoundsRunner:
             self._sender.send(answer)
 
     def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
-        """Withdraw these requests, and return an error reply for each of them. Call it with the lock held."""
+        """Withdraw these requests, and return an error reply for each of them. Call it with the
+        lock held."""
         for reply in replies:
             self._machine.withdraw(reply)
         return [GiveError(reply, error) for reply in replies]
@@ -97,7 +112,7 @@ class RoundsRunner:
     def _serve(self) -> None:
         self._decide(self._machine.serve)
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -119,14 +134,17 @@ class RoundsRunner:
         return group
 
     def _add(self, group: list[Any]) -> None:
-        """Add a group, send the replies that are ready, and wait until another group may be computed."""
+        """Add a group, send the replies that are ready, and wait until another group may be
+        computed."""
         with self._lock:
             self._made += len(group)
             self._group_bytes = max(1, sum(map(weigh, group)))
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
         if waiting and not waiting[0].soon(self._serve):
-            self._serve()  # the loop that would reply to the first request has ended, so serve other readers in this thread
+            # the loop that would reply to the first request has ended, so serve other readers in
+            # this thread
+            self._serve()
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()
@@ -141,7 +159,8 @@ class RoundsRunner:
 
 
 ENDED: Final = (
-    "Encountered end of sequence on a round-robin read iterator. Please ensure that the dataset used for round-robin "
+    "Encountered end of sequence on a round-robin read iterator. Please ensure that the dataset "
+    "used for round-robin "
     "reading has infinite cardinality."
 )
 
@@ -150,6 +169,7 @@ def require_infinite(cardinality: int) -> None:
     """Raise FailedPreconditionError if the pipeline is known to end."""
     if cardinality >= 0:
         raise FailedPreconditionError(
-            "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "
+            "Round robin reads require that the input dataset has infinite cardinality, but the "
+            "dataset has cardinality "
             f"{cardinality}. Consider adding `.repeat()`",
         )

@@ -1,19 +1,23 @@
-"""The data-service side of a worker. It carries out the dispatcher's assignments, and passes the requests of readers to the tasks.
+"""The data-service side of a worker. It carries out the dispatcher's assignments, and passes the
+requests of readers to the tasks.
 
 Rules
-    The machine (tasks_machine.py) decides which tasks the worker has. Tasks run in threads of the worker's process (`TaskThreads`), or in
-    processes of their own (task_process.py). With processes, no user code runs in the worker's process. Such a process has a `TaskThreads`
-    that runs only its tasks, mostly one. A task opens its pipeline when the first reader sends a request. A task that has a process
-    and serves requests in order of arrival opens its pipeline earlier, when the first reader connects.
+    The machine (tasks_machine.py) decides which tasks the worker has. Tasks run in threads of the
+    worker's process (`TaskThreads`), or in processes of their own (task_process.py). With
+    processes, no user code runs in the worker's process. Such a process has a `TaskThreads` that
+    runs only its tasks, mostly one. A task opens its pipeline when the first reader sends a
+    request. A task that has a process and serves requests in order of arrival opens its pipeline
+    earlier, when the first reader connects.
 
-    Pipelines run in threads of their own. Everything else runs in the loop thread, except for methods that say so.
+    Pipelines run in threads of their own. Everything else runs in the loop thread, except for
+    methods that say so.
 
 Methods (each name has the prefix "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
     profile()                                    -> {number of a task: figures of the task}
 
-Not here: how each kind of task computes elements and distributes them ({first_come,rounds,shared,portions}_task.py), snapshots
-(../snapshots).
+Not here: how each kind of task computes elements and distributes them
+({first_come,rounds,shared,portions}_task.py), snapshots (../snapshots).
 """
 
 from __future__ import annotations
@@ -79,7 +83,8 @@ REPORT_S: Final = 5.0
 """Seconds between two reports of figures by a worker with running tasks."""
 
 FLUSH_S: Final = 0.1
-"""Seconds that a stopping worker waits before each check whether its last replies have left the process."""
+"""Seconds that a stopping worker waits before each check whether its last replies have left the
+process."""
 
 READERS: Final = frozenset({"submit", "worker"})
 
@@ -91,7 +96,8 @@ class WorkerDataSnapshot:
     Attributes:
       tasks: number of tasks that the dispatcher has assigned to the worker and that have not ended.
       writing: number of streams of distributed snapshots that the worker is writing.
-      streams: the progress of these streams, and of the streams that the worker has completed in this incarnation.
+      streams: the progress of these streams, and of the streams that the worker has completed in
+        this incarnation.
     """
 
     tasks: int
@@ -103,15 +109,17 @@ class TaskHost(Protocol):
     """The protocol of an object that runs a worker's tasks.
 
     Attributes:
-      state: the random number that identifies the dispatcher's durable state, which has these tasks.
+      state: the random number that identifies the dispatcher's durable state, which has these
+        tasks.
       address: the worker's address.
-      read_at: the address to which readers connect; empty if they connect to `address`. If each task has a port of its own, "%dts_port%" in
-        this address stands for that port.
+      read_at: the address to which readers connect; empty if they connect to `address`. If each
+        task has a port of its own, "%dts_port%" in this address stands for that port.
       cache_bytes: size of the window of a task that trainers share.
       began: called in the loop thread when a task has begun to run.
       finished: called in the loop thread with the number of a task whose last element was taken.
-      crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task that computes portions has crashed. The
-        function reports the crash to the dispatcher, and calls `then` when the dispatcher has confirmed the report.
+      crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task
+        that computes portions has crashed. The function reports the crash to the dispatcher, and
+        calls `then` when the dispatcher has confirmed the report.
     """
 
     state: int
@@ -132,12 +140,13 @@ class TaskHost(Protocol):
         """End task `number`. Ignores an unknown number. Does not block."""
 
     def hand_back(self, number: int) -> bool:
-        """Have task `number` take no more positions, and give back the positions that it has not begun. Return False if the task has not
-        begun to run.
+        """Have task `number` take no more positions, and give back the positions that it has not
+        begun. Return False if the task has not begun to run.
         """
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """Return the figures of the running tasks (data/service/dispatcher/machine/status_rows.py), by number."""
+        """Return the figures of the running tasks (data/service/dispatcher/machine/status_rows.py),
+        by number."""
 
     @property
     def unsent(self) -> bool:
@@ -145,7 +154,8 @@ class TaskHost(Protocol):
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers wait for replies or may still send requests. After `refuse`, False when all replies have been sent."""
+        """Whether readers wait for replies or may still send requests. After `refuse`, False when
+        all replies have been sent."""
 
     def refuse(self) -> None:
         """Reply to the requests that have been received, and refuse new requests with CANCELLED."""
@@ -155,7 +165,8 @@ class TaskHost(Protocol):
 
 
 class DataWorker:
-    """The part of a WorkerServer that works for the data service. The docstring of the module gives the rules.
+    """The part of a WorkerServer that works for the data service. The docstring of the module gives
+    the rules.
 
     Attributes:
       host: the object that runs the tasks.
@@ -177,8 +188,10 @@ class DataWorker:
         """Register the methods on `service`, which must not be attached to a server yet.
 
         Args:
-          host: the object that runs the tasks. If it is None, the tasks run in threads of this process.
-          chunk_bytes_max: the number of bytes, before compression, at which a chunk of a snapshot ends.
+          host: the object that runs the tasks. If it is None, the tasks run in threads of this
+            process.
+          chunk_bytes_max: the number of bytes, before compression, at which a chunk of a snapshot
+            ends.
         """
         self._loop = loop
         self._calls = calls
@@ -194,7 +207,8 @@ class DataWorker:
         )
         self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
-        """Called when a worker that is leaving has nothing left to do; None while the worker is not leaving."""
+        """Called when a worker that is leaving has nothing left to do; None while the worker is not
+        leaving."""
         self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
@@ -207,18 +221,23 @@ class DataWorker:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks that the dispatcher has assigned to this worker and that have not ended."""
+        """Number of tasks that the dispatcher has assigned to this worker and that have not
+        ended.
+        """
         return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
         """Return the worker's present tasks and streams. Call this in the loop thread."""
-        return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
+        return WorkerDataSnapshot(
+            self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses())
+        )
 
     def bound(self, address: str, read_at: str, key: bytes) -> None:
-        """Take the worker's address, the address of its second port ("" without one), and its public key (b"" without CURVE)."""
+        """Take the worker's address, the address of its second port ("" without one), and its
+        public key (b"" without CURVE)."""
         self.host.address, self.host.read_at, self.key = address, read_at, key
 
-    # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
+    # -- assignments of the dispatcher -------------------------------------------------------------
 
     def registered(self) -> None:
         """Record that the dispatcher has registered this worker, for the first time or again."""
@@ -258,13 +277,18 @@ class DataWorker:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.request_failed(request) if error else self._machine.work_received(request, value)
+        effects = (
+            self._machine.request_failed(request)
+            if error
+            else self._machine.work_received(request, value)
+        )
         if effects:
             self._perform(effects)
             self._end_if_drained()
 
     def _ask_again(self) -> None:
-        """Request work if the dispatcher is connected. After a reconnect, `registered` requests work."""
+        """Request work if the dispatcher is connected. After a reconnect, `registered` requests
+        work."""
         if self._calls.connected:
             self._perform(self._machine.ask())
 
@@ -275,31 +299,42 @@ class DataWorker:
     def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
         def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
-                then()  # after a permanent error the dispatcher will tell this worker to drop the task
+                # after a permanent error the dispatcher will tell this worker to drop the task
+                then()
             else:
                 again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._machine.tasks:
-            self._calls.call("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
+            self._calls.call(
+                "zmqdist.data.crashed",
+                (self._machine.state, number, self._incarnation, how),
+                replied,
+            )
 
     def _profile(self, call: PendingCall) -> None:
         found = self.host.figures()
         if not found:
-            raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
+            raise UnavailableError(
+                f"No trace event was collected: no task of worker {self.host.address} is at work"
+            )
         names = ("elements", "bytes", "buffered", "room", "element_s")
         call.reply(
             {
-                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, values, strict=True))}
+                number: {
+                    "dataset": self._machine.tasks[number].dataset,
+                    **dict(zip(names, values, strict=True)),
+                }
                 for number, values in found.items()
             }
         )
 
-    # -- leaving ----------------------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
 
     def refuse(self, then: Callable[[], None]) -> None:
-        """Prepare to stop after the dispatcher has released this worker. Send no further request to the dispatcher, reply to the pending
-        requests of readers, and then call `then`. Call this in the loop thread.
+        """Prepare to stop after the dispatcher has released this worker. Send no further request to
+        the dispatcher, reply to the pending requests of readers, and then call `then`. Call this in
+        the loop thread.
         """
         self._machine.leave()
         self.host.refuse()
@@ -310,11 +345,12 @@ class DataWorker:
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Finish the worker's tasks. Take no more positions, give back the positions that are not begun, wait until readers have taken the
-        elements that are ready, and then call `then`. Call this in the loop thread.
+        """Finish the worker's tasks. Take no more positions, give back the positions that are not
+        begun, wait until readers have taken the elements that are ready, and then call `then`. Call
+        this in the loop thread.
 
-        A task that reads the whole dataset or a static shard continues until its pipeline has ended. To stop without this delay, call
-        `close`.
+        A task that reads the whole dataset or a static shard continues until its pipeline has
+        ended. To stop without this delay, call `close`.
         """
         self._drained = then
         self._report_leaving()
@@ -328,7 +364,9 @@ class DataWorker:
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
             if self._machine.tasks:
-                self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
+                self._loop.set_timer(
+                    (self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent
+                )
             else:
                 self._end_if_sent()
 
@@ -347,7 +385,8 @@ class DataWorker:
 
 
 class TaskThreads:
-    """Runs tasks in threads of this process, and serves the method `elements` for their readers. Implements `TaskHost`."""
+    """Runs tasks in threads of this process, and serves the method `elements` for their readers.
+    Implements `TaskHost`."""
 
     def __init__(
         self,
@@ -358,13 +397,17 @@ class TaskThreads:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Register the method `elements` on `service`, which must not be attached to a server yet."""
+        """Register the method `elements` on `service`, which must not be attached to a server
+        yet.
+        """
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
-        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
+        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: (
+            then()
+        )
         self._loop = loop
         self._service = service
         self.dispatcher = dispatcher
@@ -406,7 +449,10 @@ class TaskThreads:
         if split_client is None:
             return False
         threading.Thread(
-            target=self._hand_back, args=(split_client,), name=f"zmqdist-drain-{number}", daemon=True
+            target=self._hand_back,
+            args=(split_client,),
+            name=f"zmqdist-drain-{number}",
+            daemon=True,
         ).start()
         return True
 
@@ -415,7 +461,9 @@ class TaskThreads:
             split_client.drain()
         except BaseException as error:
             log.warning(
-                "worker %s is leaving, and could not give back positions that it has not begun: %s", self.address, error
+                "worker %s is leaving, and could not give back positions that it has not begun: %s",
+                self.address,
+                error,
             )
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
@@ -436,12 +484,15 @@ class TaskThreads:
         if self._client is not None:
             self._client.close()
 
-    # -- readers ----------------------------------------------------------------------------------------------------------------
+    # -- readers -----------------------------------------------------------------------------------
 
-    def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+    def _elements(
+        self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str
+    ) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        # If the codec's package is missing, `codec_of` raises. Call it now, before the request takes an element, which would then be lost.
+        # If the codec's package is missing, `codec_of` raises. Call it now, before the request
+        # takes an element, which would then be lost.
         codec_of(codec or None)
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
@@ -450,11 +501,15 @@ class TaskThreads:
         try:
             self._loop.call_soon(self._answer_local, state, number, wanted, reply)
         except OpError as error:
-            reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
+            reply.fail(
+                CancelledError(
+                    f"Local worker {self.address} is no longer available: {error.message}"
+                )
+            )
 
     def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Reply to a request of a reader in this process. If this raises, pass the error to the reader here, because there is no RPC call
-        that would carry it.
+        """Reply to a request of a reader in this process. If this raises, pass the error to the
+        reader here, because there is no RPC call that would carry it.
         """
         try:
             self._answer(state, number, wanted, reply)
@@ -498,11 +553,13 @@ class TaskThreads:
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
             runner = task.runner
-            self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
+            self._loop.set_timer(
+                id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply)
+            )
 
     def start(self, task: WorkerTask) -> None:
-        """Create the runner of a task before its first request. A task that serves requests in order of arrival begins to compute elements.
-        Call this in the loop thread.
+        """Create the runner of a task before its first request. A task that serves requests in
+        order of arrival begins to compute elements. Call this in the loop thread.
         """
         if task.runner is None and not task.done:
             task.runner = self._run(task)
@@ -522,12 +579,19 @@ class TaskThreads:
         if not task.failed:
             if task.terms.portioned:
                 return PortionsRunner(
-                    str(task.id), partial(self._open_portion, task, split_client), describe, split_client.portions
+                    str(task.id),
+                    partial(self._open_portion, task, split_client),
+                    describe,
+                    split_client.portions,
                 )
             if task.terms.coordinated:
-                return rounds_task.RoundsRunner(str(task.id), open_pipeline, describe, task.terms.num_consumers)
+                return rounds_task.RoundsRunner(
+                    str(task.id), open_pipeline, describe, task.terms.num_consumers
+                )
             if task.terms.cache:
-                return shared_task.SharedRunner(str(task.id), open_pipeline, describe, self.cache_bytes)
+                return shared_task.SharedRunner(
+                    str(task.id), open_pipeline, describe, self.cache_bytes
+                )
         return FirstComeRunner(
             str(task.id),
             open_pipeline,
@@ -540,10 +604,11 @@ class TaskThreads:
     def _open_portion(
         self, task: WorkerTask, split_client: SplitClient, number: int, start: int, length: int
     ) -> DatasetIterator:
-        """Open the pipeline of a task over the positions of one portion. Called in a thread of the task.
+        """Open the pipeline of a task over the positions of one portion. Called in a thread of the
+        task.
 
-        The random numbers depend on the portion and on the pass alone, so that another worker, also one of another dispatcher, can
-        continue the portion.
+        The random numbers depend on the portion and on the pass alone, so that another worker, also
+        one of another dispatcher, can continue the portion.
         """
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
@@ -555,17 +620,24 @@ class TaskThreads:
         )
 
     def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:
-        """Open the pipeline of a task that does not compute portions. Called in the task's thread."""
+        """Open the pipeline of a task that does not compute portions. Called in the task's
+        thread.
+        """
         dataset = deserialize(split_client.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())
         if task.terms.cache:
             shared_task.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
-            return open_split(dataset, split_client.ask, entropy=(self.state, task.iteration), ordered=False)
+            return open_split(
+                dataset, split_client.ask, entropy=(self.state, task.iteration), ordered=False
+            )
         policy = ShardingPolicy(task.terms.mode).name
-        # Where the user gave no seed, all workers of an iteration use one seed, so that their shards are parts of the same order.
-        return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
+        # Where the user gave no seed, all workers of an iteration use one seed, so that their
+        # shards are parts of the same order.
+        return iter(
+            shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration)
+        )
 
     def _finished(self, task: WorkerTask) -> None:
         try:

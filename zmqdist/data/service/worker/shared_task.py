@@ -1,14 +1,17 @@
-"""The runner of a task that all trainers share. It has a window of the latest elements, which are encoded once for all trainers.
+"""The runner of a task that all trainers share. It has a window of the latest elements, which are
+encoded once for all trainers.
 
 Rules
-    Each trainer has a position of its own, and gets no element twice. A new trainer begins at the oldest element in the window. A trainer
-    that has fallen behind the window continues at the oldest element too. A trainer at the end of the window waits for the next batch. The
-    task computes that batch for the first waiting trainer, and sends it to all waiting trainers.
-    A batch has at most as many elements as the first waiting trainer requests, and gets no further element when it has a 16th of the
-    window's bytes. A trainer that is a little slower than the others therefore does not fall behind the window, unless elements are large.
-    When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
-    One trainer gets the error of an element, and the next request continues after the error. If the pipeline ends, all trainers get an
-    error.
+    Each trainer has a position of its own, and gets no element twice. A new trainer begins at the
+    oldest element in the window. A trainer that has fallen behind the window continues at the
+    oldest element too. A trainer at the end of the window waits for the next batch. The task
+    computes that batch for the first waiting trainer, and sends it to all waiting trainers.
+    A batch has at most as many elements as the first waiting trainer requests, and gets no further
+    element when it has a 16th of the window's bytes. A trainer that is a little slower than the
+    others therefore does not fall behind the window, unless elements are large. When the window
+    exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is
+    an error. One trainer gets the error of an element, and the next request continues after the
+    error. If the pipeline ends, all trainers get an error.
 
 The window ends with the task. A restarted worker begins a new window.
 """
@@ -25,7 +28,13 @@ from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed, ReplySender, withdraw
+from zmqdist.data.service.worker.element_replies import (
+    DescribeError,
+    ElementReply,
+    Packed,
+    ReplySender,
+    withdraw,
+)
 from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
@@ -33,7 +42,8 @@ from zmqdist.errors import CancelledError
 BATCHES_IN_WINDOW: Final = 16
 """A batch gets no further element when it has the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
-"""Seconds. The next batch has half the size if a batch took longer than this to compute, and twice the size if it took less."""
+"""Seconds. The next batch has half the size if a batch took longer than this to compute, and twice
+the size if it took less."""
 
 
 class SharedRunner:
@@ -45,13 +55,18 @@ class SharedRunner:
     """
 
     def __init__(
-        self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, limit: int
+        self,
+        name: str,
+        open: Callable[[], DatasetIterator],
+        describe_error: DescribeError,
+        limit: int,
     ) -> None:
         """Create the runner. Its thread starts with the first request.
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+            get.
           limit: largest size of the window, in bytes.
         """
         self._open = open
@@ -66,10 +81,11 @@ class SharedRunner:
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """The error of the element after the last batch, until one request has got the error. Otherwise None."""
+        """The error of the element after the last batch, until one request has got the error.
+        Otherwise None."""
         self._woken = False
-        """True while a call of `_serve` is scheduled. Until `_serve` has run, the thread computes no batch, because the window may already
-        have the batch that the waiting requests need."""
+        """True while a call of `_serve` is scheduled. Until `_serve` has run, the thread computes
+        no batch, because the window may already have the batch that the waiting requests need."""
         self._error: BaseException | None = None
         self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
@@ -96,7 +112,8 @@ class SharedRunner:
         self._end(CancelledError("the task was stopped"))
 
     def _serve(self) -> None:
-        """Send all replies that are ready. Runs in the loop thread, so that the replies to a trainer keep their order."""
+        """Send all replies that are ready. Runs in the loop thread, so that the replies to a
+        trainer keep their order."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
             served: list[tuple[ElementReply, Packed]] = []
@@ -131,8 +148,9 @@ class SharedRunner:
         return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
-        """Return the next batch of the trainer that sent the request, and advance the trainer's position. Return None if the window does
-        not have that batch yet. Call this with the lock held.
+        """Return the next batch of the trainer that sent the request, and advance the trainer's
+        position. Return None if the window does not have that batch yet. Call this with the lock
+        held.
         """
         position = max(self._first, self._positions.get(wanted.trainer, 0))
         if position == self._first + len(self._window):
@@ -140,7 +158,7 @@ class SharedRunner:
         self._positions[wanted.trainer] = position + 1
         return self._window[position - self._first][0]
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -152,7 +170,8 @@ class SharedRunner:
             self._end(error)
 
     def _wait_for_need(self) -> Wanted | None:
-        """Wait until a request needs a batch that is not computed yet, and return the request. Return None if the task has ended."""
+        """Wait until a request needs a batch that is not computed yet, and return the request.
+        Return None if the task has ended."""
         with self._lock:
             while self._error is None:
                 if self._waiting and not self._woken and self._failure is None:
@@ -160,15 +179,21 @@ class SharedRunner:
                 self._needed.wait()
         return None
 
-    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
-        """Compute a batch. Return (elements, number of bytes, error of the element after these or None). Raises InvalidArgumentError at the
-        end of the pipeline.
+    def _compute(
+        self, iterator: DatasetIterator, wanted: Wanted
+    ) -> tuple[list[Any], int, BaseException | None]:
+        """Compute a batch. Return (elements, number of bytes, error of the element after these or
+        None). Raises InvalidArgumentError at the end of the pipeline.
         """
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
         failure: BaseException | None = None
-        while failure is None and len(elements) < min(self._count, wanted.elements_max) and total < enough:
+        while (
+            failure is None
+            and len(elements) < min(self._count, wanted.elements_max)
+            and total < enough
+        ):
             try:
                 element = next(iterator)
                 total += self._weigh(element)
@@ -182,14 +207,17 @@ class SharedRunner:
                 elements.append(element)
             self._made += 1
         quick = time.monotonic() - began < BATCH_S
-        self._count = min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
+        self._count = (
+            min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
+        )
         return elements, total, failure
 
     def _weigh(self, element: Any) -> int:
         nbytes = weigh(element)
         if nbytes > self._limit:
             raise invalid(
-                f"an element takes {nbytes} bytes, and the cross-trainer cache has room for {self._limit}: give the worker a "
+                f"an element takes {nbytes} bytes, and the cross-trainer cache has room for "
+                f"{self._limit}: give the worker a "
                 "larger cross_trainer_cache_size_bytes"
             )
         return nbytes
@@ -228,6 +256,4 @@ def require_infinite(cardinality: int) -> None:
         raise invalid(f"{text}{cardinality}.")
 
 
-ENDED: Final = (
-    "Cross-trainer caching requires the input dataset to be infinite. However, it reached the end of sequence."
-)
+ENDED: Final = "Cross-trainer caching requires the input dataset to be infinite. However, it reached the end of sequence."

@@ -1,10 +1,13 @@
-"""A process of data-service tasks. It runs the pipelines of its tasks, and replies to the tasks' readers without the worker.
+"""A process of data-service tasks. It runs the pipelines of its tasks, and replies to the tasks'
+readers without the worker.
 
-The worker's zygote forks this process. The process has a loop, and a router on the listening sockets that the worker has opened for the
-tasks, so that it sends elements directly to the readers. It requests positions from the dispatcher. Most processes run one task. This
-process shares with the worker:
-    a socket for orders  The worker orders each task, and closes the socket when it has dropped all tasks of the process. An order has two
-                         descriptors: the pipe of the task, and the socket at which readers of the task connect.
+The worker's zygote forks this process. The process has a loop, and a router on the listening
+sockets that the worker has opened for the tasks, so that it sends elements directly to the readers.
+It requests positions from the dispatcher. Most processes run one task. This process shares with the
+worker:
+    a socket for orders  The worker orders each task, and closes the socket when it has dropped all
+                         tasks of the process. An order has two descriptors: the pipe of the task,
+                         and the socket at which readers of the task connect.
     a pipe per task      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes the pipe when it drops the task. This
                          process sends the task's figures, FINISHED when readers have taken the last element, and ANSWERED when, after
                          REFUSE, no request waits any more.
@@ -56,10 +59,12 @@ FIGURES_S: Final = 1.0
 """Seconds between two reports of the process's figures to the worker."""
 
 SWITCH_S: Final = sys.getswitchinterval()
-"""Seconds for which a thread may hold the GIL while another waits for it, in a process with one task."""
+"""Seconds for which a thread may hold the GIL while another waits for it, in a process with one
+task."""
 
 ANSWERS_S: Final = 2.0
-"""Seconds between the last reply of a task, or a later look that found replies unsent, and the next look."""
+"""Seconds between the last reply of a task, or a later look that found replies unsent, and the next
+look."""
 
 
 class Begin(msgspec.Struct, array_like=True):
@@ -67,12 +72,15 @@ class Begin(msgspec.Struct, array_like=True):
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
-      state, incarnation: random number of the dispatcher's durable state, and incarnation of the worker.
+      state, incarnation: random number of the dispatcher's durable state, and incarnation of the
+        worker.
       row: the number of the task's row in the shared memory.
       worker: address of the worker, for error texts.
       host: address that the listening socket is bound to.
-      failure: error code and text of the crash of the previous process of this task; None if there was no crash.
-      for_good: whether the task has failed for good, so that every request gets `failure`. Otherwise only one request gets it.
+      failure: error code and text of the crash of the previous process of this task; None if there
+        was no crash.
+      for_good: whether the task has failed for good, so that every request gets `failure`.
+        Otherwise only one request gets it.
       done: whether the task has ended, so that every request gets END.
     """
 
@@ -96,7 +104,8 @@ def row(memory: mmap.mmap, number: int) -> memoryview:
 
 
 def progress_of_replies(memory: mmap.mmap) -> memoryview:
-    """Return the number in the shared memory that a process without tasks changes as its last replies move on."""
+    """Return the number in the shared memory that a process without tasks changes as its last
+    replies move on."""
     return memoryview(memory).cast("Q")[-1:]
 
 
@@ -104,14 +113,17 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. glibc maps each larger array into fresh pages."""
+"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. glibc maps each larger array into
+fresh pages."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
 """Bytes of free memory at the top of the heap that glibc keeps for later arrays."""
 
 
 def main(orders_fd: int, memory_fd: int) -> None:
-    """Run the tasks that the worker orders, until it closes its end of the socket. Does not return."""
+    """Run the tasks that the worker orders, until it closes its end of the socket. Does not
+    return.
+    """
     _keep_freed_memory()
     orders = socket.socket(fileno=orders_fd)
     memory = mmap.mmap(memory_fd, ROWS_BYTES)
@@ -149,7 +161,12 @@ class _Process:
         self._router = Router(self._loop, security, hello)
         self._service = RpcService("task")
         self._tasks = TaskThreads(
-            self._loop, self._service, begin.dispatcher, credentials, begin.incarnation, begin.dispatcher_timeout_s
+            self._loop,
+            self._service,
+            begin.dispatcher,
+            credentials,
+            begin.incarnation,
+            begin.dispatcher_timeout_s,
         )
         self._tasks.finished = lambda number: self._send(number, FINISHED)
         self._tasks.address = begin.worker
@@ -165,11 +182,14 @@ class _Process:
             task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
         task.done = begin.done
         self._pipes[task.id] = pipe
-        # While n tasks compute, the loop waits for n of Python's intervals each time that it needs the GIL.
+        # While n tasks compute, the loop waits for n of Python's intervals each time that it needs
+        # the GIL.
         sys.setswitchinterval(SWITCH_S / len(self._pipes))
         self._loop.call_soon(self._serve, task, listener)
         self._loop.start()
-        threading.Thread(target=self._obey, args=(task.id, pipe), name=f"zmqdist-orders-{task.id}", daemon=True).start()
+        threading.Thread(
+            target=self._obey, args=(task.id, pipe), name=f"zmqdist-orders-{task.id}", daemon=True
+        ).start()
 
     def _serve(self, task: WorkerTask, listener: int) -> None:
         self._tasks.begin(task)
@@ -177,12 +197,16 @@ class _Process:
         self._tasks.start(task)  # start computing at once, because a reader is connecting
 
     def _obey(self, number: int, pipe: BlockingPipe[bytes]) -> None:
-        """Carry out the worker's messages about a task, and drop the task when the worker has closed the pipe."""
-        with contextlib.suppress(OpError):  # the loop has ended, because the worker has dropped all tasks
+        """Carry out the worker's messages about a task, and drop the task when the worker has
+        closed the pipe."""
+        with contextlib.suppress(OpError):
+            # the loop has ended, because the worker has dropped all tasks
             with contextlib.suppress(EOFError):
                 while True:
                     message, _ = pipe.receive()
-                    self._loop.call_soon(self._refuse if message == REFUSE else self._hand_back, number)
+                    self._loop.call_soon(
+                        self._refuse if message == REFUSE else self._hand_back, number
+                    )
             self._loop.call_soon(self._drop, number)
 
     def _hand_back(self, number: int) -> None:
@@ -206,10 +230,13 @@ class _Process:
         self._unbind_later(self._addresses.pop(number))
 
     def _unbind_later(self, address: str) -> None:
-        self._loop.set_timer(address, self._loop.now() + ANSWERS_S, partial(self._unbind_if_sent, address))
+        self._loop.set_timer(
+            address, self._loop.now() + ANSWERS_S, partial(self._unbind_if_sent, address)
+        )
 
     def _unbind_if_sent(self, address: str) -> None:
-        """Close the port of a dropped task when its last replies have left, because ZeroMQ ends the connections with it."""
+        """Close the port of a dropped task when its last replies have left, because ZeroMQ ends the
+        connections with it."""
         if self._router.unsent_bytes(split(address)[1]):
             self._unbind_later(address)
         else:
@@ -226,13 +253,14 @@ class _Process:
             self._pipes[number].send(message)
 
     def stop(self, progress: memoryview) -> None:
-        """End all tasks, and wait until their last replies have reached the readers, or the readers have gone. The worker kills
-        this process if `progress` does not change meanwhile.
+        """End all tasks, and wait until their last replies have reached the readers, or the readers
+        have gone. The worker kills this process if `progress` does not change meanwhile.
         """
         self._loop.run(self._tasks.close)
         self._service.stop(ANSWERS_S)
         before, unsent = 1, self._loop.run(self._router.unsent_bytes)
-        while before or unsent:  # looks twice, because it cannot look into ZeroMQ's queues (Router.unsent_bytes)
+        while before or unsent:
+            # looks twice, because it cannot look into ZeroMQ's queues (Router.unsent_bytes)
             time.sleep(FLUSH_S)
             before, unsent = unsent, self._loop.run(self._router.unsent_bytes)
             progress[0] += unsent != before
@@ -240,8 +268,8 @@ class _Process:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of arrays. By default glibc maps and unmaps the memory of each large array, and for an array of 4 MiB the
-    page faults then take more time than sending it.
+    """Have glibc reuse the memory of arrays. By default glibc maps and unmaps the memory of each
+    large array, and for an array of 4 MiB the page faults then take more time than sending it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no mallopt
     if mallopt is not None:

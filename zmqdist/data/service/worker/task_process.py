@@ -1,34 +1,44 @@
-"""The worker's side of data-service tasks that run in child processes. User code that crashes or hangs stops only its own process.
+"""The worker's side of data-service tasks that run in child processes. User code that crashes or
+hangs stops only its own process.
 
 Which process runs a task
-    Each task gets a process of its own, as long as the worker has fewer than TASK_PROCESSES_PER_CORE processes for each core. A further
-    task joins the process that has the fewest unfinished tasks, and runs there as threads. A task whose process has crashed runs alone from
-    then on, so that the next crash is charged to the right task. Such processes come on top of the bound.
+    Each task gets a process of its own, as long as the worker has fewer than
+    TASK_PROCESSES_PER_CORE processes for each core. A further task joins the process that has the
+    fewest unfinished tasks, and runs there as threads. A task whose process has crashed runs alone
+    from then on, so that the next crash is charged to the right task. Such processes come on top of
+    the bound.
 
 How readers reach a task
-    The worker opens a listening socket for each task, and publishes the socket's port at once. It accepts no connection on this socket.
-    When the first reader connects, the worker has its zygote fork a child, which accepts the connections (task_main.py). A task without
-    readers therefore costs a socket and no process, and a reader need not request the start of the process. The worker keeps the socket
-    open. If the child crashes, its readers reconnect to the same port, where the next child accepts their connections. A task that joins a
-    process has a port of its own, too: the worker passes its listening socket to the process.
+    The worker opens a listening socket for each task, and publishes the socket's port at once. It
+    accepts no connection on this socket. When the first reader connects, the worker has its zygote
+    fork a child, which accepts the connections (task_main.py). A task without readers therefore
+    costs a socket and no process, and a reader need not request the start of the process. The
+    worker keeps the socket open. If the child crashes, its readers reconnect to the same port,
+    where the next child accepts their connections. A task that joins a process has a port of its
+    own, too: the worker passes its listening socket to the process.
 
 When the process crashes (a signal, os._exit, out of memory)
-    Only the tasks of the process are affected, each as if the process were its own, except that the crash of a process with several
-    unfinished tasks is charged to none of them. In a DYNAMIC task one request gets an error that says how the process ended. The elements
-    that the process held are lost, and a new process continues with the positions that have not been given to a process. After CRASHES_MAX
-    crashes the task has failed for good, and every request gets the error. A coordinated task, a task that trainers share, and any task
-    that is not DYNAMIC have failed for good after the first crash, because a new process would begin again and deliver all elements a
+    Only the tasks of the process are affected, each as if the process were its own, except that the
+    crash of a process with several unfinished tasks is charged to none of them. In a DYNAMIC task
+    one request gets an error that says how the process ended. The elements that the process held
+    are lost, and a new process continues with the positions that have not been given to a process.
+    After CRASHES_MAX crashes the task has failed for good, and every request gets the error. A
+    coordinated task, a task that trainers share, and any task that is not DYNAMIC have failed for
+    good after the first crash, because a new process would begin again and deliver all elements a
     second time.
 
-    A task that computes portions loses no elements. The worker reports the crash to the dispatcher, which gives out the portions of the
-    process again, and counts the crashes. The next process starts only after the dispatcher has confirmed the report, so that the crash is
-    not charged to the portions of the next process.
+    A task that computes portions loses no elements. The worker reports the crash to the dispatcher,
+    which gives out the portions of the process again, and counts the crashes. The next process
+    starts only after the dispatcher has confirmed the report, so that the crash is not charged to
+    the portions of the next process.
 
-    If the zygote ended the process because this worker was suspended, this is no crash. Another process starts when a reader connects.
+    If the zygote ended the process because this worker was suspended, this is no crash. Another
+    process starts when a reader connects.
 
 The end
-    After the last task of a process is dropped, the process sends its last replies, and ends. The worker kills the process when it has
-    sent nothing for END_S, even if user code is running. All processes end with the worker.
+    After the last task of a process is dropped, the process sends its last replies, and ends. The
+    worker kills the process when it has sent nothing for END_S, even if user code is running. All
+    processes end with the worker.
 
 Everything here runs in the worker's loop thread.
 """
@@ -77,7 +87,8 @@ CRASHES_MAX: Final = 3
 """The number of crashes after which a DYNAMIC task has failed for good."""
 
 END_S: Final = ANSWERS_S + 3.0
-"""Seconds after which the worker kills a process whose tasks are all dropped, and whose last replies do not move on."""
+"""Seconds after which the worker kills a process whose tasks are all dropped, and whose last
+replies do not move on."""
 
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
@@ -87,13 +98,13 @@ class TaskProcesses:
     """Runs the tasks of a worker in processes. Implements `TaskHost` (runtime.py).
 
     Args:
-      spawn: a function that forks a process for tasks. It reports the exit code SILENT for a process that the zygote ended because this
-        worker was suspended.
+      spawn: a function that forks a process for tasks. It reports the exit code SILENT for a
+        process that the zygote ended because this worker was suspended.
       bind: the host to which listening sockets are bound.
 
     Attributes:
-      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop thread when the dispatcher has
-        confirmed the report.
+      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the
+        loop thread when the dispatcher has confirmed the report.
       processes: the running processes.
       processes_max: the number of processes beyond which tasks share processes.
     """
@@ -112,7 +123,9 @@ class TaskProcesses:
         self.cache_bytes = 0
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
-        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
+        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: (
+            then()
+        )
         self.loop = loop
         self.spawn = spawn
         self.bind = bind
@@ -156,7 +169,8 @@ class TaskProcesses:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any process still runs, because readers may wait for replies of a running process."""
+        """Whether any process still runs, because readers may wait for replies of a running
+        process."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -164,7 +178,8 @@ class TaskProcesses:
             task.refuse()
 
     def close(self) -> None:
-        """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or when the zygote ends."""
+        """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or
+        when the zygote ends."""
         for task in self._tasks.values():
             task.end()
         for process in self.processes:
@@ -172,7 +187,9 @@ class TaskProcesses:
         self._tasks.clear()
         self.processes.clear()
 
-    def begin_message(self, task: WorkerTask, row: int, error: OpError | None, for_good: bool) -> Begin:
+    def begin_message(
+        self, task: WorkerTask, row: int, error: OpError | None, for_good: bool
+    ) -> Begin:
         """Return the first message about a task to its process."""
         failure = None if error is None else (error.error_code, error.message)
         return Begin(
@@ -198,8 +215,8 @@ class _Process:
       alone: whether no further task may join the process.
 
     Attributes:
-      tasks: the tasks that the process runs and that are not dropped, by their rows in the shared memory. A process without tasks is
-        ending.
+      tasks: the tasks that the process runs and that are not dropped, by their rows in the shared
+        memory. A process without tasks is ending.
     """
 
     def __init__(self, owner: TaskProcesses, *, alone: bool) -> None:
@@ -219,15 +236,16 @@ class _Process:
         return [task for task in self.tasks.values() if not task.done]
 
     def free_row(self) -> int:
-        """Return the number of a row of the shared memory that no task has, and set the row to zero."""
+        """Return the number of a row of the shared memory that no task has, and set the row to
+        zero."""
         number = next(number for number in itertools.count() if number not in self.tasks)
         with row(self._memory, number) as progress:
             progress[:] = array("Q", bytes(progress.nbytes))
         return number
 
     def order(self, number: int, task: _Task, descriptors: list[int]) -> bool:
-        """Have the process run a task with this row, and close the descriptors. Return False if the process cannot take the order now: it
-        has crashed, or has too many orders to read.
+        """Have the process run a task with this row, and close the descriptors. Return False if the
+        process cannot take the order now: it has crashed, or has too many orders to read.
         """
         try:
             socket.send_fds(self._orders, [b"t"], descriptors)
@@ -241,7 +259,8 @@ class _Process:
                 os.close(descriptor)
 
     def drop(self, number: int) -> None:
-        """Remove a task. A process without tasks ends; the module's docstring says when it is killed."""
+        """Remove a task. A process without tasks ends; the module's docstring says when it is
+        killed."""
         del self.tasks[number]
         if not self.tasks:
             self._orders.close()
@@ -286,15 +305,22 @@ class _Task:
         self._owner = owner
         self._loop = owner.loop
         self._task = task
-        # The listening socket stays open across crashes, so that readers reach the next process at the same port.
+        # The listening socket stays open across crashes, so that readers reach the next process at
+        # the same port.
         try:
             self._listener = listen(owner.bind)
         except UnknownError as error:
             # Take any free port, because the readers of a task without a port would wait for ever.
-            log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
+            log.warning(
+                "task %d of the data service takes a port that a firewall may reject: %s",
+                task.id,
+                error,
+            )
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
-        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join_address(split(owner.address)[0], port)
+        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join_address(
+            split(owner.address)[0], port
+        )
         self._process: _Process | None = None
         self._row = 0
         self._pipe: LoopPipe[bytes] | None = None
@@ -358,14 +384,15 @@ class _Task:
         self._pipe.drain()
         if self._ended:  # the last message was ANSWERED
             return
-        # An exit after the last element is no crash, because no element is lost. The code SILENT is no crash either: the zygote ended
-        # the process, because the worker was suspended.
+        # An exit after the last element is no crash, because no element is lost. The code SILENT is
+        # no crash either: the zygote ended the process, because the worker was suspended.
         crashed = not self._task.done and code != SILENT
         if crashed:
             self._crashed(code, tail, progress, others)
         self._close_pipe()
         if self._task.terms.portioned:
-            # After a crash of a process with other tasks, the worker does not know which task was the cause.
+            # After a crash of a process with other tasks, the worker does not know which task was
+            # the cause.
             how = describe_exit(code) if crashed and not others else ""
             self._owner.crashed(self._task.id, how, self._wait_for_readers)
         else:
@@ -376,31 +403,38 @@ class _Task:
         self._crashes += not others
         terms = self._task.terms
         if terms.portioned:
-            goes_on = "Another process computes again the elements that readers have not acknowledged."
+            goes_on = (
+                "Another process computes again the elements that readers have not acknowledged."
+            )
         elif terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
             goes_on = "The iteration cannot go on: another process would begin again with its first element."
             self._for_good = True
         elif self._crashes >= CRASHES_MAX:
-            goes_on = f"This was crash number {self._crashes} of the task, which has failed for good."
+            goes_on = (
+                f"This was crash number {self._crashes} of the task, which has failed for good."
+            )
             self._for_good = True
         else:
             goes_on = "The elements that it held are lost; another process continues with the positions that no process was given."
-        where = self._task.describe(self._owner.address) + (f", shared with {others} more," if others else "")
+        where = self._task.describe(self._owner.address) + (
+            f", shared with {others} more," if others else ""
+        )
         error = process_death_error(code, tail, progress, where, goes_on)
         log.warning("%s", error.message)
         if not terms.portioned:
             self._error = error
 
     def hand_back(self) -> bool:
-        """Have the process of the task give back positions, as `TaskHost.hand_back` says. Return False if the task has no process."""
+        """Have the process of the task give back positions, as `TaskHost.hand_back` says. Return
+        False if the task has no process."""
         if self._process is None or self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)
         return True
 
     def refuse(self) -> None:
-        """Have the process refuse requests, as `TaskHost.refuse` says. If the task has no process, no request waits for a reply, so the
-        task only closes its port.
+        """Have the process refuse requests, as `TaskHost.refuse` says. If the task has no process,
+        no request waits for a reply, so the task only closes its port.
         """
         if self._process is not None and self._pipe is not None:
             self._pipe.send(REFUSE)

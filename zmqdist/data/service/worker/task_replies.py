@@ -1,4 +1,5 @@
-"""The replies that the machines of tasks return. Their field `reply` is the handle of the request, as in element_replies.py."""
+"""The replies that the machines of tasks return. Their field `reply` is the handle of the request,
+as in element_replies.py."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any, TypeAlias
 
 @dataclass(slots=True)
 class GiveElements:
-    """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the `tag` for their kinds of tasks."""
+    """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the
+    `tag` for their kinds of tasks."""
 
     reply: Any
     elements: list[Any]
@@ -32,7 +34,8 @@ class GiveEnd:
 
 @dataclass(slots=True)
 class GiveError:
-    """Reply with an error: an element could not be computed, the task cannot continue, or the request was wrong."""
+    """Reply with an error: an element could not be computed, the task cannot continue, or the
+    request was wrong."""
 
     reply: Any
     error: BaseException

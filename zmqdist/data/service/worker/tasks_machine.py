@@ -1,17 +1,21 @@
-"""The machine of a worker's data-service tasks. It decides when the worker requests work, which tasks the worker begins and drops, and
-which tasks it reports as ended.
+"""The machine of a worker's data-service tasks. It decides when the worker requests work, which
+tasks the worker begins and drops, and which tasks it reports as ended.
 
 Promises
-    T1  While the worker is connected, one request for work is pending at the dispatcher. The machine ignores the reply to an older request,
-        and sends a failed request again a little later.
-    T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays on the list, ended or not, until the
-        dispatcher drops it.
-    T3  The worker begins each task once, and drops each task once. A dispatcher that has lost its state begins a new state with another
-        number. Its next reply then tells the worker to drop all tasks of the earlier state.
-    T4  A worker that leaves takes no more positions. A DYNAMIC task that computes portions ends at once, because other workers compute the
-        unacknowledged elements. A DYNAMIC task without readers ends at once too. Every other DYNAMIC task gives back the positions that it
-        has not begun, and then ends. A task in another mode continues to its end.
-    T5  After `leave` the worker sends no request for work, because the dispatcher has released the worker.
+    T1  While the worker is connected, one request for work is pending at the dispatcher. The
+        machine ignores the reply to an older request, and sends a failed request again a little
+        later.
+    T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays
+        on the list, ended or not, until the dispatcher drops it.
+    T3  The worker begins each task once, and drops each task once. A dispatcher that has lost its
+        state begins a new state with another number. Its next reply then tells the worker to drop
+        all tasks of the earlier state.
+    T4  A worker that leaves takes no more positions. A DYNAMIC task that computes portions ends at
+        once, because other workers compute the unacknowledged elements. A DYNAMIC task without
+        readers ends at once too. Every other DYNAMIC task gives back the positions that it has not
+        begun, and then ends. A task in another mode continues to its end.
+    T5  After `leave` the worker sends no request for work, because the dispatcher has released the
+        worker.
 """
 
 from __future__ import annotations
@@ -31,19 +35,31 @@ class WorkerTask:
 
     Attributes:
       definition: the fields of the task as the dispatcher sent them.
-      progress: numbers that show, in error texts, how much of the task is done (element_replies.py).
+      progress: numbers that show, in error texts, how much of the task is done
+        (element_replies.py).
       failed: the crash of an earlier process of this task (task_errors.TaskFailure), or None.
       runner: the Runner of the task, set by the TaskHost.
-      pipeline: the pipeline that the TaskHost runs over each portion, set when it begins the first portion.
-      done: whether the task has ended, because its last element was taken or because the worker leaves.
+      pipeline: the pipeline that the TaskHost runs over each portion, set when it begins the first
+        portion.
+      done: whether the task has ended, because its last element was taken or because the worker
+        leaves.
       deleted: whether the only reader of the task has deleted it.
     """
 
-    def __init__(self, definition: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
+    def __init__(
+        self, definition: Sequence[Any], progress: MutableSequence[int] | None = None
+    ) -> None:
         self.definition = definition
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *rest = (
-            definition
-        )
+        (
+            self.id,
+            self.iteration,
+            self.dataset,
+            self.fingerprint,
+            terms,
+            self.sources,
+            self.starting_round,
+            *rest,
+        ) = definition
         self.num_workers, self.index, self.job, self.repetition = rest
         self.terms = Terms(*terms)
         self.progress = [0] * PROGRESS if progress is None else progress
@@ -63,7 +79,8 @@ class RequestWork:
     """Send a request for work to the dispatcher.
 
     Attributes:
-      request: the number of the request, which the runtime passes to `work_received` or `request_failed`.
+      request: the number of the request, which the runtime passes to `work_received` or
+        `request_failed`.
       tasks: the numbers of the tasks that this worker has.
       done: the numbers of the tasks among these that have ended.
     """
@@ -94,14 +111,17 @@ class DropTask:
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPositions:
-    """Have a task give back the positions that it has not begun. When readers have taken its last element, the runtime calls `finished`. If
-    the task has no readers, the runtime calls `finished` at once.
+    """Have a task give back the positions that it has not begun. When readers have taken its last
+    element, the runtime calls `finished`. If the task has no readers, the runtime calls `finished`
+    at once.
     """
 
     number: int
 
 
-WorkerTasksEffect: TypeAlias = RequestWork | RequestWorkLater | BeginTask | DropTask | GiveBackPositions
+WorkerTasksEffect: TypeAlias = (
+    RequestWork | RequestWorkLater | BeginTask | DropTask | GiveBackPositions
+)
 
 
 class WorkerTasks:
@@ -109,7 +129,8 @@ class WorkerTasks:
 
     Attributes:
       tasks: the worker's tasks, by number.
-      state: the random number that identifies the dispatcher's durable state, which has these tasks.
+      state: the random number that identifies the dispatcher's durable state, which has these
+        tasks.
     """
 
     def __init__(self) -> None:
@@ -120,11 +141,14 @@ class WorkerTasks:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks that the dispatcher has assigned to this worker and that have not ended."""
+        """Number of tasks that the dispatcher has assigned to this worker and that have not
+        ended.
+        """
         return sum(not (task.done or task.deleted) for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
-        """Request work, with the current list of tasks. Call this when the worker has been registered, and after a change of the list."""
+        """Request work, with the current list of tasks. Call this when the worker has been
+        registered, and after a change of the list."""
         if self._left:
             return []
         self._request += 1
@@ -132,12 +156,15 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Record the dispatcher's reply: the random number that identifies its durable state, the definitions of tasks to begin, and the
-        numbers of tasks to drop. The reply is None if a request of an earlier connection has replaced this request.
+        """Record the dispatcher's reply: the random number that identifies its durable state, the
+        definitions of tasks to begin, and the numbers of tasks to drop. The reply is None if a
+        request of an earlier connection has replaced this request.
         """
         if request != self._request:
             return []
-        if reply is None:  # ask again: a request of an earlier connection arrived after this request and replaced it
+        if reply is None:
+            # ask again: a request of an earlier connection arrived after this request and replaced
+            # it
             return self.ask()
         self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]
@@ -150,16 +177,22 @@ class WorkerTasks:
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """Record that a task has ended, because its last element was taken, or because it had no readers when the worker was drained."""
+        """Record that a task has ended, because its last element was taken, or because it had no
+        readers when the worker was drained."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
-            return []  # do not report that a deleted task is done: the dispatcher drops it, because it has no readers
+            # do not report that a deleted task is done: the dispatcher drops it, because it has no
+            # readers
+            return []
         task.done = True
         return self.ask()
 
     def drain(self) -> list[WorkerTasksEffect]:
-        """End the DYNAMIC tasks as promise T4 says, so that the worker can leave when all tasks have ended."""
-        dynamic = [task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done]
+        """End the DYNAMIC tasks as promise T4 says, so that the worker can leave when all tasks
+        have ended."""
+        dynamic = [
+            task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done
+        ]
         for task in dynamic:
             task.done = task.terms.portioned
         return [*(GiveBackPositions(task.id) for task in dynamic if not task.done), *self.ask()]

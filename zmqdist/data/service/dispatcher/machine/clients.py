@@ -1,9 +1,10 @@
-"""Clients are the readers of iterations. This part of DataDispatcherMachine replies to their watch requests, releases silent clients, and
-ends iterations that no client reads.
+"""Clients are the readers of iterations. This part of DataDispatcherMachine replies to their watch
+requests, releases silent clients, and ends iterations that no client reads.
 
-The dispatcher replies to a watch request when the client's news has changed, and at the latest after `watch_s` seconds. It releases a
-client that has had no watch request pending and has acknowledged nothing for `client_timeout_s`. It ends an iteration that has had no
-client for `gc_timeout_s`, but keeps DYNAMIC iterations unless `gc_dynamic` is set.
+The dispatcher replies to a watch request when the client's news has changed, and at the latest
+after `watch_s` seconds. It releases a client that has had no watch request pending and has
+acknowledged nothing for `client_timeout_s`. It ends an iteration that has had no client for
+`gc_timeout_s`, but keeps DYNAMIC iterations unless `gc_dynamic` is set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, 
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 WATCH_S_MAX: Final = 10.0
-"""Seconds after which a watch request gets its reply even without news. The client's next request then shows that the client is alive."""
+"""Seconds after which a watch request gets its reply even without news. The client's next request
+then shows that the client is alive."""
 
 WATCHES_PER_TIMEOUT: Final = 3
 """A live client sends at least this number of watch requests within `client_timeout_s`."""
@@ -36,15 +38,18 @@ class Clients:
         return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
     def registered_client(self, state: int, number: int) -> r.ClientEntry:
-        """Return the client that sent a request. Raises Refusal if the dispatcher does not know the client, or has released it."""
+        """Return the client that sent a request. Raises Refusal if the dispatcher does not know the
+        client, or has released it."""
         client = self._tables.state.clients.get(number)
         if state == self._tables.state.number and client is not None:
             return client
         if state == self._tables.state.number and number in self._tables.state.successors:
             raise Refusal(
                 errors.ABORTED,
-                f"Another reader has taken over from iteration client {number}: it continued from a saved state of this client, or reads "
-                "as the same consumer under the same job name. One of the two readers is enough: stop one.",
+                f"Another reader has taken over from iteration client {number}: it continued from "
+                f"a saved state of this client, or reads "
+                "as the same consumer under the same job name. One of the two readers is enough: "
+                "stop one.",
             )
         text = f"Unknown iteration client id {number}."
         if not self._tables.rules.fault_tolerant:
@@ -59,7 +64,8 @@ class Clients:
         if iteration.collected:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
-                f"The iteration of client {client.id} has been garbage collected due to inactivity. Consider "
+                f"The iteration of client {client.id} has been garbage collected due to "
+                f"inactivity. Consider "
                 "configuring the dispatcher with a higher `job_gc_timeout_ms`.",
             )
         self._tables.last_heard[client.id] = now
@@ -93,10 +99,19 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                # The worker has not yet reported the address that serves the task. List the task without an address, so that a reader whose
-                # other tasks have ended waits for it.
+                # The worker has not yet reported the address that serves the task. List the task
+                # without an address, so that a reader whose other tasks have ended waits for it.
                 address = ""
-            tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
+            tasks.append(
+                (
+                    number,
+                    worker.address,
+                    address,
+                    worker.incarnation,
+                    worker.tags,
+                    task.starting_round,
+                )
+            )
         portions = iteration.portions
         if portions is None:
             return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
@@ -105,7 +120,8 @@ class Clients:
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def notify(self, iteration_id: int) -> None:
-        """Reply to the pending watch requests of all clients of this iteration, because it has changed."""
+        """Reply to the pending watch requests of all clients of this iteration, because it has
+        changed."""
         self._tables.versions[iteration_id] = self.version(iteration_id) + 1
         iteration = self._tables.state.iterations[iteration_id]
         for number in iteration.clients:
@@ -114,14 +130,19 @@ class Clients:
                 self._tables.last_heard[number] = self._tables.now
                 self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
 
-    def release(self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release a client that has closed its reader. End the iteration of an anonymous job too, because no other client can join it."""
+    def release(
+        self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]
+    ) -> None:
+        """Release a client that has closed its reader. End the iteration of an anonymous job too,
+        because no other client can join it."""
         client = self._tables.state.clients.get(call.client)
         if call.state == self._tables.state.number and client is not None:
             self._release(client, now, end)
         self._tables.reply(call.token, None)
 
-    def _release(self, client: r.ClientEntry, now: float, end: Callable[[r.Iteration], None]) -> None:
+    def _release(
+        self, client: r.ClientEntry, now: float, end: Callable[[r.Iteration], None]
+    ) -> None:
         iteration = self._tables.state.iterations[client.iteration]
         anonymous = self._tables.state.jobs[iteration.job].anonymous
         self._tables.change(r.ReleaseClient(client.id))
@@ -132,12 +153,14 @@ class Clients:
         if iteration.clients:
             return
         self._tables.unread_since[iteration.id] = now
-        # No other client can join an anonymous job. If the iteration did not end, its tasks would compute elements that no reader takes.
+        # No other client can join an anonymous job. If the iteration did not end, its tasks would
+        # compute elements that no reader takes.
         if anonymous and not (iteration.finished or iteration.collected):
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
-        """Forget a released client, and reply with no portions to the tasks that wait for portions of this client."""
+        """Forget a released client, and reply with no portions to the tasks that wait for portions
+        of this client."""
         self._tables.client_by_request.pop(client.request, None)
         self._tables.last_heard.pop(client.id, None)
         self._forget_watch(client.id)
@@ -145,7 +168,8 @@ class Clients:
             self._tables.reply(self._tables.portion_requests.pop(key).token, [])
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the watch request with this token, because its caller has gone. Return False if no watch request has the token."""
+        """Drop the watch request with this token, because its caller has gone. Return False if no
+        watch request has the token."""
         for number, (watch, _) in self._tables.watches.items():
             if watch.token == token:
                 del self._tables.watches[number]
@@ -164,7 +188,8 @@ class Clients:
             self._tables.reply_news(watch.token, self._news_for(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release clients that have been silent for `client_timeout_s`, and end iterations that have had no client for `gc_timeout_s`."""
+        """Release clients that have been silent for `client_timeout_s`, and end iterations that
+        have had no client for `gc_timeout_s`."""
         tables = self._tables
         for number, heard in list(tables.last_heard.items()):
             if number not in tables.watches and heard + tables.rules.client_timeout_s <= now:
@@ -174,9 +199,12 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            # Unless `gc_dynamic` is set, keep a DYNAMIC iteration for a later client, which then gets the positions that are left. A new
-            # iteration would deliver all positions again.
-            keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
+            # Unless `gc_dynamic` is set, keep a DYNAMIC iteration for a later client, which then
+            # gets the positions that are left. A new iteration would deliver all positions again.
+            keeps = (
+                tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC
+                and not tables.rules.gc_dynamic
+            )
             if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]
                 end(iteration)

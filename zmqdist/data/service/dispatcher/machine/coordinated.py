@@ -10,17 +10,20 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 
 def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Return whether an iteration is a coordinated read, in which its consumers read round by round."""
+    """Return whether an iteration is a coordinated read, in which its consumers read round by
+    round."""
     return tables.state.jobs[iteration.job].terms.coordinated
 
 
 def is_pending(task: r.TaskEntry) -> bool:
-    """Return whether a task of a coordinated read waits until the consumers have agreed on its first round."""
+    """Return whether a task of a coordinated read waits until the consumers have agreed on its
+    first round."""
     return task.starting_round == r.PENDING and not task.finished
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Return whether a task can run: it has not ended and, if it is bound to an incarnation, its worker is in that incarnation."""
+    """Return whether a task can run: it has not ended and, if it is bound to an incarnation, its
+    worker is in that incarnation."""
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
@@ -28,18 +31,24 @@ def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
 
 
 def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Return whether the consumers of an iteration have to stop at their next round, because a pending task of the iteration can begin."""
+    """Return whether the consumers of an iteration have to stop at their next round, because a
+    pending task of the iteration can begin."""
     tasks = (tables.state.tasks[number] for number in iteration.tasks)
-    return any(is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing for task in tasks)
+    return any(
+        is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing
+        for task in tasks
+    )
 
 
 def news_for_consumer(
     tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
 ) -> tuple[list[Any], bool, dict[int, int]]:
-    """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` maps each ended
-    task in `call.lost` to the first round in which the task takes no part.
+    """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at
+    its next round. `ended` maps each ended task in `call.lost` to the first round in which the task
+    takes no part.
 
-    In `tasks`, a task has incarnation -1 while its worker is lost, and has no address until its worker serves it.
+    In `tasks`, a task has incarnation -1 while its worker is lost, and has no address until its
+    worker serves it.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:
@@ -48,11 +57,17 @@ def news_for_consumer(
             continue
         worker = tables.state.workers.get(task.worker)
         incarnation, address = tables.serving.get(number, (0, ""))
-        if worker is None or worker.incarnation != task.incarnation or task.worker in tables.missing:
+        if (
+            worker is None
+            or worker.incarnation != task.incarnation
+            or task.worker in tables.missing
+        ):
             tasks.append((number, "", "", -1, (), task.starting_round))
         else:
             where = address if incarnation == task.incarnation else ""
-            tasks.append((number, worker.address, where, task.incarnation, worker.tags, task.starting_round))
+            tasks.append(
+                (number, worker.address, where, task.incarnation, worker.tags, task.starting_round)
+            )
     ended = {
         number: tables.state.tasks[number].end_round
         for number in call.lost

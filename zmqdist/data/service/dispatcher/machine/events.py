@@ -1,7 +1,8 @@
 """The events and effects of the data service's dispatcher machine.
 
-Most events are requests of clients and workers. A request has a token, which identifies the caller. The effect that replies to the request
-has the same token. In the docstrings below, the value of the reply follows `->`.
+Most events are requests of clients and workers. A request has a token, which identifies the caller.
+The effect that replies to the request has the same token. In the docstrings below, the value of the
+reply follows `->`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
-"""Identifies the caller of a request. The runtime chooses the token, and the machine puts it into the effect that replies to the
-request."""
+"""Identifies the caller of a request. The runtime chooses the token, and the machine puts it into
+the effect that replies to the request."""
 
 
-# -- events without a reply -----------------------------------------------------------------------------------------------
+# -- events without a reply ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class WorkerJoined:
       name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
       incarnation: the incarnation of its process.
-      named: True if the worker was started with its index. False if this dispatcher or an earlier dispatcher assigned the index.
+      named: True if the worker was started with its index. False if this dispatcher or an earlier
+        dispatcher assigned the index.
     """
 
     name: str
@@ -41,8 +43,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The connection or the process of a worker has ended. `left` tells whether the worker has stopped in good order and will not come
-    back.
+    """The connection or the process of a worker has ended. `left` tells whether the worker has
+    stopped in good order and will not come back.
     """
 
     incarnation: int
@@ -63,20 +65,21 @@ class JournalCommitted:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """None of the records of the last CommitJournal is durable. The runtime then calls `DataDispatcherMachine.restore` with the journal's
-    content.
+    """None of the records of the last CommitJournal is durable. The runtime then calls
+    `DataDispatcherMachine.restore` with the journal's content.
     """
 
     code: int
     message: str
 
 
-# -- requests of clients ----------------------------------------------------------------------------------------------------
+# -- requests of clients ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether another pipeline has this id already and keeps it because `on_conflict` is "keep")."""
+    """Register a dataset. -> (id, whether another pipeline has this id already and keeps it because
+    `on_conflict` is "keep")."""
 
     token: Token
     request: int
@@ -88,13 +91,15 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class SavedRequest:
-    """The saved position of a reader of portions. A client sends it in an OpenRequest, to continue from this position.
+    """The saved position of a reader of portions. A client sends it in an OpenRequest, to continue
+    from this position.
 
     Attributes:
       state: the random number of the durable state of the dispatcher that served the reader.
       iteration, client: the numbers of the iteration, and of the client that saved the position.
       cut: (positions, repetitions, length of a portion) of the iteration.
-      lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
+      lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has
+        another `cut` or `lanes`.
       done: the finished portions of the client's lane, as runs of steps (range_math.py).
       open: (number of the portion, number of elements received) of each unfinished portion.
     """
@@ -110,11 +115,12 @@ class SavedRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Begin to read one repetition of a dataset. The machine has the client join the existing iteration, or creates the job, the iteration
-    and its tasks.
+    """Begin to read one repetition of a dataset. The machine has the client join the existing
+    iteration, or creates the job, the iteration and its tasks.
 
-    -> (client, iteration, random number of the dispatcher's durable state, cut). If the job is read in portions, `cut` is (positions,
-    repetitions, length of a portion, lowest unfinished portion of the client's lane); otherwise `cut` is None.
+    -> (client, iteration, random number of the dispatcher's durable state, cut). If the job is read
+    in portions, `cut` is (positions, repetitions, length of a portion, lowest unfinished portion of
+    the client's lane); otherwise `cut` is None.
 
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
@@ -123,8 +129,9 @@ class OpenRequest:
       grain: (positions, repetitions, grain) for a job that is read in portions.
       saved: the position to continue from.
       reader: see `ClientEntry.reader`.
-      again: whether the client continues, in a later pass, after a position that was saved in an earlier
-        pass. It then gets again what earlier clients of the same reader have acknowledged in this pass.
+      again: whether the client continues, in a later pass, after a position that was saved in an
+        earlier pass. It then gets again what earlier clients of the same reader have acknowledged
+        in this pass.
     """
 
     token: Token
@@ -144,18 +151,22 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if there is news since `version`, and otherwise at the next change
-    or after `watch_s` seconds (clients.py).
+    """Wait for news of an iteration's tasks. The machine replies at once if there is news since
+    `version`, and otherwise at the next change or after `watch_s` seconds (clients.py).
 
-    -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
-    starting round). `finished` tells whether the iteration, or for a reader of portions the client's lane, has ended. `failed` is the
-    reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads only (rounds.py): `hold` tells the
-    consumer to stop at its next round, and `ended` maps a task to the first round in which the task takes no part.
+    -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address
+    that serves the task, incarnation, tags, starting round). `finished` tells whether the
+    iteration, or for a reader of portions the client's lane, has ended. `failed` is the reason why
+    the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads only
+    (rounds.py): `hold` tells the consumer to stop at its next round, and `ended` maps a task to the
+    first round in which the task takes no part.
 
     Attributes:
       version: the version of the news that the client received last.
-      stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1 if the consumer does not stop.
-      lost: in coordinated reads, a dict: for each task that does not reply, the first round that the consumer has not received from it.
+      stopped: in coordinated reads, the round that the consumer does not begin before the reply
+        arrives; -1 if the consumer does not stop.
+      lost: in coordinated reads, a dict: for each task that does not reply, the first round that
+        the consumer has not received from it.
     """
 
     token: Token
@@ -179,8 +190,8 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """Report which elements a client's consumer has finished. `marks` has, for each portion, (number of the portion, number of finished
-    elements, whether the portion is done). -> None.
+    """Report which elements a client's consumer has finished. `marks` has, for each portion,
+    (number of the portion, number of finished elements, whether the portion is done). -> None.
     """
 
     token: Token
@@ -191,7 +202,8 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """Report that a worker's reply to a client was lost, so that the elements in the reply must be computed again. -> None."""
+    """Report that a worker's reply to a client was lost, so that the elements in the reply must be
+    computed again. -> None."""
 
     token: Token
     state: int
@@ -199,17 +211,19 @@ class MissedRequest:
     incarnation: int
 
 
-# -- requests of workers ----------------------------------------------------------------------------------------------------
+# -- requests of workers ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task or has to drop one.
+    """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task
+    or has to drop one.
 
     -> (random number of the dispatcher's durable state, new tasks, tasks to drop).
 
     Attributes:
-      has: maps each task of the worker to the address at which the worker serves the task; "" until the worker serves it.
+      has: maps each task of the worker to the address at which the worker serves the task; "" until
+        the worker serves it.
       done: the tasks that have ended.
     """
 
@@ -224,9 +238,11 @@ class WorkRequest:
 
 @dataclass(frozen=True, slots=True)
 class SplitsRequest:
-    """Get up to `count` positions of a source. -> (start, length). A length of 0 means that this repetition has no positions left.
+    """Get up to `count` positions of a source. -> (start, length). A length of 0 means that this
+    repetition has no positions left.
 
-    `request` is the number of the request. The worker sends the same number again after a lost reply.
+    `request` is the number of the request. The worker sends the same number again after a lost
+    reply.
     """
 
     token: Token
@@ -241,10 +257,12 @@ class SplitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class PortionsRequest:
-    """Get up to `count` portions to compute for a client. The machine replies when it has a portion for the client.
+    """Get up to `count` portions to compute for a client. The machine replies when it has a portion
+    for the client.
 
-    -> [(number, repetition, start, length, elements to skip)]. An empty list means that no further portion will come for the client, or
-    that a newer request of this worker for the client has replaced this request.
+    -> [(number, repetition, start, length, elements to skip)]. An empty list means that no further
+    portion will come for the client, or that a newer request of this worker for the client has
+    replaced this request.
     """
 
     token: Token
@@ -258,10 +276,11 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
-    next process after the reply. -> None.
+    """Report that the process in which a worker ran a task has died, and that the elements in the
+    process are lost. The worker starts the next process after the reply. -> None.
 
-    `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
+    `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then
+    no portion is charged with the death.
     """
 
     token: Token
@@ -287,7 +306,8 @@ class HandBackRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """Announce that a worker finishes its tasks and then leaves for good. The machine gives it no further tasks. -> None."""
+    """Announce that a worker finishes its tasks and then leaves for good. The machine gives it no
+    further tasks. -> None."""
 
     token: Token
     incarnation: int
@@ -295,8 +315,8 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Ask whether compression "AUTO" is off for a dataset. The field `off` of the first request for a dataset decides for all
-    later requests. -> whether "AUTO" is off.
+    """Ask whether compression "AUTO" is off for a dataset. The field `off` of the first request for
+    a dataset decides for all later requests. -> whether "AUTO" is off.
     """
 
     token: Token
@@ -328,16 +348,18 @@ Request: TypeAlias = (
     | CompressionRequest
     | NoteSnapshotRequest
 )
-Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCommitted | JournalFailed | Ticked
+Event: TypeAlias = (
+    Request | WorkerJoined | WorkerGone | CallerGone | JournalCommitted | JournalFailed | Ticked
+)
 
 
-# -- effects ----------------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """Reply to a request. `news` is True for the reply to a WatchRequest or WorkRequest. If the journal fails before such a reply is
-    sent, the caller has to send its request again.
+    """Reply to a request. `news` is True for the reply to a WatchRequest or WorkRequest. If the
+    journal fails before such a reply is sent, the caller has to send its request again.
     """
 
     token: Token
@@ -354,8 +376,8 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these records to the journal, and then pass the machine JournalCommitted or JournalFailed. Until then the machine returns no
-    other CommitJournal.
+    """Write these records to the journal, and then pass the machine JournalCommitted or
+    JournalFailed. Until then the machine returns no other CommitJournal.
     """
 
     records: tuple[bytes, ...]

@@ -1,29 +1,36 @@
-"""The machine of a data service's dispatcher decides which client reads which iteration, which worker runs which task, and which task gets
-which positions.
+"""The machine of a data service's dispatcher decides which client reads which iteration, which
+worker runs which task, and which task gets which positions.
 
 Theory
-    A `WorkRequest` of a worker and a `WatchRequest` of a client get their replies when there is news. Each worker and each client sends the
-    next such request as soon as it has the reply, so that news arrives at once and no process polls.
+    A `WorkRequest` of a worker and a `WatchRequest` of a client get their replies when there is
+    news. Each worker and each client sends the next such request as soon as it has the reply, so
+    that news arrives at once and no process polls.
 
-    With a journal, the machine applies the changes of an event at once, but returns no effect until the changes are durable
-    (group_commit.py).
+    With a journal, the machine applies the changes of an event at once, but returns no effect until
+    the changes are durable (group_commit.py).
 
 Promises, checked by tests/machines/splits and tests/sim
-    D1  A position of a DYNAMIC iteration is given to only one task, once. If a task repeats a request, it gets the same positions again.
-    D2  Readers that open a job of the same name for the same repetition read the same iteration. A finished iteration gives no more
-        elements.
+    D1  A position of a DYNAMIC iteration is given to only one task, once. If a task repeats a
+        request, it gets the same positions again.
+    D2  Readers that open a job of the same name for the same repetition read the same iteration. A
+        finished iteration gives no more elements.
     D3  A reply shows only changes that survive a restart of the dispatcher.
-    D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is
-        DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
-        that a live worker computes the positions that leaving workers returned. After a restart of the dispatcher, a worker that was
-        registered before counts as live for RETURN_S.
-    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, not even across restarts.
-    D6  Every connected worker has a place, even after the journal has failed. A worker that has left for good has no place.
+    D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as
+        ended: at once if the iteration is DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC
+        iteration ends only after one of its tasks has found no position left, so that a live worker
+        computes the positions that leaving workers returned. After a restart of the dispatcher, a
+        worker that was registered before counts as live for RETURN_S.
+    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, not even
+        across restarts.
+    D6  Every connected worker has a place, even after the journal has failed. A worker that has
+        left for good has no place.
 
-portions.py has the promises for jobs that are read in portions, which are those with exactly-once delivery or ordered reading.
+portions.py has the promises for jobs that are read in portions, which are those with exactly-once
+delivery or ordered reading.
 
-This file handles datasets and jobs, and passes every other event to a part of the machine: clients.py, workers.py, split_assignment.py,
-rounds.py or portions.py. All parts share one DispatcherTables (tables.py).
+This file handles datasets and jobs, and passes every other event to a part of the machine:
+clients.py, workers.py, split_assignment.py, rounds.py or portions.py. All parts share one
+DispatcherTables (tables.py).
 Not here: sockets, files, the content of a pipeline.
 """
 
@@ -51,19 +58,23 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
 LOOK_AGAIN_S: Final = 0.5
-"""Seconds between `restore` and the repair of the restored state. The repair is delayed because it writes to the journal, and a journal
-that has just failed may fail again."""
+"""Seconds between `restore` and the repair of the restored state. The repair is delayed because it
+writes to the journal, and a journal that has just failed may fail again."""
 
 FIRST_WATCH_S: Final = 3600.0
-"""Seconds within which a reader has to send its first watch request after it has opened its iteration. If a reader was killed before its
-first watch request, the machine waits for this time and then for `client_timeout_s`, and releases the reader."""
+"""Seconds within which a reader has to send its first watch request after it has opened its
+iteration. If a reader was killed before its first watch request, the machine waits for this time
+and then for `client_timeout_s`, and releases the reader."""
 
 
 class DataDispatcherMachine:
-    """The machine of a data service's dispatcher. The docstring of the module gives the promises."""
+    """The machine of a data service's dispatcher. The docstring of the module gives the
+    promises.
+    """
 
     def __init__(self, rules: Rules, number: int, now: float) -> None:
-        """Start with an empty state. `number` is random, and distinguishes this state from the states of earlier and later dispatchers."""
+        """Start with an empty state. `number` is random, and distinguishes this state from the
+        states of earlier and later dispatchers."""
         self._tables = DispatcherTables(rules, number)
         self._clients = Clients(self._tables)
         self._workers = WorkerTable(self._tables, self._clients)
@@ -81,9 +92,11 @@ class DataDispatcherMachine:
         """The durable state, which a restart brings back. Do not change it."""
         return self._tables.state
 
-    def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Replace the state by the state in a journal. Each client counts as silent since `now`, and each worker counts as missing until it
-        registers.
+    def restore(
+        self, snapshot: DurableState | None, records: Iterable[r.Change], now: float
+    ) -> None:
+        """Replace the state by the state in a journal. Each client counts as silent since `now`,
+        and each worker counts as missing until it registers.
         """
         self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
@@ -114,7 +127,13 @@ class DataDispatcherMachine:
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """Return a row for each worker that has a place."""
         return tuple(
-            PlaceRow(each.name, each.address, each.incarnation, each.index, number not in self._tables.missing)
+            PlaceRow(
+                each.name,
+                each.address,
+                each.incarnation,
+                each.index,
+                number not in self._tables.missing,
+            )
             for number, each in self._tables.state.workers.items()
         )
 
@@ -129,12 +148,13 @@ class DataDispatcherMachine:
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
     def admit(self, address: str) -> None:
-        """Check that a worker with this address can have a place. Raises FailedPreconditionError if it cannot."""
+        """Check that a worker with this address can have a place. Raises FailedPreconditionError if
+        it cannot."""
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. If a request is invalid, an effect sends an error to its caller, and this
-        method does not raise.
+        """Apply one event, and return the effects in order. If a request is invalid, an effect
+        sends an error to its caller, and this method does not raise.
         """
         self._tables.now = now
         match event:
@@ -157,7 +177,9 @@ class DataDispatcherMachine:
                 try:
                     self._handle_request(event, now)
                 except Refusal as refusal:
-                    self._tables.commits.effect(ev.FailRequest(event.token, refusal.code, refusal.message))
+                    self._tables.commits.effect(
+                        ev.FailRequest(event.token, refusal.code, refusal.message)
+                    )
         self._portions.serve()
         return self._tables.commits.flush()
 
@@ -220,7 +242,7 @@ class DataDispatcherMachine:
     def _collect(self, iteration: r.Iteration) -> None:
         self._workers.end(iteration, r.CollectIteration(iteration.id))
 
-    # -- datasets and jobs --------------------------------------------------------------------------------------------------
+    # -- datasets and jobs -------------------------------------------------------------------------
 
     def _register(self, call: ev.RegisterRequest) -> None:
         known = self._tables.dataset_by_request.get(call.request)
@@ -228,32 +250,43 @@ class DataDispatcherMachine:
             self._tables.reply(call.token, (known, False))
             return
         if call.id is not None and call.id in self._tables.state.datasets:
-            self._tables.reply(call.token, (call.id, self._conflict(self._tables.state.datasets[call.id], call)))
+            self._tables.reply(
+                call.token, (call.id, self._conflict(self._tables.state.datasets[call.id], call))
+            )
             return
         name = call.id
         if name is None:
             while str(self._tables.state.next_dataset) in self._tables.state.datasets:
                 self._tables.state.next_dataset += 1
             name = str(self._tables.state.next_dataset)
-        self._tables.change(r.RegisterDataset(r.DatasetEntry(name, call.fingerprint, call.metadata, call.request)))
+        self._tables.change(
+            r.RegisterDataset(r.DatasetEntry(name, call.fingerprint, call.metadata, call.request))
+        )
         self._tables.dataset_by_request[call.request] = name
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Apply `on_conflict` to an id that is registered already. Return True if the id keeps another pipeline than that of `call`."""
+        """Apply `on_conflict` to an id that is registered already. Return True if the id keeps
+        another pipeline than that of `call`."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
-                f"Dataset with ID {known.id} is registered already, with other metadata: it has {known.metadata}, the new one "
+                f"Dataset with ID {known.id} is registered already, with other metadata: it has "
+                f"{known.metadata}, the new one "
                 f"{call.metadata}. Datasets with the same ID should have the same structure",
             )
         if known.fingerprint == call.fingerprint:
             return False
         if call.on_conflict == "error":
-            raise Refusal(errors.ALREADY_EXISTS, f"another pipeline is registered under the dataset ID {known.id}")
+            raise Refusal(
+                errors.ALREADY_EXISTS,
+                f"another pipeline is registered under the dataset ID {known.id}",
+            )
         if call.on_conflict == "replace":
             self._tables.change(
-                r.RegisterDataset(r.DatasetEntry(known.id, call.fingerprint, call.metadata, call.request)),
+                r.RegisterDataset(
+                    r.DatasetEntry(known.id, call.fingerprint, call.metadata, call.request)
+                ),
             )
             return False
         return True
@@ -270,13 +303,21 @@ class DataDispatcherMachine:
         if consumers and not 0 <= call.consumer < consumers:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
-                f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
+                f"Requesting data for consumer index {call.consumer}, but the job has only "
+                f"{consumers} consumers",
             )
-        # A worker's static shard is its index in the fixed list of workers. Without such a list no worker has a static shard.
+        # A worker's static shard is its index in the fixed list of workers. Without such a list no
+        # worker has a static shard.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
-            worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
+            worker = next(
+                (each.address for each in self._tables.state.workers.values()), "(none yet)"
+            )
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
-        iteration = None if call.saved is None else self._portions.saved_iteration(call.saved, call.terms.dataset)
+        iteration = (
+            None
+            if call.saved is None
+            else self._portions.saved_iteration(call.saved, call.terms.dataset)
+        )
         if iteration is None:
             job = self._job(call)
             self._check_compression(job, call.terms)
@@ -285,7 +326,9 @@ class DataDispatcherMachine:
                 self._portions.check(call.saved, iteration)
         if iteration.portions is not None:
             self._portions.check_again(call, iteration, iteration.portions)
-        client = r.ClientEntry(self._tables.state.next_client, iteration.id, call.request, call.consumer, call.reader)
+        client = r.ClientEntry(
+            self._tables.state.next_client, iteration.id, call.request, call.consumer, call.reader
+        )
         self._tables.change(r.AcquireClient(client))
         self._tables.client_by_request[call.request] = client.id
         self._tables.last_heard[client.id] = now + FIRST_WATCH_S
@@ -294,7 +337,9 @@ class DataDispatcherMachine:
             self._portions.adopt(call, client)
         self._tables.reply(call.token, self._opened(client))
 
-    def _opened(self, client: r.ClientEntry) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
+    def _opened(
+        self, client: r.ClientEntry
+    ) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
         portions = self._tables.state.iterations[client.iteration].portions
         cut = None
         if portions is not None:
@@ -306,7 +351,9 @@ class DataDispatcherMachine:
         name = call.job_name or call.unnamed
         number = self._tables.job_by_name.get(name)
         if number is None:
-            job = r.JobEntry(self._tables.state.next_job, name, call.terms, anonymous=call.job_name is None)
+            job = r.JobEntry(
+                self._tables.state.next_job, name, call.terms, anonymous=call.job_name is None
+            )
             self._tables.change(r.CreateJob(job))
             if not job.anonymous:
                 self._tables.job_by_name[name] = job.id
@@ -320,7 +367,11 @@ class DataDispatcherMachine:
             if have != got
         ]
         datasets = self._tables.state.datasets
-        if not _fit(datasets[job.terms.dataset].metadata, datasets[call.terms.dataset].metadata, "element_spec"):
+        if not _fit(
+            datasets[job.terms.dataset].metadata,
+            datasets[call.terms.dataset].metadata,
+            "element_spec",
+        ):
             different.append("The elements have another structure.")
         if different:
             text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
@@ -328,18 +379,23 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers use the compression of the
-        job's dataset.
+        """Refuse a reader whose dataset has another compression than the job's dataset, because the
+        workers use the compression of the job's dataset.
         """
-        used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
+        used, expected = (
+            self._tables.state.datasets[each].metadata
+            for each in (job.terms.dataset, terms.dataset)
+        )
         if not _fit(used, expected, "compression"):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
-                f"Data type mismatch: job {job.name} has elements of a dataset with another `compression` than this reader's",
+                f"Data type mismatch: job {job.name} has elements of a dataset with another "
+                f"`compression` than this reader's",
             )
 
     def _comparable_terms(self, terms: r.Terms) -> list[tuple[str, object]]:
-        """Return the terms that must be equal for all readers of a job, as pairs (name in the user's API, value)."""
+        """Return the terms that must be equal for all readers of a job, as pairs (name in the
+        user's API, value)."""
         return [
             ("processing mode", r.MODES[terms.mode]),
             ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
@@ -355,7 +411,10 @@ class DataDispatcherMachine:
         if number is not None and not self._tables.state.iterations[number].collected:
             return self._tables.state.iterations[number]
         iteration = r.Iteration(
-            self._tables.state.next_iteration, job.id, call.repetition, [r.Cursor(count) for count in call.sources]
+            self._tables.state.next_iteration,
+            job.id,
+            call.repetition,
+            [r.Cursor(count) for count in call.sources],
         )
         if job.terms.portioned:
             assert call.grain is not None, "a request to open a job in portions has a grain"
@@ -369,13 +428,15 @@ class DataDispatcherMachine:
 
 
 def _fit(metadata: str, other: str, *names: str) -> bool:
-    """Return whether two datasets have equal metadata. `names` restricts the comparison to these keys. An unknown element_spec equals any
-    other.
+    """Return whether two datasets have equal metadata. `names` restricts the comparison to these
+    keys. An unknown element_spec equals any other.
     """
     one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
     keys = names or one.keys() | two.keys()
     return all(
-        one.get(key) == two.get(key) or (None in (one.get(key), two.get(key)) and key == "element_spec") for key in keys
+        one.get(key) == two.get(key)
+        or (None in (one.get(key), two.get(key)) and key == "element_spec")
+        for key in keys
     )
 
 

@@ -1,33 +1,40 @@
-"""Portions are parts of the data. This part of DataDispatcherMachine decides which worker computes which portion for which client, until
-the client has acknowledged all elements of the portion.
+"""Portions are parts of the data. This part of DataDispatcherMachine decides which worker computes
+which portion for which client, until the client has acknowledged all elements of the portion.
 
 Theory
-    A task requests portions on behalf of a client. The client acknowledges, for each portion, how many elements its consumer has finished.
-    Each element is delivered exactly once because (portion, offset) identifies it. When a worker is lost, the machine gives its unfinished
-    portions to another worker, whose task skips the acknowledged elements. The client drops elements that it has already received.
+    A task requests portions on behalf of a client. The client acknowledges, for each portion, how
+    many elements its consumer has finished. Each element is delivered exactly once because
+    (portion, offset) identifies it. When a worker is lost, the machine gives its unfinished
+    portions to another worker, whose task skips the acknowledged elements. The client drops
+    elements that it has already received.
 
-    When a worker, or a process of a worker, dies, the machine charges the death to every portion that was being computed there. From then
-    on it gives such a portion to a worker that computes no other portion, so that the next death shows which portion is the cause. If a
-    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge. In ordered reading, the worker
-    that computes a charged portion also gets the portions before it, because the reader can acknowledge the charged portion only after
-    these.
+    When a worker, or a process of a worker, dies, the machine charges the death to every portion
+    that was being computed there. From then on it gives such a portion to a worker that computes no
+    other portion, so that the next death shows which portion is the cause. If a lost incarnation
+    registers again, it had only lost its connection, and the machine revokes the charge. In ordered
+    reading, the worker that computes a charged portion also gets the portions before it, because
+    the reader can acknowledge the charged portion only after these.
 
-    In ordered reading, the machine gives out a portion only when it is less than a window ahead of the lowest unfinished portion. This
-    bounds the elements that a reader has to hold until their turn.
+    In ordered reading, the machine gives out a portion only when it is less than a window ahead of
+    the lowest unfinished portion. This bounds the elements that a reader has to hold until their
+    turn.
 
 Promises, checked by tests/machines/splits/test_portions.py
-    E1  A portion belongs to at most one client at a time, and at most one incarnation of a worker computes it.
-    E2  An iteration ends when every portion is acknowledged as done, and not earlier, unless E7 ends it.
-    E3  When a worker is lost, the machine gives out its unfinished portions again at once, before new portions and without the acknowledged
-        elements.
-    E4  When a client is released, its unfinished portions go to other clients. A client that takes over from another client gets all
-        unfinished portions of that client.
-    E5  When a client continues from a saved state, elements that were acknowledged after the state was saved are delivered again, and so
-        are those of later passes of the job. Elements that were acknowledged before are not.
-    E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
-        window ahead of the lowest unfinished portion.
-    E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the iteration ends with an error that names
-        the portion and the workers.
+    E1  A portion belongs to at most one client at a time, and at most one incarnation of a worker
+        computes it.
+    E2  An iteration ends when every portion is acknowledged as done, and not earlier, unless E7
+        ends it.
+    E3  When a worker is lost, the machine gives out its unfinished portions again at once, before
+        new portions and without the acknowledged elements.
+    E4  When a client is released, its unfinished portions go to other clients. A client that takes
+        over from another client gets all unfinished portions of that client.
+    E5  When a client continues from a saved state, elements that were acknowledged after the state
+        was saved are delivered again, and so are those of later passes of the job. Elements that
+        were acknowledged before are not.
+    E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each
+        portion that is given out is less than a window ahead of the lowest unfinished portion.
+    E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the
+        iteration ends with an error that names the portion and the workers.
 
 Not here: how a record changes an iteration's portions (range_math.py), the content of a portion.
 """
@@ -49,35 +56,42 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""When this many deaths are charged to one portion, the machine takes the pipeline for their cause, and ends the iteration (promise E7)."""
+"""When this many deaths are charged to one portion, the machine takes the pipeline for their cause,
+and ends the iteration (promise E7)."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
-"""The window of ordered reading has WINDOW_PER_TASK portions for each task, and at least WINDOW_MIN in all."""
+"""The window of ordered reading has WINDOW_PER_TASK portions for each task, and at least WINDOW_MIN
+in all."""
 
 
 class PortionAssignment:
-    """The part of the machine that gives out portions. The docstring of the module gives the promises."""
+    """The part of the machine that gives out portions. The docstring of the module gives the
+    promises."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
         self._tables = tables
         self._clients = clients
         self._workers = workers
 
-    # -- clients ------------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client its first portions. A client with a saved state gets the portions of that state. If each lane has only one
-        reader at a time, a client without a saved state takes over the portions of the earlier reader of its lane.
+        """Give a new client its first portions. A client with a saved state gets the portions of
+        that state. If each lane has only one reader at a time, a client without a saved state takes
+        over the portions of the earlier reader of its lane.
         """
         iteration, portions = self._of(client)
-        done, open_ = ([], []) if call.saved is None else (list(call.saved.done), list(call.saved.open))
+        done, open_ = (
+            ([], []) if call.saved is None else (list(call.saved.done), list(call.saved.open))
+        )
         for earlier in self._earlier(call, iteration, client.id):
             self._restore(client, earlier, done, open_)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
         if call.saved is None and self._has_one_reader_per_lane(iteration):
-            # A second reader of a lane takes over the portions of the first reader, because a lane has one reader at a time.
+            # A second reader of a lane takes over the portions of the first reader, because a lane
+            # has one reader at a time.
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
@@ -86,17 +100,23 @@ class PortionAssignment:
         self._tables.iterations_to_serve.add(iteration.id)
 
     def _earlier(self, call: ev.OpenRequest, iteration: r.Iteration, client: int = 0) -> list[int]:
-        """Return the other clients whose elements the client of a request gets again: from the beginning of the pass or, if a state of
-        another iteration was loaded before in this one, from this state on.
+        """Return the other clients whose elements the client of a request gets again: from the
+        beginning of the pass or, if a state of another iteration was loaded before in this one,
+        from this state on.
         """
         assert iteration.portions is not None
         again = call.again if call.saved is None else self._is_elsewhere(call.saved, iteration.id)
         readers = iteration.portions.readers.items() if again else ()
         return [other for other, reader in readers if reader == call.reader and other != client]
 
-    def check_again(self, call: ev.OpenRequest, iteration: r.Iteration, portions: r.PortionsEntry) -> None:
-        """Raise Refusal if a client would not get again all that earlier clients of its reader have acknowledged."""
-        done, elements = ([], {}) if call.saved is None else (list(call.saved.done), dict(call.saved.open))
+    def check_again(
+        self, call: ev.OpenRequest, iteration: r.Iteration, portions: r.PortionsEntry
+    ) -> None:
+        """Raise Refusal if a client would not get again all that earlier clients of its reader have
+        acknowledged."""
+        done, elements = (
+            ([], {}) if call.saved is None else (list(call.saved.done), dict(call.saved.open))
+        )
         for earlier in self._earlier(call, iteration):
             self._check_continued(iteration, portions, earlier, done, elements)
 
@@ -110,14 +130,18 @@ class PortionAssignment:
     def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
         iteration = self._tables.state.iterations[client.iteration]
         if iteration.portions is None:
-            raise Refusal(errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions")
+            raise Refusal(
+                errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions"
+            )
         return iteration, iteration.portions
 
     def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
-        """Return the iteration of a saved state, or None if this dispatcher does not have that iteration.
+        """Return the iteration of a saved state, or None if this dispatcher does not have that
+        iteration.
 
         Raises:
-          Refusal: the saved state does not fit that iteration, or the client cannot continue in it without losing elements.
+          Refusal: the saved state does not fit that iteration, or the client cannot continue in it
+            without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
         if saved.state != self._tables.state.number or iteration is None or iteration.collected:
@@ -125,18 +149,30 @@ class PortionAssignment:
         self.check(saved, iteration)
         portions = iteration.portions
         assert portions is not None
-        prints = {self._tables.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
+        prints = {
+            self._tables.state.datasets[each].fingerprint
+            for each in (dataset, self._terms(iteration).dataset)
+        }
         if len(prints) > 1:
             raise Refusal(
-                errors.FAILED_PRECONDITION, f"the state is of iteration {iteration.id}, which reads another pipeline"
+                errors.FAILED_PRECONDITION,
+                f"the state is of iteration {iteration.id}, which reads another pipeline",
             )
-        self._check_continued(iteration, portions, self._successor(saved.client), list(saved.done), dict(saved.open))
+        self._check_continued(
+            iteration, portions, self._successor(saved.client), list(saved.done), dict(saved.open)
+        )
         return iteration
 
     def _check_continued(
-        self, iteration: r.Iteration, portions: r.PortionsEntry, old: int, done: sets.Runs, elements: dict[int, int]
+        self,
+        iteration: r.Iteration,
+        portions: r.PortionsEntry,
+        old: int,
+        done: sets.Runs,
+        elements: dict[int, int],
     ) -> None:
-        """Raise Refusal if other clients have continued portions of the released client `old` beyond the elements of a saved state."""
+        """Raise Refusal if other clients have continued portions of the released client `old`
+        beyond the elements of a saved state."""
         for number, acked in portions.left.get(old, ()):
             known = portions.open.get(number)
             others = known is None or known.client != 0
@@ -144,21 +180,30 @@ class PortionAssignment:
             if others and not is_done and acked > elements.get(number, 0):
                 raise Refusal(
                     errors.FAILED_PRECONDITION,
-                    f"The reader of this state was away for longer than `client_timeout_ms`, or was closed, and other readers of iteration "
-                    f"{iteration.id} have continued the portions that it had begun: elements {elements.get(number, 0)} to {acked - 1} of "
-                    f"portion {number} would be lost. Read without the state, or give each reader a part of its own by `consumer_index`.",
+                    f"The reader of this state was away for longer than `client_timeout_ms`, or "
+                    f"was closed, and other readers of iteration "
+                    f"{iteration.id} have continued the portions that it had begun: elements "
+                    f"{elements.get(number, 0)} to {acked - 1} of "
+                    f"portion {number} would be lost. Read without the state, or give each reader "
+                    f"a part of its own by `consumer_index`.",
                 )
 
     def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
         """Check that a saved state fits an iteration. Raises Refusal if it does not."""
         portions = iteration.portions
-        cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
+        cut = (
+            None
+            if portions is None
+            else (portions.positions, portions.repetitions, portions.length)
+        )
         lanes = 0 if portions is None else len(portions.next)
         if (cut, lanes) != (saved.cut, saved.lanes):
             raise Refusal(
                 errors.FAILED_PRECONDITION,
-                f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, positions of a portion) for "
-                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it into a reader with the same dataset and arguments",
+                f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, "
+                f"positions of a portion) for "
+                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it into a reader "
+                f"with the same dataset and arguments",
             )
         assert portions is not None
         other = self._tables.state.clients.get(saved.client)
@@ -184,7 +229,9 @@ class PortionAssignment:
         return client
 
     def _is_elsewhere(self, saved: ev.SavedRequest, iteration: int) -> bool:
-        """Return whether a state was saved in another iteration, of this dispatcher or another one."""
+        """Return whether a state was saved in another iteration, of this dispatcher or another
+        one.
+        """
         return saved.state != self._tables.state.number or saved.iteration != iteration
 
     def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
@@ -194,7 +241,9 @@ class PortionAssignment:
         else:
             self._restore(client, self._successor(saved.client), done, open_)
 
-    def _restore(self, client: r.ClientEntry, old: int, done: sets.Runs, open_: list[tuple[int, int]]) -> None:
+    def _restore(
+        self, client: r.ClientEntry, old: int, done: sets.Runs, open_: list[tuple[int, int]]
+    ) -> None:
         iteration, portions = self._of(client)
         self._take_over(client, old)
         finished = iteration.finished or portions.failed != ""
@@ -229,55 +278,77 @@ class PortionAssignment:
         self._lose(iteration, call.incarnation, client.id, "")
         self._tables.reply(call.token, None)
 
-    # -- workers ------------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def lost(self, event: ev.WorkerGone) -> None:
-        """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First revoke the charges of incarnations that are connected again. A failed write of the journal may have undone an earlier
-        # revocation, and with the wrong charges the loss of this worker could raise the deaths of a portion to DEATHS_MAX.
+        """Free the portions that a lost incarnation of a worker was computing, and refuse the
+        pending requests of this incarnation."""
+        # First revoke the charges of incarnations that are connected again. A failed write of the
+        # journal may have undone an earlier revocation, and with the wrong charges the loss of this
+        # worker could raise the deaths of a portion to DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
             self._lose(iteration, event.incarnation, 0, name or "")
         for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
-            # A task has a connection of its own, which may still be open. Without this reply the task would wait for ever.
+            # A task has a connection of its own, which may still be open. Without this reply the
+            # task would wait for ever.
             call = self._tables.portion_requests.pop(key)
             why = f"the worker of task {call.task} has no connection"
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def replaced(self, worker: ev.WorkerJoined) -> None:
-        """Free the portions of an incarnation whose address another process has now. That incarnation has died unless it was leaving."""
+        """Free the portions of an incarnation whose address another process has now. That
+        incarnation has died unless it was leaving."""
         died = "" if worker.incarnation in self._tables.leaving else worker.name
         for iteration in self._active():
             self._lose(iteration, worker.incarnation, 0, died)
 
     def check_incarnations(self) -> None:
-        """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that was taken for dead is connected
-        again, its supposed death is no longer charged to the portions that it was computing (E7).
+        """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation
+        that was taken for dead is connected again, its supposed death is no longer charged to the
+        portions that it was computing (E7).
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
             assert iteration.portions is not None
-            for incarnation in {each.incarnation for each in iteration.portions.open.values()} - incarnations - {0}:
+            for incarnation in (
+                {each.incarnation for each in iteration.portions.open.values()} - incarnations - {0}
+            ):
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Revoke the charged deaths of incarnations that are connected again, because these have not died."""
+        """Revoke the charged deaths of incarnations that are connected again, because these have
+        not died."""
         for iteration in self._active():
             assert iteration.portions is not None
-            charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
+            charged = {
+                incarnation
+                for each in iteration.portions.open.values()
+                for incarnation in each.lost
+            }
             for incarnation in sorted(charged & self._tables.members.keys()):
                 self._tables.change(r.RevokeDeath(iteration.id, incarnation))
                 self._tables.iterations_to_serve.add(iteration.id)
 
     def _active(self) -> list[r.Iteration]:
         return [
-            each for each in self._tables.state.iterations.values() if each.portions is not None and not each.finished
+            each
+            for each in self._tables.state.iterations.values()
+            if each.portions is not None and not each.finished
         ]
 
-    def _lose(self, iteration: r.Iteration, incarnation: int, client: int, died: str, *, crashed: bool = False) -> None:
+    def _lose(
+        self,
+        iteration: r.Iteration,
+        incarnation: int,
+        client: int,
+        died: str,
+        *,
+        crashed: bool = False,
+    ) -> None:
         portions = iteration.portions
         assert portions is not None
         if not any(
@@ -295,9 +366,12 @@ class PortionAssignment:
                 self._tables.change(
                     r.FailPortions(
                         iteration.id,
-                        f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
-                        f"source (repetition {repetition}; {portion.acked} elements of it had been delivered): "
-                        f"{', '.join(charged)}. The pipeline ends its process at these positions: look at the logs and the "
+                        f"{len(charged)} processes died while they computed positions {start} to "
+                        f"{start + length - 1} of the "
+                        f"source (repetition {repetition}; {portion.acked} elements of it had "
+                        f"been delivered): "
+                        f"{', '.join(charged)}. The pipeline ends its process at these positions: "
+                        f"look at the logs and the "
                         "memory of these workers.",
                     )
                 )
@@ -307,7 +381,8 @@ class PortionAssignment:
         client = self._clients.registered_client(call.state, call.client)
         if client.iteration != task.iteration:
             raise Refusal(
-                errors.INVALID_ARGUMENT, f"client {call.client} does not read the iteration of task {call.task}"
+                errors.INVALID_ARGUMENT,
+                f"client {call.client} does not read the iteration of task {call.task}",
             )
         _, portions = self._of(client)
         before = self._tables.portion_requests.pop((client.id, call.incarnation), None)
@@ -315,15 +390,23 @@ class PortionAssignment:
             self._tables.reply(before.token, [])
         again = [number for number, each in portions.open.items() if self._was_reply_to(each, call)]
         if again:
-            self._tables.reply(call.token, [self._reply_entry(portions, number) for number in again])
+            self._tables.reply(
+                call.token, [self._reply_entry(portions, number) for number in again]
+            )
             return
-        if any(each.client == client.id and call.incarnation in each.missed for each in portions.open.values()):
-            # This record, without portions, notes that the worker has computed all that it had, even if there is nothing to give to it.
+        if any(
+            each.client == client.id and call.incarnation in each.missed
+            for each in portions.open.values()
+        ):
+            # This record, without portions, notes that the worker has computed all that it had,
+            # even if there is nothing to give to it.
             self._tables.change(r.GivePortions(client.id, call.incarnation, call.request, []))
         self._tables.portion_requests[client.id, call.incarnation] = call
         self._tables.iterations_to_serve.add(client.iteration)
 
-    def _task_of(self, call: ev.PortionsRequest | ev.CrashReport) -> tuple[r.TaskEntry, r.WorkerEntry]:
+    def _task_of(
+        self, call: ev.PortionsRequest | ev.CrashReport
+    ) -> tuple[r.TaskEntry, r.WorkerEntry]:
         task = self._tables.state.tasks.get(call.task)
         worker = None if task is None else self._tables.state.workers.get(task.worker)
         if call.state != self._tables.state.number or task is None or worker is None:
@@ -331,15 +414,18 @@ class PortionAssignment:
         if worker.incarnation != call.incarnation:
             raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
         if worker.number in self._tables.confirmed_gone:
-            # The worker's connection is broken, and this request came over the task's own connection. `lost` has already freed the worker's
-            # portions, and no later event would free a portion that the worker gets now. The task repeats the request, which succeeds when
-            # the worker has registered again.
-            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
+            # The worker's connection is broken, and this request came over the task's own
+            # connection. `lost` has already freed the worker's portions, and no later event would
+            # free a portion that the worker gets now. The task repeats the request, which succeeds
+            # when the worker has registered again.
+            raise Refusal(
+                errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection"
+            )
         return task, worker
 
     def crashed(self, call: ev.CrashReport) -> None:
-        """Free the portions that a dead process of a live worker was computing. A repeated report finds no portion to free, because the
-        worker starts the next process only after the reply.
+        """Free the portions that a dead process of a live worker was computing. A repeated report
+        finds no portion to free, because the worker starts the next process only after the reply.
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
@@ -349,7 +435,8 @@ class PortionAssignment:
                 for key in self._tables.portion_requests
                 if key[1] == call.incarnation and self._reads(key[0], iteration)
             ]:
-                # No process waits for the reply, because the process that sent the request has died.
+                # No process waits for the reply, because the process that sent the request has
+                # died.
                 del self._tables.portion_requests[key]
             died = f"{worker.name} ({call.how})" if call.how else ""
             self._lose(iteration, call.incarnation, 0, died, crashed=True)
@@ -359,14 +446,20 @@ class PortionAssignment:
         return self._tables.state.clients[client].iteration == iteration.id
 
     def _was_reply_to(self, portion: r.Portion, call: ev.PortionsRequest) -> bool:
-        return (portion.client, portion.incarnation, portion.request) == (call.client, call.incarnation, call.request)
+        return (portion.client, portion.incarnation, portion.request) == (
+            call.client,
+            call.incarnation,
+            call.request,
+        )
 
-    def _reply_entry(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
+    def _reply_entry(
+        self, portions: r.PortionsEntry, number: int
+    ) -> tuple[int, int, int, int, int]:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the request for portions with this token, because its caller has gone. Return False if no request for portions has the
-        token.
+        """Drop the request for portions with this token, because its caller has gone. Return False
+        if no request for portions has the token.
         """
         for key, call in self._tables.portion_requests.items():
             if call.token == token:
@@ -374,19 +467,26 @@ class PortionAssignment:
                 return True
         return False
 
-    # -- giving out -----------------------------------------------------------------------------------------------------------
+    # -- giving out --------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Finish the current event: in the iterations that it changed, give portions to waiting requests, and end the iterations that are
-        complete.
+        """Finish the current event: in the iterations that it changed, give portions to waiting
+        requests, and end the iterations that are complete.
         """
-        iterations_to_serve, self._tables.iterations_to_serve = self._tables.iterations_to_serve, set()
+        iterations_to_serve, self._tables.iterations_to_serve = (
+            self._tables.iterations_to_serve,
+            set(),
+        )
         for number in sorted(iterations_to_serve):
             iteration = self._tables.state.iterations[number]
             portions = iteration.portions
             if portions is None:
                 continue
-            if not iteration.finished and not iteration.collected and (portions.failed or range_math.is_over(portions)):
+            if (
+                not iteration.finished
+                and not iteration.collected
+                and (portions.failed or range_math.is_over(portions))
+            ):
                 self._workers.end(iteration, r.FinishIteration(number))
             elif len(portions.next) > 1 and any(map(self._has_finished_lane, iteration.clients)):
                 self._clients.notify(number)
@@ -397,10 +497,14 @@ class PortionAssignment:
                 over = iteration.finished or iteration.collected
                 given = [] if over else self._choose(iteration, portions, client, call)
                 if given:
-                    self._tables.change(r.GivePortions(client.id, call.incarnation, call.request, given))
+                    self._tables.change(
+                        r.GivePortions(client.id, call.incarnation, call.request, given)
+                    )
                 if given or over:
                     del self._tables.portion_requests[key]
-                    self._tables.reply(call.token, [self._reply_entry(portions, each) for each in given])
+                    self._tables.reply(
+                        call.token, [self._reply_entry(portions, each) for each in given]
+                    )
 
     def _has_finished_lane(self, number: int) -> bool:
         client = self._tables.state.clients[number]
@@ -412,21 +516,35 @@ class PortionAssignment:
         return portion.incarnation == 0 and portion.client in (0, client.id)
 
     def _choose(
-        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, call: ev.PortionsRequest
+        self,
+        iteration: r.Iteration,
+        portions: r.PortionsEntry,
+        client: r.ClientEntry,
+        call: ev.PortionsRequest,
     ) -> list[int]:
-        """Choose portions for a request and return their numbers: first portions that were begun and have no worker, the lowest number
-        first, then new portions. A portion that is charged with deaths is given out alone.
+        """Choose portions for a request and return their numbers: first portions that were begun
+        and have no worker, the lowest number first, then new portions. A portion that is charged
+        with deaths is given out alone.
         """
         lanes, lane = len(portions.next), range_math.lane_of(portions, client)
         mine = (
-            number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
+            number
+            for number, each in portions.open.items()
+            if each.incarnation == call.incarnation and each.charged
         )
-        alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # A worker that computes a portion charged with deaths gets no other portion, so that a further death shows its cause. Only if the
-        # reading is ordered, the worker may get the first open portion, which the reader must acknowledge before the charged portion.
+        alone = min(
+            (number for number in mine if portions.open[number].client == client.id), default=None
+        )
+        # A worker that computes a portion charged with deaths gets no other portion, so that a
+        # further death shows its cause. Only if the reading is ordered, the worker may get the
+        # first open portion, which the reader must acknowledge before the charged portion.
         if alone is not None:
             first = range_math.first_open(portions, lane)
-            waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
+            waits = (
+                self._terms(iteration).ordered
+                and first < alone
+                and self._is_free(portions, first, client)
+            )
             return [first] if waits else []
         bound, count = inf, call.count
         if self._terms(iteration).ordered:
@@ -444,7 +562,11 @@ class PortionAssignment:
                 given.append(number)
         last = range_math.total(portions)
         if last != inf:  # near the end of the data, leave portions for the other workers
-            new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
+            new = (
+                int(last - portions.next[lane] * lanes)
+                // lanes
+                // (SHARES * max(1, len(iteration.tasks)))
+            )
             count = min(count, max(1, new))
         step = portions.next[lane]
         while len(given) < count and step * lanes + lane < min(bound, last):

@@ -1,14 +1,16 @@
-"""Functions that cut an iteration into portions, and that change the portions as a record says. The state of the portions is one row,
-`records.PortionsEntry`.
+"""Functions that cut an iteration into portions, and that change the portions as a record says. The
+state of the portions is one row, `records.PortionsEntry`.
 
 Theory
-    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data. The
-    length of a portion depends on the dataset alone, so that the number of workers changes neither the order of the elements nor the share
-    of each consumer.
+    A portion is a run of positions of one repetition of the only source. Portions are numbered 0,
+    1, 2, ... in the order of the data. The length of a portion depends on the dataset alone, so
+    that the number of workers changes neither the order of the elements nor the share of each
+    consumer.
 
-    With consumers, portion `n` is step `n // consumers` of lane `n % consumers`. Without consumers there is one lane. A client reads one
-    lane. The finished steps of a lane are stored as runs, because a client that reads its lane alone finishes steps almost in order, and so
-    there are few runs.
+    With consumers, portion `n` is step `n // consumers` of lane `n % consumers`. Without consumers
+    there is one lane. A client reads one lane. The finished steps of a lane are stored as runs,
+    because a client that reads its lane alone finishes steps almost in order, and so there are few
+    runs.
 
 Not here: the choice of the worker and client that get a portion (portions.py).
 """
@@ -25,8 +27,8 @@ from zmqdist.data.service.dispatcher.machine.runs import Runs
 
 PORTIONS_WANTED: Final = 256
 LENGTH_MAX: Final = 1024
-"""The largest number of positions in a portion, unless the grain is larger. With longer portions, more work would have to be done again
-after the loss of a worker."""
+"""The largest number of positions in a portion, unless the grain is larger. With longer portions,
+more work would have to be done again after the loss of a worker."""
 
 ENDLESS_LENGTH: Final = 256
 
@@ -43,13 +45,16 @@ Change: TypeAlias = (
 
 
 def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
-    """Return the row for the portions of a new iteration. The length of a portion is a multiple of `grain`."""
-    wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
+    """Return the row for the portions of a new iteration. The length of a portion is a multiple of
+    `grain`."""
+    wanted = (
+        ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
+    )
     length = max(1, wanted // grain) * grain
     return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def total(portions: r.PortionsEntry) -> float:
@@ -83,15 +88,24 @@ def positions_left(portions: r.PortionsEntry) -> int | None:
 
     def size(lane: int, start: int, end: int) -> int:
         """Return the number of positions in a run of steps."""
-        # The last portion of a repetition may be shorter. It is in the same lane again after `lanes` repetitions, which are `count` steps.
-        shorter = (tail // lanes for tail in range(count - 1, count * lanes, count) if tail % lanes == lane)
-        cut_off = sum(len(range(step, end, count)) - len(range(step, start, count)) for step in shorter)
-        return (end - start) * portions.length - cut_off * (count * portions.length - portions.positions)
+        # The last portion of a repetition may be shorter. It is in the same lane again after
+        # `lanes` repetitions, which are `count` steps.
+        shorter = (
+            tail // lanes for tail in range(count - 1, count * lanes, count) if tail % lanes == lane
+        )
+        cut_off = sum(
+            len(range(step, end, count)) - len(range(step, start, count)) for step in shorter
+        )
+        return (end - start) * portions.length - cut_off * (
+            count * portions.length - portions.positions
+        )
 
     left = 0
     for lane, step in enumerate(portions.next):
         left += size(lane, step, max(step, len(range(lane, int(last), lanes))))
-        left -= sum(size(lane, max(start, step), end) for start, end in portions.skip[lane] if end > step)
+        left -= sum(
+            size(lane, max(start, step), end) for start, end in portions.skip[lane] if end > step
+        )
     return left
 
 
@@ -115,12 +129,14 @@ def is_over(portions: r.PortionsEntry) -> bool:
     return all(is_lane_over(portions, lane) for lane in range(len(portions.next)))
 
 
-# -- changes --------------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 
 
-def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int, numbers: list[int]) -> None:
-    """Give portions to a worker. The worker asks for more only after it has computed all portions that it had for this client, so its death
-    is not charged to these any more.
+def give(
+    portions: r.PortionsEntry, client: int, incarnation: int, request: int, numbers: list[int]
+) -> None:
+    """Give portions to a worker. The worker asks for more only after it has computed all portions
+    that it had for this client, so its death is not charged to these any more.
     """
     for portion in portions.open.values():
         if portion.client == client and incarnation in portion.missed:
@@ -135,7 +151,8 @@ def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int,
 
 
 def _advance(portions: r.PortionsEntry, lane: int) -> None:
-    """Move the next step of a lane past the steps in `skip`, which are not given out as new portions."""
+    """Move the next step of a lane past the steps in `skip`, which are not given out as new
+    portions."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
@@ -156,13 +173,16 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
     sets.add(portions.done.setdefault(client, []), step, step + 1)
 
 
-def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
-    """Free the portions that an incarnation of a worker was computing. `died` names the worker or process whose death is charged to each of
-    these portions. It is "" if no death is charged.
+def lose(
+    portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool
+) -> None:
+    """Free the portions that an incarnation of a worker was computing. `died` names the worker or
+    process whose death is charged to each of these portions. It is "" if no death is charged.
 
-    With a client, a reader has reported that a reply of the worker was lost. The reader may do so before the dispatcher learns that the
-    worker has died. When the dispatcher learns of the death, the portions of that reply are therefore charged as well, although they are
-    free by then, or other workers compute them.
+    With a client, a reader has reported that a reply of the worker was lost. The reader may do so
+    before the dispatcher learns that the worker has died. When the dispatcher learns of the death,
+    the portions of that reply are therefore charged as well, although they are free by then, or
+    other workers compute them.
     """
     for portion in portions.open.values():
         was_computed = portion.incarnation == incarnation and client in (0, portion.client)
@@ -206,9 +226,11 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
             portion.client, portion.incarnation, portion.request = client, 0, 0
 
 
-def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Set a client back to its saved state. The portions that it acknowledged after the state was saved become open again, without the
-    elements that another client had acknowledged before.
+def restore_saved(
+    portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]
+) -> None:
+    """Set a client back to its saved state. The portions that it acknowledged after the state was
+    saved become open again, without the elements that another client had acknowledged before.
     """
     lanes, lane = len(portions.next), lane_of(portions, client)
     left = dict(portions.left.pop(client.id, []))
@@ -233,9 +255,12 @@ def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, 
     portions.failed = ""
 
 
-def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Have a client continue from a saved state of another iteration: skip the portions that are finished in that state, and give the
-    client those that are unfinished in it. Do not change portions of other clients.
+def skip_saved(
+    portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]
+) -> None:
+    """Have a client continue from a saved state of another iteration: skip the portions that are
+    finished in that state, and give the client those that are unfinished in it. Do not change
+    portions of other clients.
     """
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]
@@ -252,6 +277,8 @@ def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, ope
         step = number // lanes
         known = portions.open.get(number)
         if (known is None and step >= begun) or (known is not None and not known.client):
-            portions.open[number] = r.Portion(client.id, acked=max(elements, known.acked if known else 0))
+            portions.open[number] = r.Portion(
+                client.id, acked=max(elements, known.acked if known else 0)
+            )
             sets.add(portions.skip[lane], step, step + 1)
     _advance(portions, lane)

@@ -1,15 +1,17 @@
 """The rows of a data service's durable state, and the records that change them.
 
 Theory
-    A job reads a dataset, which is a registered pipeline. Each pass of a job over its dataset is an iteration, and each worker has one task
-    of an iteration. A client is an iterator in a program that reads an iteration. With a journal, the state survives a restart of the
-    dispatcher. Only `DurableState.apply(record)` changes the state, so that applying the journal's records in order gives the same state
-    again.
+    A job reads a dataset, which is a registered pipeline. Each pass of a job over its dataset is an
+    iteration, and each worker has one task of an iteration. A client is an iterator in a program
+    that reads an iteration. With a journal, the state survives a restart of the dispatcher. Only
+    `DurableState.apply(record)` changes the state, so that applying the journal's records in order
+    gives the same state again.
 
-    A newer version of zmqdist has to read the journal of an older version. Therefore new fields are added at the end, with a default, and
-    tags of records are never reused.
+    A newer version of zmqdist has to read the journal of an older version. Therefore new fields are
+    added at the end, with a default, and tags of records are never reused.
 
-Not here: the decisions (machine.py), and facts that are not durable, such as connections, pending requests and times (tables.py).
+Not here: the decisions (machine.py), and facts that are not durable, such as connections, pending
+requests and times (tables.py).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ OFF, DYNAMIC = 0, 1
 """The numbers of two processing modes. All other modes assign static shards."""
 
 AT_MOST_ONCE, EXACTLY_ONCE = "at_most_once", "exactly_once"
-"""Delivery modes. With AT_MOST_ONCE, the elements that a worker held when it died are lost. With EXACTLY_ONCE, each element is delivered
-once."""
+"""Delivery modes. With AT_MOST_ONCE, the elements that a worker held when it died are lost. With
+EXACTLY_ONCE, each element is delivered once."""
 
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 """The names of the processing modes, by number."""
@@ -43,11 +45,12 @@ class Record(msgspec.Struct, array_like=True):
     """Base class of the records. A record is one change of the durable state."""
 
 
-# -- parts of the state ---------------------------------------------------------------------------------------------------
+# -- parts of the state ----------------------------------------------------------------------------
 
 
 class DatasetEntry(Row):
-    """A registered pipeline. `metadata` is JSON for the pipeline's readers. The description of the pipeline is in the store (store.py)."""
+    """A registered pipeline. `metadata` is JSON for the pipeline's readers. The description of the
+    pipeline is in the store (store.py)."""
 
     id: str
     fingerprint: str
@@ -56,8 +59,9 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """The terms on which a job is read. All readers of a job have to pass equal terms, except for the dataset. Their datasets must have
-    elements of the same structure and compression, and may differ otherwise.
+    """The terms on which a job is read. All readers of a job have to pass equal terms, except for
+    the dataset. Their datasets must have elements of the same structure and compression, and may
+    differ otherwise.
     """
 
     dataset: str
@@ -75,13 +79,15 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def coordinated(self) -> bool:
-        """Whether the job is a coordinated read, in which consumers read round by round (rounds.py)."""
+        """Whether the job is a coordinated read, in which consumers read round by round
+        (rounds.py)."""
         return self.num_consumers > 0 and not self.portioned
 
 
 class JobEntry(Row):
-    """A job: the reading of a dataset under a name. If `anonymous`, the dispatcher invented the name, so that only one client can read the
-    job. Otherwise all readers that use the name join the job.
+    """A job: the reading of a dataset under a name. If `anonymous`, the dispatcher invented the
+    name, so that only one client can read the job. Otherwise all readers that use the name join the
+    job.
     """
 
     id: int
@@ -114,14 +120,16 @@ class Portion(Row):
 
     Attributes:
       client: the client to which the portion belongs; 0 if its client was released.
-      incarnation: the incarnation of the worker that computes the portion; 0 if the portion has to be given out.
+      incarnation: the incarnation of the worker that computes the portion; 0 if the portion has to
+        be given out.
       acked: the number of elements of the portion that the client has acknowledged.
       request: the number of the request for portions whose reply contained this portion.
-      deaths: the names of processes that died while they computed the portion, although their workers stayed alive.
-      lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
-        not died, and is removed.
-      missed: the incarnations from which the portion was freed because a reply of theirs was lost, and which may still be computing it. The
-        portion is charged when one of them dies.
+      deaths: the names of processes that died while they computed the portion, although their
+        workers stayed alive.
+      lost: maps each incarnation that was lost while it computed the portion to the worker's name.
+        An incarnation that registers again has not died, and is removed.
+      missed: the incarnations from which the portion was freed because a reply of theirs was lost,
+        and which may still be computing it. The portion is charged when one of them dies.
       unused: a field of earlier versions.
     """
 
@@ -144,13 +152,16 @@ class PortionsEntry(Row):
     """The portions of an iteration. The functions of range_math.py change this row.
 
     Attributes:
-      positions, repetitions: the number of positions of the source, and the number of its repetitions; INFINITE if there is no end.
+      positions, repetitions: the number of positions of the source, and the number of its
+        repetitions; INFINITE if there is no end.
       length: the length of a portion, in positions.
       next: for each lane, the first step that was not given out yet.
-      skip: for each lane, runs of steps that `next` passes over: steps that an earlier iteration has delivered, and steps whose portions
-        were put into `open` from a saved state of an earlier iteration.
+      skip: for each lane, runs of steps that `next` passes over: steps that an earlier iteration
+        has delivered, and steps whose portions were put into `open` from a saved state of an
+        earlier iteration.
       open: the portions that were given out and are not done, by number.
-      done: maps each client, also a released client, to runs of the steps of its lane that it has acknowledged as done.
+      done: maps each client, also a released client, to runs of the steps of its lane that it has
+        acknowledged as done.
       left: maps each released client to (number, acknowledged elements) of its unfinished portions.
       failed: the reason why the iteration cannot continue; empty if it can.
       readers: maps each client, also a released client, to `ClientEntry.reader`.
@@ -184,12 +195,18 @@ class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
-      starting_round: in coordinated reads, the first round in which the task takes part; PENDING until the consumers have agreed on it.
-      interrupted: whether the task ended early because its worker left. Other tasks compute the rest.
-      handed_back: the numbers of the requests that returned positions, so that a repeated request changes nothing.
-      last_given: maps a source to (request, repetition, start, length) of the last reply. A repeated request gets this reply again.
-      incarnation: in coordinated reads, the incarnation of the worker to which the task is bound; 0 in other reads.
-      end_round: in coordinated reads, the first round in which the task takes no part, set when the task has ended.
+      starting_round: in coordinated reads, the first round in which the task takes part; PENDING
+        until the consumers have agreed on it.
+      interrupted: whether the task ended early because its worker left. Other tasks compute the
+        rest.
+      handed_back: the numbers of the requests that returned positions, so that a repeated request
+        changes nothing.
+      last_given: maps a source to (request, repetition, start, length) of the last reply. A
+        repeated request gets this reply again.
+      incarnation: in coordinated reads, the incarnation of the worker to which the task is bound; 0
+        in other reads.
+      end_round: in coordinated reads, the first round in which the task takes no part, set when the
+        task has ended.
     """
 
     id: int
@@ -232,7 +249,7 @@ class WorkerEntry(Row):
     index: int = -1
 
 
-# -- changes ------------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 
 
 class RegisterDataset(Record, tag=1):
@@ -280,13 +297,15 @@ class ReleaseClient(Record, tag=10):
 
 
 class CollectIteration(Record, tag=11):
-    """The dispatcher drops an iteration without clients, with its tasks. A later client of the job begins a new iteration."""
+    """The dispatcher drops an iteration without clients, with its tasks. A later client of the job
+    begins a new iteration."""
 
     iteration: int
 
 
 class GiveSplits(Record, tag=12):
-    """A task gets positions of a source. A `length` of 0 means that the source has no positions left in this repetition."""
+    """A task gets positions of a source. A `length` of 0 means that the source has no positions
+    left in this repetition."""
 
     task: int
     source: int
@@ -314,7 +333,9 @@ class StartTask(Record, tag=40):
 
 
 class DecideCompression(Record, tag=14):
-    """The first request of a dataset has decided whether compression "AUTO" is off for the dataset."""
+    """The first request of a dataset has decided whether compression "AUTO" is off for the
+    dataset.
+    """
 
     dataset: str
     off: bool
@@ -330,8 +351,8 @@ class GivePortions(Record, tag=30):
 
 
 class Acknowledge(Record, tag=31):
-    """A client's consumer has finished elements. Each mark is (number of the portion, number of finished elements, whether the portion is
-    done).
+    """A client's consumer has finished elements. Each mark is (number of the portion, number of
+    finished elements, whether the portion is done).
     """
 
     client: int
@@ -343,7 +364,8 @@ class LosePortions(Record, tag=32):
 
     Attributes:
       client: the client whose portions are lost; 0 means the portions of all clients.
-      died: the name of the dead worker or process, with whose death the portions are charged; empty if they are not charged.
+      died: the name of the dead worker or process, with whose death the portions are charged; empty
+        if they are not charged.
       crashed: whether only a process of the worker has died, and the worker itself is alive.
     """
 
@@ -367,8 +389,8 @@ class TakeOver(Record, tag=34):
 
 
 class RestoreSaved(Record, tag=35):
-    """A client continues from a saved state of this iteration. `done` has the runs of its finished steps, and `open` has (number of the
-    portion, elements received) for each unfinished portion.
+    """A client continues from a saved state of this iteration. `done` has the runs of its finished
+    steps, and `open` has (number of the portion, elements received) for each unfinished portion.
     """
 
     client: int
@@ -377,7 +399,8 @@ class RestoreSaved(Record, tag=35):
 
 
 class SkipSaved(Record, tag=36):
-    """A client continues from a saved state of another iteration. Its own iteration skips the elements that were finished in that state."""
+    """A client continues from a saved state of another iteration. Its own iteration skips the
+    elements that were finished in that state."""
 
     client: int
     done: list[tuple[int, int]]
@@ -385,15 +408,16 @@ class SkipSaved(Record, tag=36):
 
 
 class RevokeDeath(Record, tag=37):
-    """A lost incarnation has registered again. It had only lost its connection, so its portions are no longer charged with its death."""
+    """A lost incarnation has registered again. It had only lost its connection, so its portions are
+    no longer charged with its death."""
 
     iteration: int
     incarnation: int
 
 
 class BeginSnapshot(Record, tag=50):
-    """A distributed snapshot has begun. The journal has only the path of its folder, because the folder contains everything else about the
-    snapshot.
+    """A distributed snapshot has begun. The journal has only the path of its folder, because the
+    folder contains everything else about the snapshot.
     """
 
     path: str
@@ -436,6 +460,7 @@ _changes = msgspec.msgpack.Decoder(Change)
 
 
 def decode(data: bytes) -> Change:
-    """Return the record that `encode` encoded. Raises msgspec.DecodeError if the bytes are no record."""
+    """Return the record that `encode` encoded. Raises msgspec.DecodeError if the bytes are no
+    record."""
     change: Change = _changes.decode(data)
     return change

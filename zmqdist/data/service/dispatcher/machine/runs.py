@@ -1,6 +1,8 @@
-"""Sets of numbers, stored as sorted runs. The machine uses them for the finished steps of a long sequence.
+"""Sets of numbers, stored as sorted runs. The machine uses them for the finished steps of a long
+sequence.
 
-*Invariant*: a set is a sorted list of runs (start, stop), where `stop` is excluded, and no two runs overlap or touch.
+*Invariant*: a set is a sorted list of runs (start, stop), where `stop` is excluded, and no two runs
+  overlap or touch.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def add(runs: Runs, start: int, stop: int) -> None:
 
 
 def end_of(runs: Runs, number: int) -> int | None:
-    """Return the `stop` of the run that contains `number`, or None if the set does not contain `number`."""
+    """Return the `stop` of the run that contains `number`, or None if the set does not contain
+    `number`."""
     place = bisect_right(runs, number, key=_start) - 1
     return runs[place][1] if place >= 0 and number < runs[place][1] else None
 

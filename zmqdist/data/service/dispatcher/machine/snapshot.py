@@ -1,5 +1,5 @@
-"""Immutable records of the state of a data service's dispatcher at one moment, for the people who run it and for tests. No decision depends
-on them.
+"""Immutable records of the state of a data service's dispatcher at one moment, for the people who
+run it and for tests. No decision depends on them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ class IterationRow:
       tasks: the number of its tasks; 0 when the iteration has ended.
       clients: the number of readers that have the iteration open.
       finished: whether readers have read the whole iteration.
-      collected: whether the dispatcher has dropped the iteration, because no reader had it open for `job_gc_timeout_ms`.
-      portions_done: the number of portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
-      elements_acknowledged: the number of elements of unfinished portions that readers have acknowledged.
+      collected: whether the dispatcher has dropped the iteration, because no reader had it open for
+        `job_gc_timeout_ms`.
+      portions_done: the number of portions that readers have acknowledged (delivery="exactly_once"
+        and ordered reads).
+      elements_acknowledged: the number of elements of unfinished portions that readers have
+        acknowledged.
     """
 
     id: int
@@ -45,7 +48,8 @@ class PlaceRow:
       address: the address at which readers connect to it.
       incarnation: the incarnation of the process that has the place, or had it last.
       index: the worker's index in the fixed list of workers; -1 if the worker has no entry.
-      connected: whether the worker is connected. While it is not, the dispatcher waits for it to register again.
+      connected: whether the worker is connected. While it is not, the dispatcher waits for it to
+        register again.
     """
 
     name: str
@@ -57,8 +61,8 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The numbers that the next dataset, job, iteration, task and client get. No number is used twice. With a journal, this holds across
-    restarts too.
+    """The numbers that the next dataset, job, iteration, task and client get. No number is used
+    twice. With a journal, this holds across restarts too.
     """
 
     dataset: int
@@ -73,14 +77,16 @@ class DataSnapshot:
     """The state of a data service's dispatcher at one moment.
 
     Attributes:
-      state: the random number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
+      state: the random number of the dispatcher's durable state. A dispatcher that has lost its
+        state has another number.
       datasets: number of registered datasets.
       jobs: names of the jobs, in the order in which they were created.
       tasks, clients: how many tasks and clients there are.
       saves: folders of distributed snapshots, in the order in which they were begun.
-      checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
-      journal: "none" without fault_tolerant_mode; "unreadable" while the dispatcher refuses requests because the journal can be neither
-        written nor read; otherwise "kept".
+      checks_count: how often the dispatcher has searched for silent clients and unread iterations
+        (job_gc_check_interval_ms).
+      journal: "none" without fault_tolerant_mode; "unreadable" while the dispatcher refuses
+        requests because the journal can be neither written nor read; otherwise "kept".
       journal_records: number of records in the journal after its last copy of the whole state.
     """
 
@@ -106,7 +112,9 @@ def iteration_rows(state: DurableState) -> tuple[IterationRow, ...]:
 def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     done = acknowledged = 0
     if iteration.portions is not None:
-        done = sum(stop - start for runs in iteration.portions.done.values() for start, stop in runs)
+        done = sum(
+            stop - start for runs in iteration.portions.done.values() for start, stop in runs
+        )
         acknowledged = sum(each.acked for each in iteration.portions.open.values())
     return IterationRow(
         id=iteration.id,
@@ -128,7 +136,8 @@ class DataTaskRow:
     Attributes:
       job: the job's name.
       mode: the name of the processing mode.
-      moves: whether other workers take over the task's remaining elements when the worker is drained.
+      moves: whether other workers take over the task's remaining elements when the worker is
+        drained.
     """
 
     job: str
@@ -143,8 +152,8 @@ class SnapshotStreamRow:
     Attributes:
       path: the folder of the snapshot.
       stream: the number of the stream in the snapshot.
-      moves: whether another worker is present to continue the stream when this worker is drained. If not, the stream waits for the next
-        worker. Committed elements are kept in either case.
+      moves: whether another worker is present to continue the stream when this worker is drained.
+        If not, the stream waits for the next worker. Committed elements are kept in either case.
     """
 
     path: str
@@ -152,8 +161,11 @@ class SnapshotStreamRow:
     moves: bool
 
 
-def data_tasks(state: DurableState, worker: str, present: Collection[str]) -> tuple[DataTaskRow, ...]:
-    """Return a row for each unfinished task of the worker with this name. `present` has the names of the registered workers."""
+def data_tasks(
+    state: DurableState, worker: str, present: Collection[str]
+) -> tuple[DataTaskRow, ...]:
+    """Return a row for each unfinished task of the worker with this name. `present` has the names
+    of the registered workers."""
     names = {number: entry.name for number, entry in state.workers.items()}
     others = {number for number, name in names.items() if name != worker and name in present}
     return tuple(
@@ -167,7 +179,8 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
     iteration = state.iterations[task.iteration]
     job = state.jobs[iteration.job]
     moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
-    # With OFF each worker reads the whole dataset, so no element is lost while another worker has an unfinished task.
+    # With OFF each worker reads the whole dataset, so no element is lost while another worker has
+    # an unfinished task.
     if job.terms.mode == r.OFF:
         tasks = [state.tasks[each] for each in iteration.tasks]
         moves = moves or any(each.worker in others and not each.finished for each in tasks)
@@ -177,4 +190,6 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
 
 def next_numbers(state: DurableState) -> NextNumbers:
     """Return the numbers that the next dataset, job, iteration, task and client get."""
-    return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)
+    return NextNumbers(
+        state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client
+    )

@@ -1,5 +1,5 @@
-"""The part of DataDispatcherMachine for DYNAMIC splits. It gives positions of the sources to tasks, first come, first served, and takes
-back the positions that leaving workers return.
+"""The part of DataDispatcherMachine for DYNAMIC splits. It gives positions of the sources to tasks,
+first come, first served, and takes back the positions that leaving workers return.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 SHARES: Final = 4
-"""One reply gives a task at most the remaining positions divided by (SHARES x number of tasks), so that near the end every task still gets
-positions."""
+"""One reply gives a task at most the remaining positions divided by (SHARES x number of tasks), so
+that near the end every task still gets positions."""
 
 
 class SplitAssignment:
@@ -31,7 +31,8 @@ class SplitAssignment:
         if self._tables.state.jobs[iteration.job].terms.mode != r.DYNAMIC:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
-                f"task {call.task} is not of a DYNAMIC job: it gets no positions from the dispatcher",
+                f"task {call.task} is not of a DYNAMIC job: it gets no positions from the "
+                f"dispatcher",
             )
         worker = self._tables.state.workers.get(task.worker)
         if worker is None or worker.incarnation != call.incarnation:
@@ -47,13 +48,17 @@ class SplitAssignment:
             self._tables.reply(call.token, given[2:])
             return
         if task.worker in self._tables.confirmed_gone:
-            # The worker's connection is broken, and this request came over the task's own connection. No reader reads the task now, so
-            # other tasks get the positions.
+            # The worker's connection is broken, and this request came over the task's own
+            # connection. No reader reads the task now, so other tasks get the positions.
             raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
         start, length = next_run(
-            iteration.cursors[call.source], call.repetition, self._share(iteration, call.source, call.count)
+            iteration.cursors[call.source],
+            call.repetition,
+            self._share(iteration, call.source, call.count),
         )
-        self._tables.change(r.GiveSplits(task.id, call.source, call.request, call.repetition, start, length))
+        self._tables.change(
+            r.GiveSplits(task.id, call.source, call.request, call.repetition, start, length)
+        )
         self._tables.reply(call.token, (start, length))
 
     def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
@@ -69,31 +74,43 @@ class SplitAssignment:
             self._tables.reply(call.token, None)
             return
         cursor = iteration.cursors[call.source]
-        sane = all(start >= 0 and length > 0 and start + length <= cursor.position for start, length in call.runs)
+        sane = all(
+            start >= 0 and length > 0 and start + length <= cursor.position
+            for start, length in call.runs
+        )
         if not sane:
-            raise Refusal(errors.INVALID_ARGUMENT, f"task {call.task} returns positions that were never given out")
-        self._tables.change(r.ReturnSplits(task.id, call.source, call.repetition, list(call.runs), call.request))
+            raise Refusal(
+                errors.INVALID_ARGUMENT,
+                f"task {call.task} returns positions that were never given out",
+            )
+        self._tables.change(
+            r.ReturnSplits(task.id, call.source, call.repetition, list(call.runs), call.request)
+        )
         self._tables.reply(call.token, None)
 
 
 def reassigned_text(task: int) -> str:
     """Return the error text for a worker whose place another worker has taken.
 
-    The error's code is UNAVAILABLE, because the worker may register again. Then it gets the place back, or the dispatcher tells it to drop
-    the task. With NOT_FOUND the worker would conclude that the task has ended, and would wrongly report it as done.
+    The error's code is UNAVAILABLE, because the worker may register again. Then it gets the place
+    back, or the dispatcher tells it to drop the task. With NOT_FOUND the worker would conclude that
+    the task has ended, and would wrongly report it as done.
     """
     return f"task {task} belongs to another worker now"
 
 
 def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
-    """Return the next positions of a source as (start, length). A length of 0 means that the repetition has no positions left.
+    """Return the next positions of a source as (start, length). A length of 0 means that the
+    repetition has no positions left.
 
-    A request for a later repetition starts at the source's first position again, and a request for an earlier repetition gets no positions.
-    Each source has a repetition of its own.
+    A request for a later repetition starts at the source's first position again, and a request for
+    an earlier repetition gets no positions. Each source has a repetition of its own.
     """
     if repetition < cursor.repetition:
         return 0, 0
-    position, returned = (0, []) if repetition > cursor.repetition else (cursor.position, cursor.returned)
+    position, returned = (
+        (0, []) if repetition > cursor.repetition else (cursor.position, cursor.returned)
+    )
     if returned:
         start, length = returned[0]
         return start, min(count, length)

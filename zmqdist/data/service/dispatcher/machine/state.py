@@ -1,4 +1,5 @@
-"""The durable state of a data service's dispatcher, and the method that applies a record to it. The rows and records are in records.py."""
+"""The durable state of a data service's dispatcher, and the method that applies a record to it. The
+rows and records are in records.py."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ class DurableState(msgspec.Struct):
     """The state that the dispatcher has again after a restart with a journal.
 
     Attributes:
-      number: a random number, by which clients and workers notice that a dispatcher has lost its state.
+      number: a random number, by which clients and workers notice that a dispatcher has lost its
+        state.
       compression_off: maps a dataset to whether compression "AUTO" is off for it.
       next_dataset, next_worker, ...: the next free number of each kind.
       snapshots: folders of distributed snapshots, in the order in which they were begun.
@@ -102,8 +104,8 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget an iteration if it has ended, and no client reads it or can join it. The state must not keep all iterations, because over
-        months a service ends millions of them.
+        """Forget an iteration if it has ended, and no client reads it or can join it. The state
+        must not keep all iterations, because over months a service ends millions of them.
         """
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
@@ -150,7 +152,12 @@ class DurableState(msgspec.Struct):
 
     def _give(self, record: r.GiveSplits) -> None:
         task = self.tasks[record.task]
-        task.last_given[record.source] = (record.request, record.repetition, record.start, record.length)
+        task.last_given[record.source] = (
+            record.request,
+            record.repetition,
+            record.start,
+            record.length,
+        )
         cursor = self.iterations[task.iteration].cursors[record.source]
         if record.repetition > cursor.repetition:
             cursor.repetition, cursor.position, cursor.returned = record.repetition, 0, []
@@ -160,12 +167,15 @@ class DurableState(msgspec.Struct):
             else:
                 _, length = cursor.returned.pop(0)
                 if length > record.length:
-                    cursor.returned.insert(0, (record.start + record.length, length - record.length))
+                    cursor.returned.insert(
+                        0, (record.start + record.length, length - record.length)
+                    )
 
 
 _states = msgspec.msgpack.Decoder(DurableState)
 
 
 def decode_state(data: bytes) -> DurableState:
-    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError if the bytes are no state."""
+    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError if the bytes are
+    no state."""
     return _states.decode(data)

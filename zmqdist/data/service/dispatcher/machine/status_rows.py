@@ -1,4 +1,5 @@
-"""The figures that tasks and readers report, and the rows that `zmqdist status` shows. No decision of the machine depends on them."""
+"""The figures that tasks and readers report, and the rows that `zmqdist status` shows. No decision
+of the machine depends on them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 SHORTEST_S: Final = 1e-9
-"""Seconds. A shorter reported time for an element counts as unknown, because no task or reader is that fast."""
+"""Seconds. A shorter reported time for an element counts as unknown, because no task or reader is
+that fast."""
 
 
 class TaskReport(NamedTuple):
@@ -18,7 +20,8 @@ class TaskReport(NamedTuple):
 
     Attributes:
       elements, nbytes: the number of elements that readers have taken, and the sum of their bytes.
-      buffered, room: the number of elements that wait for readers, and the largest number that may wait.
+      buffered, room: the number of elements that wait for readers, and the largest number that may
+        wait.
       element_s: seconds of work for one element; 0 if unknown.
     """
 
@@ -39,7 +42,8 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Record the figures that a worker reports. `tasks` maps the number of each task to its figures."""
+        """Record the figures that a worker reports. `tasks` maps the number of each task to its
+        figures."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:
@@ -64,7 +68,9 @@ class Figures:
     def forget(self) -> None:
         """Forget the figures of tasks, iterations, workers and readers that have ended."""
         state = self._tables.state
-        self._reports = {task: report for task, report in self._reports.items() if task in state.tasks}
+        self._reports = {
+            task: report for task, report in self._reports.items() if task in state.tasks
+        }
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
         for number in self._scalers.iterations:
             iteration = state.iterations.get(number)
@@ -74,7 +80,8 @@ class Figures:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
-        """Return how many workers would be enough for all readers, or None until workers and readers have reported."""
+        """Return how many workers would be enough for all readers, or None until workers and
+        readers have reported."""
         self.forget()
         state = self._tables.state
         return self._scalers.optimal(len(state.workers) - len(self._tables.missing))

@@ -1,4 +1,5 @@
-"""The tables that the parts of the machine share: the durable state, facts that are not durable, indexes into the state, and effects."""
+"""The tables that the parts of the machine share: the durable state, facts that are not durable,
+indexes into the state, and effects."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList
 
 RETURN_S: Final = 10.0
-"""Seconds within which workers have to register again after a restart of the dispatcher. A worker without a dispatcher tries to connect at
-least once a second."""
+"""Seconds within which workers have to register again after a restart of the dispatcher. A worker
+without a dispatcher tries to connect at least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings from the dispatcher's config that the machine needs. Times are in seconds; `inf` means never."""
+    """The settings from the dispatcher's config that the machine needs. Times are in seconds; `inf`
+    means never."""
 
     worker_timeout_s: float = 600.0
     client_timeout_s: float = 300.0
@@ -34,7 +36,8 @@ class Rules:
 
 
 class Refusal(Exception):
-    """An error for the caller of the current request. A part of the machine raises it, and `handle` turns it into an effect."""
+    """An error for the caller of the current request. A part of the machine raises it, and `handle`
+    turns it into an effect."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
@@ -47,27 +50,35 @@ class DispatcherTables:
 
     Attributes:
       state: the durable state, which a restart brings back.
-      members: the connected workers by incarnation. A worker is here as soon as it is connected, even if it has no place in the state.
-      worker_list: assigns each worker its entry in the rules' fixed list of workers. The durable part of it is `WorkerEntry.index`.
+      members: the connected workers by incarnation. A worker is here as soon as it is connected,
+        even if it has no place in the state.
+      worker_list: assigns each worker its entry in the rules' fixed list of workers. The durable
+        part of it is `WorkerEntry.index`.
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
       portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
-      iterations_to_serve: the iterations read in portions that the current event has changed. At the end of the event the machine gives
-        portions to the waiting requests of these iterations, and ends those iterations that are complete.
+      iterations_to_serve: the iterations read in portions that the current event has changed. At
+        the end of the event the machine gives portions to the waiting requests of these iterations,
+        and ends those iterations that are complete.
       leaving: incarnations of workers that leave for good once their tasks have ended.
       worker_numbers: maps an incarnation to the number of its place (`WorkerEntry.number`).
-      confirmed_gone: the missing workers that are known to be lost. A worker that has not registered since a restart of the dispatcher is
-        added at `return_deadline`.
-      return_deadline: the time from which every worker that is still missing after a restart of the dispatcher counts as gone.
-      missing: maps each worker that has a place and no connection to the time since which it is missing.
+      confirmed_gone: the missing workers that are known to be lost. A worker that has not
+        registered since a restart of the dispatcher is added at `return_deadline`.
+      return_deadline: the time from which every worker that is still missing after a restart of the
+        dispatcher counts as gone.
+      missing: maps each worker that has a place and no connection to the time since which it is
+        missing.
       now: the time of the current event.
-      last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
+      last_heard: the time of each client's last sign of life. A client whose watch request is
+        pending counts as alive.
       unread_since: maps each iteration without clients to the time since which it counts as unread.
       versions: the version of each iteration's news for clients.
-      serving: maps a task to (the incarnation of the worker that serves it, the address at which it is served).
+      serving: maps a task to (the incarnation of the worker that serves it, the address at which it
+        is served).
       client_by_request: maps the number of the request that opened an iteration to the client.
       dataset_by_request: maps the number of the request that registered a dataset to the dataset.
-      iteration_by_key: maps (name of the job, repetition) to the iteration, for jobs that other clients can join.
+      iteration_by_key: maps (name of the job, repetition) to the iteration, for jobs that other
+        clients can join.
       job_by_name: maps a name to the job, for jobs that other clients can join.
       tasks_of: maps a worker to its unfinished tasks.
     """
@@ -99,14 +110,18 @@ class DispatcherTables:
         self.unread_since: dict[int, float] = {}
         self.versions: dict[int, int] = {}
         self.serving: dict[int, tuple[int, str]] = {}
-        self.client_by_request = {client.request: number for number, client in self.state.clients.items()}
+        self.client_by_request = {
+            client.request: number for number, client in self.state.clients.items()
+        }
         self.dataset_by_request = {each.request: each.id for each in self.state.datasets.values()}
         self.iteration_by_key = {
             (self.state.jobs[each.job].name, each.repetition): number
             for number, each in self.state.iterations.items()
             if not (each.collected or self.state.jobs[each.job].anonymous)
         }
-        self.job_by_name = {job.name: number for number, job in self.state.jobs.items() if not job.anonymous}
+        self.job_by_name = {
+            job.name: number for number, job in self.state.jobs.items() if not job.anonymous
+        }
         self.worker_list = WorkerList(self.rules.worker_addresses)
         self.worker_list.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
@@ -117,20 +132,25 @@ class DispatcherTables:
     def _holders(self) -> list[tuple[str, bool]]:
         held = {worker.index: worker for worker in self.state.workers.values()}
         return [
-            (held[place].address, held[place].incarnation in self.members) if place in held else ("", False)
+            (held[place].address, held[place].incarnation in self.members)
+            if place in held
+            else ("", False)
             for place in range(len(self.rules.worker_addresses))
         ]
 
     def change(self, record: r.Change) -> None:
         """Apply a change to the state, and add its record to the journal's next group."""
-        # Encode before applying, because `apply` puts the record's rows into the state, where later changes modify them.
+        # Encode before applying, because `apply` puts the record's rows into the state, where later
+        # changes modify them.
         encoded = r.encode(record)
-        # Apply the record before the journal gets it, because in the journal a record that cannot be applied would make every restart fail.
+        # Apply the record before the journal gets it, because in the journal a record that cannot
+        # be applied would make every restart fail.
         self.state.apply(record)
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
-        """Return whether the last change made the state forget this iteration. If it did, remove the iteration from the tables too."""
+        """Return whether the last change made the state forget this iteration. If it did, remove
+        the iteration from the tables too."""
         if iteration in self.state.iterations:
             return False
         self.versions.pop(iteration, None)
@@ -147,23 +167,30 @@ class DispatcherTables:
         self.commits.effect(ev.ReplyToRequest(token, value, news=True))
 
     def refuse_pending(self) -> list[ev.Effect]:
-        """Return effects that refuse each pending request, so that its caller sends it again and the restored state serves it."""
+        """Return effects that refuse each pending request, so that its caller sends it again and
+        the restored state serves it."""
         tokens = [work.token for work in self.work_requests.values()] + [
             watch.token for watch, _ in self.watches.values()
         ]
         tokens += [call.token for call in self.portion_requests.values()]
         self.work_requests, self.watches, self.portion_requests = {}, {}, {}
         return [
-            ev.FailRequest(token, errors.UNAVAILABLE, "the dispatcher has gone back to the state in its journal")
+            ev.FailRequest(
+                token,
+                errors.UNAVAILABLE,
+                "the dispatcher has gone back to the state in its journal",
+            )
             for token in tokens
         ]
 
-    def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Replace the state by the state in a journal. Each client counts as silent since `now`, and each worker counts as missing until it
-        registers.
+    def restore(
+        self, snapshot: DurableState | None, records: Iterable[r.Change], now: float
+    ) -> None:
+        """Replace the state by the state in a journal. Each client counts as silent since `now`,
+        and each worker counts as missing until it registers.
 
-        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker that was known to be lost before
-        the journal failed stays confirmed as gone.
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A
+        worker that was known to be lost before the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
         self.state = snapshot or DurableState(number=self._fresh)
@@ -171,8 +198,16 @@ class DispatcherTables:
             self.state.apply(record)
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
-        self.missing = {n: since for n, worker in self.state.workers.items() if worker.incarnation not in self.members}
-        self.confirmed_gone = {number for number in self.missing if self.state.workers[number].incarnation in gone}
+        self.missing = {
+            n: since
+            for n, worker in self.state.workers.items()
+            if worker.incarnation not in self.members
+        }
+        self.confirmed_gone = {
+            number for number in self.missing if self.state.workers[number].incarnation in gone
+        }
         self.return_deadline = now + RETURN_S
         self.last_heard = dict.fromkeys(self.state.clients, now)
-        self.unread_since = {n: now for n, each in self.state.iterations.items() if not each.clients}
+        self.unread_since = {
+            n: now for n, each in self.state.iterations.items() if not each.clients
+        }

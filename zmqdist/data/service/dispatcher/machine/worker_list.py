@@ -1,17 +1,20 @@
-"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`. The index of the entry is the worker's static shard.
+"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`. The index of
+the entry is the worker's static shard.
 
 Rules
-    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host is
-    written in brackets. The text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host.
-    Every other entry fits exactly its port, and a name counts as a port.
+    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or
+    without `proto://` before it. An IPv6 host is written in brackets. The text after the last colon
+    is the port. An entry without a port, or with `%port%`, fits any port of its host. Every other
+    entry fits exactly its port, and a name counts as a port.
 
     Each entry has at most one worker. A worker gets the first entry in this order that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. a free entry for any port of its host. The entries of workers that have left come before unused entries, because the list is
-           filled from its beginning. A worker that was started again with another port therefore gets its old entry.
-    If a worker returns after another worker has got its entry, the returning worker gets another entry that fits. If no entry fits, the
-    worker is refused.
+        3. a free entry for any port of its host. The entries of workers that have left come before
+           unused entries, because the list is filled from its beginning. A worker that was started
+           again with another port therefore gets its old entry.
+    If a worker returns after another worker has got its entry, the returning worker gets another
+    entry that fits. If no entry fits, the worker is refused.
 
 The assignment depends only on the calls of `join` and `leave` and their order.
 Not here: the decision that a worker has gone (membership, lease).
@@ -30,7 +33,8 @@ _ADDRESS = re.compile(r"(.*):(\w+|%port(?:_\w+)?%)", re.ASCII)
 
 
 def host_and_port(address: str) -> tuple[str, str]:
-    """Return (host, port) of an entry or an address, without the protocol. The port is "" if the entry has no port or fits any port."""
+    """Return (host, port) of an entry or an address, without the protocol. The port is "" if the
+    entry has no port or fits any port."""
     plain = _PROTOCOL.sub("", address, count=1) if _PROTOCOL.match(address) else address
     found = _ADDRESS.fullmatch(plain)
     host, port = found.groups() if found else (plain, "")
@@ -48,7 +52,8 @@ class _Place:
 
 
 class WorkerList:
-    """The entries of the fixed list, and the worker of each entry. A list without entries refuses no worker, and gives no worker an index.
+    """The entries of the fixed list, and the worker of each entry. A list without entries refuses
+    no worker, and gives no worker an index.
 
     Args:
       entries: `worker_addresses` of the dispatcher's configuration.
@@ -59,10 +64,12 @@ class WorkerList:
         self._places = [_Place(*host_and_port(entry)) for entry in self.entries]
 
     def join(self, worker: str) -> None:
-        """Give the worker with this address an entry. Call it when the worker registers, for the first time or again.
+        """Give the worker with this address an entry. Call it when the worker registers, for the
+        first time or again.
 
         Raises:
-          FailedPreconditionError: no entry fits the worker, or other workers have all entries that would fit.
+          FailedPreconditionError: no entry fits the worker, or other workers have all entries that
+            would fit.
         """
         place = self._place_for(worker)
         if place is not None:
@@ -85,15 +92,17 @@ class WorkerList:
                     return place
         if self.entries:
             raise FailedPreconditionError(
-                f"Failed to assign an index for worker {worker}. Configured workers list: [{', '.join(self.entries)}]."
-                " The worker's address is not configured, or other workers are already running at the configured host."
+                f"Failed to assign an index for worker {worker}. Configured workers list: "
+                f"[{', '.join(self.entries)}]."
+                " The worker's address is not configured, or other workers are already running at "
+                "the configured host."
                 " If your worker has restarted, make sure it runs at the same address and port.",
             )
         return None
 
     def leave(self, worker: str) -> None:
-        """Record that a worker has gone. When the worker joins again it gets its entry back, unless another worker of its host has taken
-        the entry. Does nothing for a worker without an entry.
+        """Record that a worker has gone. When the worker joins again it gets its entry back, unless
+        another worker of its host has taken the entry. Does nothing for a worker without an entry.
         """
         for place in self._places:
             if place.holder == worker:
@@ -111,12 +120,14 @@ class WorkerList:
         raise NotFoundError(not_in_list(worker, self.entries))
 
     def snapshot(self) -> tuple[tuple[str, bool], ...]:
-        """Return the state for `restore`: for each entry, the address of its worker or "", and whether that worker is present."""
+        """Return the state for `restore`: for each entry, the address of its worker or "", and
+        whether that worker is present."""
         return tuple((place.holder, place.present) for place in self._places)
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
-        """Continue from a state that `snapshot` returned, perhaps in another process. If the list has changed meanwhile, a worker keeps its
-        index only if the entry that now has this index fits the worker.
+        """Continue from a state that `snapshot` returned, perhaps in another process. If the list
+        has changed meanwhile, a worker keeps its index only if the entry that now has this index
+        fits the worker.
         """
         for place, (holder, present) in zip(self._places, snapshot, strict=False):
             host, port = host_and_port(str(holder))
@@ -127,6 +138,7 @@ class WorkerList:
 def not_in_list(worker: str, entries: Sequence[str]) -> str:
     """Return the error text for a worker without an entry, which has no static shard."""
     return (
-        f"Worker {worker} is not in the workers list. Static sharding needs `worker_addresses` in the dispatcher's"
+        f"Worker {worker} is not in the workers list. Static sharding needs `worker_addresses` in "
+        f"the dispatcher's"
         f" configuration; it is [{', '.join(entries)}]."
     )

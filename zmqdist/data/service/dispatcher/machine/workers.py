@@ -1,4 +1,5 @@
-"""The part of DataDispatcherMachine that decides which workers have a place, which tasks each has, and when an iteration has ended."""
+"""The part of DataDispatcherMachine that decides which workers have a place, which tasks each has,
+and when an iteration has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_pending, is_runnable
+from zmqdist.data.service.dispatcher.machine.coordinated import (
+    is_coordinated,
+    is_pending,
+    is_runnable,
+)
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 
@@ -21,14 +26,16 @@ class WorkerTable:
         self._clients = clients
 
     def joined(self, event: ev.WorkerJoined) -> list[ev.WorkerJoined]:
-        """Give a worker a place and tasks. Return the workers that had its address until now. They have ended, although no event has
-        reported their loss.
+        """Give a worker a place and tasks. Return the workers that had its address until now. They
+        have ended, although no event has reported their loss.
         """
         members = self._tables.members
         earlier = [
             each
             for each in members.values()
-            if each.address == event.address and event.address and each.incarnation != event.incarnation
+            if each.address == event.address
+            and event.address
+            and each.incarnation != event.incarnation
         ]
         for each in earlier:
             del members[each.incarnation]
@@ -50,7 +57,8 @@ class WorkerTable:
         return earlier
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a connected worker a task of each iteration that has not ended and in which the worker has no task yet."""
+        """Give a connected worker a task of each iteration that has not ended and in which the
+        worker has no task yet."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
@@ -68,27 +76,36 @@ class WorkerTable:
                 self._finish_if_over(iteration.id)
 
     def _place_for(self, event: ev.WorkerJoined) -> r.WorkerEntry:
-        """Return the place for a worker: the place of its incarnation, else of its address, else of a missing worker with its name, else a
-        new place.
+        """Return the place for a worker: the place of its incarnation, else of its address, else of
+        a missing worker with its name, else a new place.
 
-        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore give a new worker the name of a live
-        worker that has not registered again yet, and that must keep its place. So a worker whose name a dispatcher assigned takes over a
-        place by name only if the worker of that place is confirmed as gone.
+        After a restart of the dispatcher, workers register in any order. The dispatcher may
+        therefore give a new worker the name of a live worker that has not registered again yet, and
+        that must keep its place. So a worker whose name a dispatcher assigned takes over a place by
+        name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
-        same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
-        same += [number for number, worker in workers.items() if worker.address == event.address and event.address]
+        same = [
+            number for number, worker in workers.items() if worker.incarnation == event.incarnation
+        ]
+        same += [
+            number
+            for number, worker in workers.items()
+            if worker.address == event.address and event.address
+        ]
         same += [
             number
             for number in self._tables.missing
-            if workers[number].name == event.name and (event.named or number in self._tables.confirmed_gone)
+            if workers[number].name == event.name
+            and (event.named or number in self._tables.confirmed_gone)
         ]
         number = same[0] if same else self._tables.state.next_worker
         return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
-        """Repair the state after it was loaded. Give connected workers the places and tasks that did not become durable in the journal, and
-        reply to the request for work of each worker whose tasks differ from the state.
+        """Repair the state after it was loaded. Give connected workers the places and tasks that
+        did not become durable in the journal, and reply to the request for work of each worker
+        whose tasks differ from the state.
         """
         for incarnation, event in list(self._tables.members.items()):
             number = self._tables.worker_numbers.get(incarnation)
@@ -126,7 +143,8 @@ class WorkerTable:
         self._tables.reply(call.token, None)
 
     def workers_for_new_tasks(self) -> list[int]:
-        """Return the workers that get new tasks: all workers except those that are leaving or confirmed as gone."""
+        """Return the workers that get new tasks: all workers except those that are leaving or
+        confirmed as gone."""
         going = {
             self._tables.worker_numbers[incarnation]
             for incarnation in self._tables.leaving
@@ -137,7 +155,9 @@ class WorkerTable:
     def _remove_worker(self, number: int) -> None:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
-            if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
+            if is_coordinated(
+                self._tables, self._tables.state.iterations[task.iteration]
+            ) and not is_pending(task):
                 # Do not end the task now: it ends at the round on which its consumers agree.
                 self._clients.notify(task.iteration)
             else:
@@ -149,11 +169,15 @@ class WorkerTable:
         self._tables.change(r.RemoveWorker(number))
 
     def create_task(self, iteration: r.Iteration, worker: int, starting_round: int = 0) -> None:
-        task = r.TaskEntry(self._tables.state.next_task, iteration.id, worker, starting_round=starting_round)
+        task = r.TaskEntry(
+            self._tables.state.next_task, iteration.id, worker, starting_round=starting_round
+        )
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # the task is bound to an incarnation, so create it when the missing worker registers again
+                # the task is bound to an incarnation, so create it when the missing worker
+                # registers again
+                return
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
@@ -174,7 +198,12 @@ class WorkerTable:
     def _finish_if_over(self, number: int) -> None:
         iteration = self._tables.state.iterations[number]
         # An iteration that is read in portions ends in portions.py, at the last acknowledgment.
-        if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
+        if (
+            iteration.finished
+            or iteration.collected
+            or not iteration.tasks
+            or iteration.portions is not None
+        ):
             return
         if is_coordinated(self._tables, iteration):
             return
@@ -183,7 +212,9 @@ class WorkerTable:
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._tables.confirmed_gone for task in open_):
-                return  # promise D4: wait for workers that are alive, or that may register again after the dispatcher's restart
+                # promise D4: wait for workers that are alive, or that may register again after the
+                # dispatcher's restart
+                return
             ended = any(task.finished and not task.interrupted for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
@@ -226,8 +257,8 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Record the addresses at which a worker serves its tasks. Ignore tasks of other places, because a worker whose place another
-        worker has taken may still report tasks of that place.
+        """Record the addresses at which a worker serves its tasks. Ignore tasks of other places,
+        because a worker whose place another worker has taken may still report tasks of that place.
         """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
@@ -238,7 +269,8 @@ class WorkerTable:
                 self._clients.notify(known.iteration)
 
     def notify(self, number: int) -> None:
-        """Reply to this worker's pending request for work if the worker lacks a task or has to drop one."""
+        """Reply to this worker's pending request for work if the worker lacks a task or has to drop
+        one."""
         worker = self._tables.state.workers.get(number)
         work = None if worker is None else self._tables.work_requests.get(worker.incarnation)
         if work is None or worker is None:
@@ -250,16 +282,23 @@ class WorkerTable:
             for task in self._tables.tasks_of.get(number, ())
             if is_runnable(self._tables, tasks[task]) and not is_pending(tasks[task])
         ]
-        new = [self._definition(self._tables.state.tasks[task]) for task in should if task not in known]
-        drop = [task for task in work.has if task not in should or work.state != self._tables.state.number]
+        new = [
+            self._definition(self._tables.state.tasks[task]) for task in should if task not in known
+        ]
+        drop = [
+            task
+            for task in work.has
+            if task not in should or work.state != self._tables.state.number
+        ]
         if new or drop:
             del self._tables.work_requests[worker.incarnation]
             self._tables.reply_news(work.token, (self._tables.state.number, new, drop))
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
-        """Return a task in the form that is sent to its worker: (task, iteration, dataset id, fingerprint of the dataset, terms as a tuple,
-        number of sources, starting round, number of workers in the fixed list, index of this worker in the list, the job's name,
-        repetition of the iteration).
+        """Return a task in the form that is sent to its worker: (task, iteration, dataset id,
+        fingerprint of the dataset, terms as a tuple, number of sources, starting round, number of
+        workers in the fixed list, index of this worker in the list, the job's name, repetition of
+        the iteration).
         """
         iteration = self._tables.state.iterations[task.iteration]
         job = self._tables.state.jobs[iteration.job]
@@ -288,8 +327,9 @@ class WorkerTable:
                 return
 
     def tick(self, now: float) -> None:
-        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, treat each worker that has not
-        registered within RETURN_S as gone, so that DYNAMIC iterations do not wait for the worker.
+        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the
+        dispatcher, treat each worker that has not registered within RETURN_S as gone, so that
+        DYNAMIC iterations do not wait for the worker.
         """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
