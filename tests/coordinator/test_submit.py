@@ -80,19 +80,21 @@ def test_join_raises_the_error_that_nobody_looked_at(in_threads: ClusterCoordina
 
 
 def test_submit_waits_for_room_beside_an_error(threads: zd.local_cluster, tmp_path: Path) -> None:
-    with ClusterCoordinator(threads, queue_max=2) as coordinator:
+    with ClusterCoordinator(threads, queue_bytes_max=1000) as coordinator:
         broken = coordinator.submit(int, "x")
         until(broken.done)
         values: list[RemoteValue] = []
         submitting = threading.Thread(
-            target=lambda: values.extend(coordinator.submit(waits, tmp_path) for _ in range(8))
+            target=lambda: values.extend(
+                coordinator.submit(lambda folder, _: waits(folder), tmp_path, b"x" * 600)
+                for _ in range(3)
+            )
         )
         submitting.start()
         until(lambda: coordinator.snapshot().waiting_for_room)
         go(tmp_path)
         submitting.join(60)
-        assert len(values) == 8
-        coordinator.gather(values, timeout=60)
+        assert coordinator.gather(values, timeout=60) == ["x"] * 3
 
 
 @pytest.mark.parametrize("call", ["submit", "map"])
@@ -206,9 +208,14 @@ def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -
             TypeError,
             "has no option gpus: there are: name, worker, priority, retries, timeout, keep, lin",
         ),
-        ({"name": 5}, TypeError, "name is 5, wants a text of 1 to 200 characters"),
-        ({"name": ""}, ValueError, "name is '', wants a text of 1 to 200 characters"),
-        ({"name": "x" * 201}, ValueError, "name is 'xxx.*, wants a text of 1 to 200 characters"),
+        ({"name": 5}, TypeError, "name is 5, wants a text"),
+        ({"name": "a\nb"}, ValueError, r"name is 'a\\nb', wants a text of 1 to 200 printable"),
+        ({"name": ""}, ValueError, "name is '', wants a text of 1 to 200 printable characters"),
+        (
+            {"name": "x" * 201},
+            ValueError,
+            "name is 'xxx.*, wants a text of 1 to 200 printable characters",
+        ),
         ({"worker": 1.5}, TypeError, "worker is 1.5, wants a whole number"),
         ({"worker": -1}, ValueError, "worker is -1, wants the index of a worker or its name"),
         ({"worker": "gpu"}, ValueError, "worker is 'gpu', wants the index of a worker or its name"),

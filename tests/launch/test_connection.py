@@ -89,6 +89,8 @@ def test_a_dispatcher_without_launcher_refuses_to_scale() -> None:
     with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as connected:  # noqa: SIM117
         with pytest.raises(errors.FailedPreconditionError, match=NO_LAUNCHER[:40]):
             connected.scale(3)
+        with pytest.raises(errors.InvalidArgumentError, match="count is -1, wants a number"):
+            connected.scale(-1)
 
 
 def test_a_strategy_says_that_an_address_alone_names_no_ps(connected: Cluster) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.launched import eventually
+from tests.scheduling.work import begun, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc import ZmqClient, internal_client
@@ -32,6 +33,20 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
     return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
+
+
+def test_a_cluster_that_closes_ends_what_its_coordinators_wait_for(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        coordinator = cluster.coordinator()
+        values = [coordinator.submit(waits, tmp_path) for _ in range(3)]
+        eventually(lambda: bool(begun(tmp_path)), "a function has begun")
+        waiting = threading.Thread(target=coordinator.wait, args=(values,))
+        waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert all(isinstance(value.exception(), errors.CancelledError) for value in values)
+    with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
+        coordinator.submit(abs, -1)
 
 
 @pytest.mark.parametrize(

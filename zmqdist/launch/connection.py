@@ -125,6 +125,7 @@ class Cluster:
             the cluster file.
           UnavailableError: a worker failed or was not in time; the text names it.
         """
+        check_count("count", count)
         client, grace_s = self._dispatcher_client(), duration("grace_s", grace_s)
         decision = client.call(
             "scale", "worker", count, grace_s, force, timeout_s=CONNECT_S + DECIDED_S
@@ -349,3 +350,8 @@ class DispatcherClient:
             f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it "
             f"running, and is this its address?",
         )
+
+
+def check_count(name: str, count: int) -> None:
+    if type(count) is not int or count < 0:
+        raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")

@@ -29,7 +29,7 @@ from zmqdist.clock import duration
 from zmqdist.field_types import check_type, checked, checks_options
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
-from zmqdist.launch.connection import Cluster
+from zmqdist.launch.connection import Cluster, check_count
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
@@ -76,7 +76,8 @@ class local_cluster(Cluster):
 
     The cluster closes at the end of the with-statement, on `close`, when the program ends, or when
     the cluster is garbage-collected. A coordinator or strategy keeps the cluster alive if it was
-    made with the cluster object, and does not if it was made with `target`.
+    made with the cluster object, and does not if it was made with `target`. `close` also closes the
+    coordinators that were made with the cluster object: their unfinished work is cancelled.
 
     The cluster has its own token, so that no other process of this user joins the cluster by
     accident. A coordinator that is made with the cluster object has the token. One that is made
@@ -116,8 +117,8 @@ class local_cluster(Cluster):
     def __init__(
         self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any
     ) -> None:
-        _check_count("workers", workers)
-        _check_count("ps", ps)
+        check_count("workers", workers)
+        check_count("ps", ps)
         check_type("slots", slots, int, "a whole number")
         check_type("processes", processes, bool, "True or False")
         # The config is made before a process is started, because its constructor raises if an
@@ -149,6 +150,9 @@ class local_cluster(Cluster):
         self._closed = threading.Lock()
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         """The open Executors of this cluster. `close` breaks them before it stops the workers."""
+        self._coordinators: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The runtimes of coordinators of this cluster. `close` ends their work, which would wait
+        for another dispatcher otherwise."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -362,7 +366,7 @@ class local_cluster(Cluster):
             `grace_s` and `timeout`.
         """
         self._check_own()
-        _check_count("count", count)
+        check_count("count", count)
         check_type("force", force, bool, "True or False")
         grace_s = duration("grace_s", grace_s)
         leaving = {f"worker:{index}": index for index in range(count, self._workers)}
@@ -409,6 +413,8 @@ class local_cluster(Cluster):
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
             steps.callback(super().close)
+            for runtime in list(self._coordinators):
+                steps.callback(runtime.give_up)
             for executor in list(self._executors):
                 steps.callback(executor.cluster_closed)
 
@@ -493,11 +499,6 @@ class local_cluster(Cluster):
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None and job == "worker":
             self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
-
-
-def _check_count(name: str, count: int) -> None:
-    if type(count) is not int or count < 0:
-        raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
 
 
 def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:

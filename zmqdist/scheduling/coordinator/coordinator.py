@@ -140,6 +140,8 @@ class ClusterCoordinator:
             rounds=self._rounds,
             width=self._width,
         )
+        if (runtimes := getattr(target, "_coordinators", None)) is not None:
+            runtimes.add(self._runtime)  # a local_cluster that closes ends their work
         self._scheduled_on = target
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._runtime).atexit = False

@@ -83,9 +83,11 @@ class Submitter:
             if not isinstance(given.get(option, False), bool):
                 raise TypeError(f"{option} is {given[option]!r:.100}, wants True or False")  # type: ignore[literal-required]
         name, lineage = given.get("name"), given.get("lineage", False)
-        if name is not None and not (isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX):
-            error = ValueError if isinstance(name, str) else TypeError
-            raise error(f"name is {name!r:.100}, wants a text of 1 to {NAME_CHARS_MAX} characters")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is {name!r:.100}, wants a text")
+        if name is not None and not (0 < len(name) <= NAME_CHARS_MAX and name.isprintable()):
+            text = f"a text of 1 to {NAME_CHARS_MAX} printable characters"
+            raise ValueError(f"name is {name!r:.100}, wants {text}")
         self._coordinator, self._given, self._name = coordinator, given, name
         self._options = WorkOptions.checked(given.get("worker"), given.get("priority", 0))
         self._plan_options = PlanOptions.checked(
