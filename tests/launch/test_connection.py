@@ -86,7 +86,7 @@ def test_a_closed_connection_leaves_the_cluster_and_connects_again_when_it_is_us
 
 
 def test_a_dispatcher_without_launcher_refuses_to_scale() -> None:
-    with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as connected:  # noqa: SIM117
+    with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as connected:
         with pytest.raises(errors.FailedPreconditionError, match=NO_LAUNCHER[:40]):
             connected.scale(3)
         with pytest.raises(errors.InvalidArgumentError, match="count is -1, wants a number"):
