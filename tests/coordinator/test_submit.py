@@ -73,6 +73,7 @@ def test_an_error_in_the_middle_of_a_map_ends_nothing(in_threads: ClusterCoordin
 
 def test_join_raises_the_error_that_nobody_looked_at(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(int, ["1", "x"])
+    in_threads.wait(values, timeout=60)
     with pytest.raises(ValueError, match="invalid literal"):
         in_threads.join(60)
     assert values[0].result() == 1

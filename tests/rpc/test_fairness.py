@@ -147,7 +147,9 @@ def test_large_arrays_that_do_not_fit_wait_at_their_client(
         assert modest.now_blocking() == 1
         held.go.set()
         assert [each.get_value() for each in many] == [8 * MIB] * len(many)
-        assert held.seen == list(range(len(many)))
+        assert sorted(held.seen) == list(
+            range(len(many))
+        )  # in the order in which they are complete
 
 
 def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_counts(

@@ -77,7 +77,8 @@ def test_a_function_that_was_typed_runs_and_can_be_typed_anew(session: Session) 
     )
     session.says("now -42")
     session.type(
-        "print('all', coordinator.gather(coordinator.map(lambda x: x + factor, range(3)), 30))"
+        "values = coordinator.map(lambda x: x + factor, range(3))",
+        "print('all', coordinator.gather(values, timeout=30))",
     )
     session.says(r"all \[2, 3, 4\]")
     session.type(
