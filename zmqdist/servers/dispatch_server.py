@@ -175,6 +175,10 @@ class DispatchServer:
         """Wait until `ready` returns True for the set of registered workers, each a (job, index).
         Return False after `timeout` seconds.
 
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     print(dispatcher.wait_for(lambda workers: len(workers) == 2, timeout=0.01))
+        False
+
         The loop calls `ready` after each event, so `ready` must not block.
         """
         runtime = self._runtime
@@ -195,6 +199,15 @@ class DispatchServer:
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
         """Have the loop call `fn` with the registered workers as (job, index): first now, then
         whenever a worker has joined or is lost.
+
+        >>> seen = []
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     dispatcher.watch_members(seen.append)
+        ...     with zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.address)):
+        ...         print(dispatcher.wait_for(lambda workers: len(workers) == 1, timeout=10))
+        True
+        >>> frozenset({("worker", 0)}) in seen
+        True
 
         `fn` must not block. It is called until the server stops.
         """
@@ -323,7 +336,12 @@ class DispatchServer:
 
     def data_tasks_by_worker(self) -> dict[str, int]:
         """Return the number of data tasks and snapshot streams of each worker, by the worker's
-        name. Workers with neither are left out."""
+        name. Workers with neither are left out.
+
+        >>> with zd.DispatchServer() as dispatcher:
+        ...     print(dispatcher.data_tasks_by_worker())
+        {}
+        """
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.part.task_counts)
 
