@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ class Metres(np.ndarray):
     """A subclass as packages for units have it."""
 
 
+def _characters() -> np.ndarray[Any, Any]:
+    with warnings.catch_warnings():  # newer versions of NumPy say that they will drop the class
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return np.char.array(["a"])
+
+
 MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
 SUBCLASSES = {
     "masked": (MASKED, r"numpy\.ma\.(core\.)?MaskedArray .*array\.filled\(value\).* array\.mask"),
@@ -24,7 +31,7 @@ SUBCLASSES = {
         np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
         r"recarray .*np\.asarray makes a plain",
     ),
-    "characters": (np.char.array(["a"]), "chararray"),
+    "characters": (_characters(), "chararray"),
     "of a package": (np.arange(2.0).view(Metres), r"tests\.test_plain_arrays\.Metres"),
     "in a list": ([[1.0, 2.0], MASKED], "MaskedArray"),
     "in a tuple": ((MASKED, MASKED), "MaskedArray"),

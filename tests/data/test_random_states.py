@@ -205,7 +205,7 @@ def test_a_dataset_of_a_function_has_the_same_order_for_the_same_argument() -> N
 
 def test_without_a_seed_each_dataset_of_a_function_has_an_order_of_its_own() -> None:
     orders = list(
-        Dataset.range(20).flat_map(lambda _: Dataset.range(9).shuffle(9)).batch(9).repeat(2)
+        Dataset.range(20).flat_map(lambda _: Dataset.range(20).shuffle(20)).batch(20).repeat(2)
     )
     assert len({tuple(order) for order in orders}) == 40
 
