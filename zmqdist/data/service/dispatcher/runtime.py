@@ -14,8 +14,8 @@ again.
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms, consumer, saved, reader, again)  -> (client,
-    iteration, state, cut)
+    open(request, job_name, repetition, terms, consumer, saved, reader, again)
+                                                                 -> (client, iteration, state, cut)
     watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed) or None
     acknowledge(state, client, marks)                            -> None
     missed(state, client, incarnation)                           -> None
