@@ -216,9 +216,9 @@ def test_e2_the_iteration_ends_with_the_last_acknowledgement() -> None:
     waits = world.want(incarnation, client)
     world.acknowledge(client, (1, 5, True), (0, 4, False))
     assert world.answer(waits) == NONE_YET
-    assert not world.iteration.finished
+    assert world.iteration.state is not r.IterationState.FINISHED
     world.acknowledge(client, (0, 5, True))
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
     assert world.answer(waits) == []
     late = world.open()
     assert world.answer(world.ask(ev.WatchRequest, NUMBER, late, 0))[2] is True
@@ -228,7 +228,7 @@ def test_e2_an_iteration_without_positions_ends_at_once() -> None:
     world = World(positions=0)
     world.worker(1)
     world.open()
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
 
 
 def test_e3_portions_of_a_lost_worker_are_given_out_first_without_acknowledged_elements() -> None:
@@ -368,13 +368,13 @@ def test_e5_a_reader_that_loads_a_state_gets_the_elements_acknowledged_after_it(
     for number in range(5):
         assert world.given(incarnation, old) == [number]
     world.acknowledge(old, *((number, 4, True) for number in range(5 if taken else 3)))
-    assert world.iteration.finished == taken
+    assert (world.iteration.state is r.IterationState.FINISHED) == taken
     new = world.open(world.saved(old, [(0, 1)], [(1, 2)]))
-    assert not world.iteration.finished
+    assert world.iteration.state is not r.IterationState.FINISHED
     told = [world.answer(world.want(incarnation, new))[0] for _ in range(4)]
     assert [(each[0], each[4]) for each in told] == [(1, 2), (2, 0), (3, 0), (4, 0)]
     world.acknowledge(new, *((number, 4, True) for number in range(1, 5)))
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
 
 
 def test_e5_the_earlier_reader_gets_an_error_when_another_takes_over() -> None:
@@ -442,16 +442,16 @@ def test_e5_a_reader_that_continues_from_an_earlier_pass_gets_all_again_that_it_
         world.acknowledge(other, (others[1], 3, True))
     if left != "open":
         world.ask(ev.ReleaseRequest, NUMBER, old)
-    assert world.iteration.finished == (left == "finished")
+    assert (world.iteration.state is r.IterationState.FINISHED) == (left == "finished")
     new = world.open(reader=7, again=True)
     told = [world.answer(world.want(incarnation, new))[0] for _ in range(2)]
     assert [(each[0], each[4]) for each in told] == [(number, 0) for number in mine]
     assert other in world.machine.state.clients
     assert world.open(reader=9, again=True)
-    assert not world.iteration.finished
+    assert world.iteration.state is not r.IterationState.FINISHED
     world.acknowledge(new, *((number, 3, True) for number in mine))
     world.acknowledge(other, (others[1], 3, True))
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
     assert world.replayed() == world.machine.state
 
 
@@ -505,7 +505,7 @@ def test_e5_a_state_of_another_dispatcher_may_be_loaded_again(left: str) -> None
         [(5, 0, 5, 1, 2)],
     ]
     world.acknowledge(new, *((number, 3, True) for number in (2, 3, 4, 5)))
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
     assert world.replayed() == world.machine.state
 
 
@@ -543,7 +543,7 @@ def test_e5_another_dispatcher_leaves_out_the_elements_in_the_state() -> None:
     told = [world.answer(world.want(incarnation, client))[0] for _ in range(3)]
     assert [(each[0], each[4]) for each in told] == [(4, 7), (2, 0), (5, 0)]
     world.acknowledge(client, *((number, 9, True) for number in (2, 4, 5)))
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
 
 
 def test_e6_consumers_have_fixed_shares_and_each_ends_by_itself() -> None:
@@ -556,7 +556,7 @@ def test_e6_consumers_have_fixed_shares_and_each_ends_by_itself() -> None:
     watch = world.ask(ev.WatchRequest, NUMBER, odd, version)
     world.acknowledge(odd, (1, 1, True), (3, 1, True))
     assert world.answer(watch)[2] is True
-    assert not world.iteration.finished
+    assert world.iteration.state is not r.IterationState.FINISHED
     assert world.given(one, odd) == []
 
 
@@ -720,7 +720,7 @@ def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
             assert world.portions.open[0].deaths == ["worker:1 (fell over)"] * (death + 1)
             assert world.answer(waits) == NONE_YET
     assert "3 processes died" in world.portions.failed
-    assert world.iteration.finished
+    assert world.iteration.state is r.IterationState.FINISHED
 
 
 def test_e7_a_process_that_was_ended_for_its_worker_is_not_charged() -> None:
@@ -850,11 +850,15 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
     holds: dict[int, list[tuple[int, int]]] = {1: []}
     total = int(range_math.total(world.portions))
     for _ in range(5000):
-        if world.iteration.finished and chance.random() < 0.7:
+        if world.iteration.state is r.IterationState.FINISHED and chance.random() < 0.7:
             break
         incarnation = chance.choice(lives)
         action = chance.random()
-        if action < 0.3 and incarnation not in outstanding and not world.iteration.finished:
+        if (
+            action < 0.3
+            and incarnation not in outstanding
+            and world.iteration.state is not r.IterationState.FINISHED
+        ):
             outstanding[incarnation] = world.want(
                 incarnation, reader.client, chance.randrange(1, 5)
             )
@@ -908,7 +912,7 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
             break
     assert r.encode(world.replayed()) == r.encode(world.machine.state)
     if not world.portions.failed:
-        assert world.iteration.finished, "the iteration never ended"
+        assert world.iteration.state is r.IterationState.FINISHED, "the iteration never ended"
         assert reader.done == set(range(total))
 
 

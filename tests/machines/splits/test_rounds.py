@@ -213,7 +213,7 @@ def test_a_task_that_one_consumer_still_reads_goes_on() -> None:
     clients = service.open()
     all_say(clients, lost=[{4000: 8}, {4000: 8}, {}])
     assert not any(each.ended for each in clients)
-    assert not service.machine.state.tasks[4000].finished
+    assert not service.machine.state.tasks[4000].ended
 
 
 def test_a_lost_reply_is_sent_again() -> None:
@@ -277,7 +277,7 @@ def test_a_task_of_a_worker_that_left_for_good_still_ends_where_all_agree() -> N
     assert all(each.tasks[0][3] == -1 for each in clients)
     all_say(clients, lost=[{4000: 2}, {4000: 1}, {4000: 2}])
     assert [each.ended for each in clients] == [{4000: 1}] * 3
-    assert not service.machine.state.iterations[2000].finished
+    assert service.machine.state.iterations[2000].state is not r.IterationState.FINISHED
 
 
 def test_decisions_are_in_the_journal_and_open_ones_are_requested_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from zmqdist.data.service.dispatcher.machine import events as ev
@@ -19,6 +20,7 @@ from zmqdist.errors import (
     NOT_FOUND,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
+    InternalError,
 )
 from zmqdist.events import Ticked
 
@@ -122,10 +124,10 @@ def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
     opened(driven, "job", 5)
     iteration = driven.machine.state.iterations[2000]
     driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
-    assert driven.machine.state.tasks[4000].finished
-    assert not iteration.finished
+    assert driven.machine.state.tasks[4000].ended
+    assert iteration.state is not r.IterationState.FINISHED
     driven(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
-    assert iteration.finished
+    assert iteration.state is r.IterationState.FINISHED
     assert not driven.machine.state.tasks
 
 
@@ -137,12 +139,12 @@ def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is
     first, second = (opened(driven, "job", request)[0] for request in (5, 6))
     driven(ev.ReleaseRequest("t", STATE, first))
     driven.tick(20.0)
-    assert not driven.machine.state.iterations[2000].collected
+    assert driven.machine.state.iterations[2000].state is not r.IterationState.COLLECTED
     driven(ev.ReleaseRequest("t", STATE, second))
     driven.tick(29.0)
-    assert not driven.machine.state.iterations[2000].collected
+    assert driven.machine.state.iterations[2000].state is not r.IterationState.COLLECTED
     driven.tick(31.0)
-    assert driven.machine.state.iterations[2000].collected
+    assert driven.machine.state.iterations[2000].state is r.IterationState.COLLECTED
     assert opened(driven, "job", 7)[1] == 2001
 
 
@@ -263,10 +265,12 @@ def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(
     iteration = other.machine.state.iterations[2000]
     other(ev.WorkerJoined("worker:0", "a:1", 11))
     other(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
-    assert not iteration.finished, "the other worker runs, and is about to register"
+    assert iteration.state is not r.IterationState.FINISHED, (
+        "the other worker runs, and is about to register"
+    )
     other(ev.WorkerJoined("worker:1", "b:1", 12))
     other(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
-    assert iteration.finished
+    assert iteration.state is r.IterationState.FINISHED
 
 
 def test_d4_after_a_restart_dynamic_does_not_wait_worker_timeout_for_an_absent_worker(
@@ -278,10 +282,10 @@ def test_d4_after_a_restart_dynamic_does_not_wait_worker_timeout_for_an_absent_w
     other(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     iteration = other.machine.state.iterations[2000]
     other.tick(10.9)
-    assert not iteration.finished
+    assert iteration.state is not r.IterationState.FINISHED
     assert other.machine.deadline <= 11.0
     other.tick(11.0)
-    assert iteration.finished
+    assert iteration.state is r.IterationState.FINISHED
     assert 2 in other.machine.state.workers, "its place is kept for worker_timeout_s"
 
 
@@ -421,7 +425,7 @@ def test_a_worker_that_was_seen_to_leave_stays_gone_after_the_journal_failed(
     driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     driven.full = False
     driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
-    assert driven.machine.state.iterations[2000].finished
+    assert driven.machine.state.iterations[2000].state is r.IterationState.FINISHED
 
 
 def test_a_state_begins_empty() -> None:
@@ -535,3 +539,44 @@ def test_a_change_that_cannot_be_made_is_not_written_to_the_journal(driven: Driv
         driven.machine._tables.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else
     driven(Ticked())
     assert len(driven.records) == told
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        ([4000, 2000, 1, False], r.DataTaskState.RUNNING),
+        ([4000, 2000, 1, False, -1], r.DataTaskState.PENDING),
+        ([4000, 2000, 1, True, 0, {}, False], r.DataTaskState.FINISHED),
+        ([4000, 2000, 1, True, -1, {}, True], r.DataTaskState.INTERRUPTED),
+        ([2000, 5000, 0, [], [], [], False, False], r.IterationState.OPEN),
+        ([2000, 5000, 0, [], [], [], True, False], r.IterationState.FINISHED),
+        ([2000, 5000, 0, [], [], [], False, True], r.IterationState.COLLECTED),
+    ],
+)
+def test_the_bools_of_an_earlier_journal_are_states_now(row: list[Any], state: Any) -> None:
+    kind = r.TaskEntry if isinstance(state, r.DataTaskState) else r.Iteration
+    assert msgspec.msgpack.decode(r.encode(row), type=kind).state is state
+
+
+def test_a_state_has_only_the_transitions_of_its_table() -> None:
+    task = r.TaskEntry(4000, 2000, 1)
+    task.enter(r.DataTaskState.INTERRUPTED)
+    with pytest.raises(InternalError, match="data task 4000 cannot go from INTERRUPTED to RUNN"):
+        task.enter(r.DataTaskState.RUNNING)
+    iteration = r.Iteration(2000, 5000, 0, [], state=r.IterationState.COLLECTED)
+    with pytest.raises(InternalError, match="iteration 2000 cannot go from COLLECTED to OPEN"):
+        iteration.enter(r.IterationState.OPEN)
+    portion = r.Portion(3000)
+    portion.pass_to(3000, 11, 1)
+    with pytest.raises(InternalError, match="portion of client 3000 cannot go from COMPUTED to C"):
+        portion.pass_to(3000, 12, 2)
+
+
+def test_a_worker_cannot_end_a_task_that_it_was_not_given(driven: Driven) -> None:
+    terms = r.Terms("1000", OFF, 1)
+    driven(ev.OpenRequest("t", 5, "job", 0, terms, consumer=0))
+    driven(ev.WorkerJoined("worker:2", "c:1", 13))
+    late = max(driven.machine.state.tasks)
+    assert driven.machine.state.tasks[late].state is r.DataTaskState.PENDING
+    driven(ev.WorkRequest("w", STATE, 13, {late: "c:1"}, (late,)))
+    assert driven.machine.state.tasks[late].state is r.DataTaskState.PENDING

@@ -106,7 +106,7 @@ def always_new(iteration: Any) -> Any:
 def ends_with_the_first(finish: Any) -> Any:
     def spoiled(self: WorkerTable, number: int) -> None:
         iteration = self._tables.state.iterations[number]
-        if any(self._tables.state.tasks[task].finished for task in iteration.tasks):
+        if any(self._tables.state.tasks[task].ended for task in iteration.tasks):
             self.end(iteration, r.FinishIteration(number))
 
     return spoiled

@@ -316,7 +316,7 @@ class DataDispatcher:
         """Return the number of unfinished tasks and snapshot streams of each worker, by the
         worker's name. Call this in the loop thread."""
         state = self.machine.state
-        open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
+        open_tasks = [task.worker for task in state.tasks.values() if not task.ended]
         counts = Counter(
             state.workers[number].name for number in open_tasks if number in state.workers
         )

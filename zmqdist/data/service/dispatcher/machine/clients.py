@@ -61,7 +61,7 @@ class Clients:
     def watch(self, call: ev.WatchRequest, now: float) -> None:
         client = self.registered_client(call.state, call.client)
         iteration = self._tables.state.iterations[client.iteration]
-        if iteration.collected:
+        if iteration.state is r.IterationState.COLLECTED:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
                 f"The iteration of client {client.id} has been garbage collected due to "
@@ -86,15 +86,16 @@ class Clients:
     def _news_for(
         self, iteration: r.Iteration, call: ev.WatchRequest
     ) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
+        finished = iteration.state is r.IterationState.FINISHED
         if is_coordinated(self._tables, iteration):
             tasks, hold, ended = news_for_consumer(self._tables, iteration, call)
-            return self.version(iteration.id), tasks, iteration.finished, hold, ended, ""
+            return self.version(iteration.id), tasks, finished, hold, ended, ""
         tasks = []
         for number in iteration.tasks:
             task = self._tables.state.tasks[number]
             incarnation, address = self._tables.serving.get(number, (0, ""))
             worker = self._tables.state.workers.get(task.worker)
-            if task.finished or worker is None:
+            if task.ended or worker is None:
                 continue
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
@@ -114,9 +115,9 @@ class Clients:
             )
         portions = iteration.portions
         if portions is None:
-            return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
+            return self.version(iteration.id), tasks, finished, False, {}, ""
         lane = range_math.lane_of(portions, self._tables.state.clients[call.client])
-        over = iteration.finished or range_math.is_lane_over(portions, lane)
+        over = finished or range_math.is_lane_over(portions, lane)
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def notify(self, iteration_id: int) -> None:
@@ -155,7 +156,7 @@ class Clients:
         self._tables.unread_since[iteration.id] = now
         # No other client can join an anonymous job. If the iteration did not end, its tasks would
         # compute elements that no reader takes.
-        if anonymous and not (iteration.finished or iteration.collected):
+        if anonymous and iteration.state is r.IterationState.OPEN:
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
@@ -196,7 +197,7 @@ class Clients:
                 self._release(tables.state.clients[number], now, end)
         for number, since in list(tables.unread_since.items()):
             iteration = tables.state.iterations[number]
-            if iteration.finished or iteration.collected:
+            if iteration.state is not r.IterationState.OPEN:
                 del tables.unread_since[number]
                 continue
             # Unless `gc_dynamic` is set, keep a DYNAMIC iteration for a later client, which then

@@ -15,17 +15,11 @@ def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
     return tables.state.jobs[iteration.job].terms.coordinated
 
 
-def is_pending(task: r.TaskEntry) -> bool:
-    """Return whether a task of a coordinated read waits until the consumers have agreed on its
-    first round."""
-    return task.starting_round == r.PENDING and not task.finished
-
-
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
     """Return whether a task can run: it has not ended and, if it is bound to an incarnation, its
     worker is in that incarnation."""
     worker = tables.state.workers.get(task.worker)
-    return not task.finished and (
+    return not task.ended and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
     )
 
@@ -35,7 +29,9 @@ def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
     pending task of the iteration can begin."""
     tasks = (tables.state.tasks[number] for number in iteration.tasks)
     return any(
-        is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing
+        task.state is r.DataTaskState.PENDING
+        and is_runnable(tables, task)
+        and task.worker not in tables.missing
         for task in tasks
     )
 
@@ -53,7 +49,7 @@ def news_for_consumer(
     tasks: list[Any] = []
     for number in iteration.tasks:
         task = tables.state.tasks[number]
-        if task.finished or is_pending(task):
+        if task.state is not r.DataTaskState.RUNNING:
             continue
         worker = tables.state.workers.get(task.worker)
         incarnation, address = tables.serving.get(number, (0, ""))
@@ -71,6 +67,6 @@ def news_for_consumer(
     ended = {
         number: tables.state.tasks[number].end_round
         for number in call.lost
-        if number in iteration.tasks and tables.state.tasks[number].finished
+        if number in iteration.tasks and tables.state.tasks[number].ended
     }
     return tasks, is_held(tables, iteration), ended

@@ -408,8 +408,10 @@ class DataDispatcherMachine:
     def _iteration(self, job: r.JobEntry, call: ev.OpenRequest) -> r.Iteration:
         key = (job.name, call.repetition)
         number = self._tables.iteration_by_key.get(key)
-        if number is not None and not self._tables.state.iterations[number].collected:
-            return self._tables.state.iterations[number]
+        if number is not None:
+            known = self._tables.state.iterations[number]
+            if known.state is not r.IterationState.COLLECTED:
+                return known
         iteration = r.Iteration(
             self._tables.state.next_iteration,
             job.id,

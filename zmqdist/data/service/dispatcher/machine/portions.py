@@ -144,7 +144,9 @@ class PortionAssignment:
             without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
-        if saved.state != self._tables.state.number or iteration is None or iteration.collected:
+        if saved.state != self._tables.state.number or iteration is None:
+            return None
+        if iteration.state is r.IterationState.COLLECTED:
             return None
         self.check(saved, iteration)
         portions = iteration.portions
@@ -246,9 +248,9 @@ class PortionAssignment:
     ) -> None:
         iteration, portions = self._of(client)
         self._take_over(client, old)
-        finished = iteration.finished or portions.failed != ""
+        finished = iteration.state is r.IterationState.FINISHED or portions.failed != ""
         self._tables.change(r.RestoreSaved(client.id, done, open_))
-        if finished and not iteration.finished:
+        if finished and iteration.state is r.IterationState.OPEN:
             for worker in self._workers.workers_for_new_tasks():
                 self._workers.create_task(iteration, worker)
 
@@ -337,7 +339,7 @@ class PortionAssignment:
         return [
             each
             for each in self._tables.state.iterations.values()
-            if each.portions is not None and not each.finished
+            if each.portions is not None and each.state is r.IterationState.OPEN
         ]
 
     def _lose(
@@ -429,7 +431,7 @@ class PortionAssignment:
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
-        if iteration.portions is not None and not iteration.finished:
+        if iteration.portions is not None and iteration.state is r.IterationState.OPEN:
             for key in [
                 key
                 for key in self._tables.portion_requests
@@ -482,10 +484,8 @@ class PortionAssignment:
             portions = iteration.portions
             if portions is None:
                 continue
-            if (
-                not iteration.finished
-                and not iteration.collected
-                and (portions.failed or range_math.is_over(portions))
+            if iteration.state is r.IterationState.OPEN and (
+                portions.failed or range_math.is_over(portions)
             ):
                 self._workers.end(iteration, r.FinishIteration(number))
             elif len(portions.next) > 1 and any(map(self._has_finished_lane, iteration.clients)):
@@ -494,7 +494,7 @@ class PortionAssignment:
                 client = self._tables.state.clients[call.client]
                 if client.iteration != number:
                     continue
-                over = iteration.finished or iteration.collected
+                over = iteration.state is not r.IterationState.OPEN
                 given = [] if over else self._choose(iteration, portions, client, call)
                 if given:
                     self._tables.change(
@@ -513,7 +513,7 @@ class PortionAssignment:
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]
-        return portion.incarnation == 0 and portion.client in (0, client.id)
+        return portion.state is not r.PortionState.COMPUTED and portion.client in (0, client.id)
 
     def _choose(
         self,

@@ -143,7 +143,7 @@ def give(
             portion.missed.remove(incarnation)
     for number in numbers:
         known = portions.open.setdefault(number, r.Portion(client))
-        known.client, known.incarnation, known.request = client, incarnation, request
+        known.pass_to(client, incarnation, request)
         step, lane = divmod(number, len(portions.next))
         if step == portions.next[lane]:
             portions.next[lane] = step + 1
@@ -187,7 +187,7 @@ def lose(
     for portion in portions.open.values():
         was_computed = portion.incarnation == incarnation and client in (0, portion.client)
         if was_computed:
-            portion.incarnation = portion.request = 0
+            portion.pass_to(portion.client)
         if client:
             if was_computed and incarnation not in portion.missed:
                 portion.missed.append(incarnation)
@@ -211,7 +211,7 @@ def leave(portions: r.PortionsEntry, client: int) -> None:
     """Make the unfinished portions of a client free for other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
-            portion.client = portion.incarnation = portion.request = 0
+            portion.pass_to(0)
             if portion.acked:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
@@ -223,7 +223,7 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
     portions.readers.pop(old, None)
     for portion in portions.open.values():
         if portion.client == old:
-            portion.client, portion.incarnation, portion.request = client, 0, 0
+            portion.pass_to(client)
 
 
 def restore_saved(

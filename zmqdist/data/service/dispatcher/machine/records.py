@@ -16,9 +16,13 @@ requests and times (tables.py).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import enum
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
+
+from zmqdist.transitions import enter
 
 FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000, 3000, 4000, 5000
 
@@ -34,7 +38,66 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
 INFINITE = -1
 
-PENDING = -1
+
+class IterationState(enum.Enum):
+    """The state of an iteration. The numbers are in journals."""
+
+    OPEN = 0
+    """Clients read it, or may come."""
+    FINISHED = 1
+    """All its elements were given to clients."""
+    COLLECTED = 2
+    """The dispatcher has dropped it, because it had no client."""
+
+
+ITERATION_TRANSITIONS: Final[Mapping[IterationState, frozenset[IterationState]]] = {
+    IterationState.OPEN: frozenset({IterationState.FINISHED, IterationState.COLLECTED}),
+    # a client continues from a state that it has saved before the end
+    IterationState.FINISHED: frozenset({IterationState.OPEN}),
+    IterationState.COLLECTED: frozenset(),
+}
+
+
+class DataTaskState(enum.Enum):
+    """The state of a data task in the dispatcher. The numbers are in journals."""
+
+    PENDING = 0
+    """In coordinated reads, its consumers have not agreed on its first round yet."""
+    RUNNING = 1
+    """Its worker computes its elements."""
+    FINISHED = 2
+    """Its last element was given to a client."""
+    INTERRUPTED = 3
+    """It ended early, because its worker left. Other tasks compute the rest."""
+
+
+DATA_TASK_TRANSITIONS: Final[Mapping[DataTaskState, frozenset[DataTaskState]]] = {
+    DataTaskState.PENDING: frozenset({DataTaskState.RUNNING, DataTaskState.INTERRUPTED}),
+    DataTaskState.RUNNING: frozenset({DataTaskState.FINISHED, DataTaskState.INTERRUPTED}),
+    DataTaskState.FINISHED: frozenset(),
+    DataTaskState.INTERRUPTED: frozenset(),
+}
+
+ENDED_TASKS: Final = frozenset({DataTaskState.FINISHED, DataTaskState.INTERRUPTED})
+
+
+class PortionState(enum.Enum):
+    """The state of a portion that was given out and is not done."""
+
+    FREE = enum.auto()
+    """Its client was released: any client of its lane may get it."""
+    WAITING = enum.auto()
+    """It belongs to a client, and a worker has to compute it."""
+    COMPUTED = enum.auto()
+    """A worker computes it for its client."""
+
+
+PORTION_TRANSITIONS: Final[Mapping[PortionState, frozenset[PortionState]]] = {
+    PortionState.FREE: frozenset({PortionState.COMPUTED}),
+    # another client may take over a waiting portion
+    PortionState.WAITING: frozenset(PortionState),
+    PortionState.COMPUTED: frozenset({PortionState.FREE, PortionState.WAITING}),
+}
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -143,6 +206,18 @@ class Portion(Row):
     missed: list[int] = msgspec.field(default_factory=list)
 
     @property
+    def state(self) -> PortionState:
+        if self.incarnation:
+            return PortionState.COMPUTED
+        return PortionState.WAITING if self.client else PortionState.FREE
+
+    def pass_to(self, client: int, incarnation: int = 0, request: int = 0) -> None:
+        """Give the portion to a client, and to the worker that computes it. 0 is none."""
+        before = self.state
+        self.client, self.incarnation, self.request = client, incarnation, request
+        enter(PORTION_TRANSITIONS, before, self.state, "a portion of client", client)
+
+    @property
     def charged(self) -> list[str]:
         """The names of all processes and workers whose deaths are charged to the portion."""
         return [*self.deaths, *self.lost.values()]
@@ -180,25 +255,38 @@ class PortionsEntry(Row):
 
 
 class Iteration(Row):
+    """One pass of a job over its dataset. `unused` is a field of earlier versions, in which `state`
+    was a bool, `finished`, and `unused` was `collected`.
+    """
+
     id: int
     job: int
     repetition: int
     cursors: list[Cursor]
     tasks: list[int] = msgspec.field(default_factory=list)
     clients: list[int] = msgspec.field(default_factory=list)
-    finished: bool = False
-    collected: bool = False
+    state: IterationState | bool = IterationState.OPEN
+    unused: bool = False
     portions: PortionsEntry | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state, bool):
+            ended = IterationState.COLLECTED if self.unused else IterationState.FINISHED
+            self.state = ended if self.state or self.unused else IterationState.OPEN
+
+    def enter(self, state: IterationState) -> None:
+        assert isinstance(self.state, IterationState)
+        self.state = enter(ITERATION_TRANSITIONS, self.state, state, "iteration", self.id)
 
 
 class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
-      starting_round: in coordinated reads, the first round in which the task takes part; PENDING
-        until the consumers have agreed on it.
-      interrupted: whether the task ended early because its worker left. Other tasks compute the
-        rest.
+      starting_round: in coordinated reads, the first round in which the task takes part, set when
+        the consumers have agreed on it.
+      unused: a field of earlier versions, in which `state` was a bool, `finished`, `unused` was
+        `interrupted`, and a negative `starting_round` meant that the task was pending.
       handed_back: the numbers of the requests that returned positions, so that a repeated request
         changes nothing.
       last_given: maps a source to (request, repetition, start, length) of the last reply. A
@@ -212,13 +300,27 @@ class TaskEntry(Row):
     id: int
     iteration: int
     worker: int
-    finished: bool = False
+    state: DataTaskState | bool = DataTaskState.RUNNING
     starting_round: int = 0
     last_given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
-    interrupted: bool = False
+    unused: bool = False
     handed_back: list[int] = msgspec.field(default_factory=list)
     incarnation: int = 0
     end_round: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state, bool):
+            ended = DataTaskState.INTERRUPTED if self.unused else DataTaskState.FINISHED
+            begun = DataTaskState.PENDING if self.starting_round < 0 else DataTaskState.RUNNING
+            self.state = ended if self.state else begun
+
+    def enter(self, state: DataTaskState) -> None:
+        assert isinstance(self.state, DataTaskState)
+        self.state = enter(DATA_TASK_TRANSITIONS, self.state, state, "data task", self.id)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED_TASKS
 
 
 class ClientEntry(Row):

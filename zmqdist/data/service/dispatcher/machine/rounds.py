@@ -37,7 +37,6 @@ from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.coordinated import (
     is_coordinated,
     is_held,
-    is_pending,
     is_runnable,
 )
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
@@ -88,14 +87,15 @@ class CoordinatedRounds:
         ended = {
             task: min(each.lost[task] for each in standing)
             for task in lost
-            if not tasks[task].finished
+            if tasks[task].state is r.DataTaskState.RUNNING
         }
         begun: list[int] = []
         if is_held(self._tables, iteration) and all(each.stopped >= 0 for each in standing):
             begun = [
                 task
                 for task in iteration.tasks
-                if is_pending(tasks[task]) and is_runnable(self._tables, tasks[task])
+                if tasks[task].state is r.DataTaskState.PENDING
+                and is_runnable(self._tables, tasks[task])
             ]
         for task, end_round in ended.items():
             self._tables.change(r.FinishTask(task, end_round=end_round))

@@ -122,8 +122,8 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
         repetition=iteration.repetition,
         tasks=len(iteration.tasks),
         clients=len(iteration.clients),
-        finished=iteration.finished,
-        collected=iteration.collected,
+        finished=iteration.state is r.IterationState.FINISHED,
+        collected=iteration.state is r.IterationState.COLLECTED,
         portions_done=done,
         elements_acknowledged=acknowledged,
     )
@@ -171,7 +171,7 @@ def data_tasks(
     return tuple(
         _task_row(state, task, others)
         for task in state.tasks.values()
-        if names.get(task.worker) == worker and not task.finished
+        if names.get(task.worker) == worker and not task.ended
     )
 
 
@@ -183,7 +183,7 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
     # an unfinished task.
     if job.terms.mode == r.OFF:
         tasks = [state.tasks[each] for each in iteration.tasks]
-        moves = moves or any(each.worker in others and not each.finished for each in tasks)
+        moves = moves or any(each.worker in others and not each.ended for each in tasks)
     mode = r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode)
     return DataTaskRow(job.name, mode, moves)
 

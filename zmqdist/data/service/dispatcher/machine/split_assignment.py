@@ -25,7 +25,7 @@ class SplitAssignment:
 
     def _task(self, call: ev.SplitsRequest | ev.HandBackRequest) -> tuple[r.TaskEntry, r.Iteration]:
         task = self._tables.state.tasks.get(call.task)
-        if call.state != self._tables.state.number or task is None or task.finished:
+        if call.state != self._tables.state.number or task is None or task.ended:
             raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
         iteration = self._tables.state.iterations[task.iteration]
         if self._tables.state.jobs[iteration.job].terms.mode != r.DYNAMIC:

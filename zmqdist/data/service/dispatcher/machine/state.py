@@ -62,15 +62,15 @@ class DurableState(msgspec.Struct):
                 self.next_task = task.id + 1
             case r.FinishTask(task_id, interrupted, end_round):
                 task = self.tasks[task_id]
-                task.finished, task.interrupted, task.end_round = True, interrupted, end_round
+                task.enter(r.DataTaskState.INTERRUPTED if interrupted else r.DataTaskState.FINISHED)
+                task.end_round = end_round
             case r.StartTask(task_id, number):
+                self.tasks[task_id].enter(r.DataTaskState.RUNNING)
                 self.tasks[task_id].starting_round = number
             case r.FinishIteration(number):
-                self._end(self.iterations[number])
-                self.iterations[number].finished = True
+                self._end(self.iterations[number], r.IterationState.FINISHED)
             case r.CollectIteration(number):
-                self._end(self.iterations[number])
-                self.iterations[number].collected = True
+                self._end(self.iterations[number], r.IterationState.COLLECTED)
                 self.iterations[number].portions = None
                 self._forget(self.iterations[number])
             case r.AcquireClient(client):
@@ -107,7 +107,7 @@ class DurableState(msgspec.Struct):
         """Forget an iteration if it has ended, and no client reads it or can join it. The state
         must not keep all iterations, because over months a service ends millions of them.
         """
-        over = iteration.finished or iteration.collected
+        over = iteration.state is not r.IterationState.OPEN
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]
             del self.jobs[iteration.job]
@@ -140,11 +140,15 @@ class DurableState(msgspec.Struct):
                     iteration.clients.remove(old)
             case r.RestoreSaved(client, done, open_):
                 range_math.restore_saved(portions, self.clients[client], done, open_)
-                iteration.finished = range_math.is_over(portions)
+                over = range_math.is_over(portions)
+                after = r.IterationState.FINISHED if over else r.IterationState.OPEN
+                if iteration.state is not after:
+                    iteration.enter(after)
             case r.SkipSaved(client, done, open_):
                 range_math.skip_saved(portions, self.clients[client], done, open_)
 
-    def _end(self, iteration: r.Iteration) -> None:
+    def _end(self, iteration: r.Iteration, state: r.IterationState) -> None:
+        iteration.enter(state)
         for task in iteration.tasks:
             del self.tasks[task]
         iteration.tasks = []

@@ -74,7 +74,7 @@ class Figures:
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
         for number in self._scalers.iterations:
             iteration = state.iterations.get(number)
-            if iteration is None or iteration.finished or iteration.collected:
+            if iteration is None or iteration.state is not r.IterationState.OPEN:
                 self._scalers.discard(number)
             else:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
@@ -91,13 +91,13 @@ class Figures:
         return [
             self._row(iteration)
             for iteration in self._tables.state.iterations.values()
-            if not (iteration.finished or iteration.collected)
+            if iteration.state is r.IterationState.OPEN
         ]
 
     def _row(self, iteration: r.Iteration) -> dict[str, Any]:
         state = self._tables.state
         job = state.jobs[iteration.job]
-        open_ = [number for number in iteration.tasks if not state.tasks[number].finished]
+        open_ = [number for number in iteration.tasks if not state.tasks[number].ended]
         reports = [self._reports[number][1] for number in open_ if number in self._reports]
         rates = [self._rates[number] for number in open_ if number in self._rates]
         left = []  # in the other modes, no positions are assigned

@@ -117,7 +117,8 @@ class DispatcherTables:
         self.iteration_by_key = {
             (self.state.jobs[each.job].name, each.repetition): number
             for number, each in self.state.iterations.items()
-            if not (each.collected or self.state.jobs[each.job].anonymous)
+            if each.state is not r.IterationState.COLLECTED
+            and not self.state.jobs[each.job].anonymous
         }
         self.job_by_name = {
             job.name: number for number, job in self.state.jobs.items() if not job.anonymous
@@ -126,7 +127,7 @@ class DispatcherTables:
         self.worker_list.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
-            if not task.finished:
+            if not task.ended:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
 
     def _holders(self) -> list[tuple[str, bool]]:

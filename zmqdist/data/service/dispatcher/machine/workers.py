@@ -12,7 +12,6 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.coordinated import (
     is_coordinated,
-    is_pending,
     is_runnable,
 )
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
@@ -60,16 +59,18 @@ class WorkerTable:
         """Give a connected worker a task of each iteration that has not ended and in which the
         worker has no task yet."""
         for iteration in list(self._tables.state.iterations.values()):
-            if iteration.finished or iteration.collected:
+            if iteration.state is not r.IterationState.OPEN:
                 continue
             tasks = [self._tables.state.tasks[task] for task in iteration.tasks]
             mine = [task for task in tasks if task.worker == worker.number]
             if is_coordinated(self._tables, iteration):
                 for task in mine:
-                    if is_pending(task) and not is_runnable(self._tables, task):
+                    if task.state is r.DataTaskState.PENDING and not is_runnable(
+                        self._tables, task
+                    ):
                         self._finish_task(task.id, interrupted=True)
                 if not any(is_runnable(self._tables, task) for task in mine):
-                    self.create_task(iteration, worker.number, r.PENDING)
+                    self.create_task(iteration, worker.number, r.DataTaskState.PENDING)
             elif not mine:
                 self.create_task(iteration, worker.number)
             else:
@@ -155,9 +156,10 @@ class WorkerTable:
     def _remove_worker(self, number: int) -> None:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
-            if is_coordinated(
-                self._tables, self._tables.state.iterations[task.iteration]
-            ) and not is_pending(task):
+            if (
+                is_coordinated(self._tables, self._tables.state.iterations[task.iteration])
+                and task.state is not r.DataTaskState.PENDING
+            ):
                 # Do not end the task now: it ends at the round on which its consumers agree.
                 self._clients.notify(task.iteration)
             else:
@@ -168,10 +170,10 @@ class WorkerTable:
         self._tables.worker_numbers.pop(self._tables.state.workers[number].incarnation, None)
         self._tables.change(r.RemoveWorker(number))
 
-    def create_task(self, iteration: r.Iteration, worker: int, starting_round: int = 0) -> None:
-        task = r.TaskEntry(
-            self._tables.state.next_task, iteration.id, worker, starting_round=starting_round
-        )
+    def create_task(
+        self, iteration: r.Iteration, worker: int, state: r.DataTaskState = r.DataTaskState.RUNNING
+    ) -> None:
+        task = r.TaskEntry(self._tables.state.next_task, iteration.id, worker, state)
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
@@ -181,12 +183,12 @@ class WorkerTable:
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
-        if is_pending(task):
+        if state is r.DataTaskState.PENDING:
             self._clients.notify(iteration.id)
 
     def _finish_task(self, number: int, *, interrupted: bool) -> None:
         task = self._tables.state.tasks.get(number)
-        if task is None or task.finished:
+        if task is None or task.ended:
             return
         self._tables.change(r.FinishTask(number, interrupted))
         self._tables.tasks_of.get(task.worker, {}).pop(number, None)
@@ -199,8 +201,7 @@ class WorkerTable:
         iteration = self._tables.state.iterations[number]
         # An iteration that is read in portions ends in portions.py, at the last acknowledgment.
         if (
-            iteration.finished
-            or iteration.collected
+            iteration.state is not r.IterationState.OPEN
             or not iteration.tasks
             or iteration.portions is not None
         ):
@@ -208,14 +209,14 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             return
         tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
-        open_ = [task for task in tasks if not task.finished]
+        open_ = [task for task in tasks if not task.ended]
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._tables.confirmed_gone for task in open_):
                 # promise D4: wait for workers that are alive, or that may register again after the
                 # dispatcher's restart
                 return
-            ended = any(task.finished and not task.interrupted for task in tasks)
+            ended = any(task.state is r.DataTaskState.FINISHED for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
                 for worker in self.workers_for_new_tasks():
@@ -247,7 +248,13 @@ class WorkerTable:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher")
         if call.state == self._tables.state.number:
             for task in call.done:
-                if task in self._tables.tasks_of.get(number, ()):
+                # a pending task was not sent to a worker, so none has computed it
+                entry = self._tables.state.tasks.get(task)
+                if (
+                    entry is not None
+                    and entry.worker == number
+                    and entry.state is r.DataTaskState.RUNNING
+                ):
                     self._finish_task(task, interrupted=call.incarnation in self._tables.leaving)
             self._note_serving(call, number)
         before = self._tables.work_requests.pop(call.incarnation, None)
@@ -280,7 +287,8 @@ class WorkerTable:
         should = [
             task
             for task in self._tables.tasks_of.get(number, ())
-            if is_runnable(self._tables, tasks[task]) and not is_pending(tasks[task])
+            if is_runnable(self._tables, tasks[task])
+            and tasks[task].state is r.DataTaskState.RUNNING
         ]
         new = [
             self._definition(self._tables.state.tasks[task]) for task in should if task not in known
