@@ -24,8 +24,8 @@ import zmq
 
 from benchmarks.roles import processor_s, role
 from zmqdist.messages import Beat, Register, Registered
-from zmqdist.transport.connector import configure
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.dealer import configure
 from zmqdist.transport.endpoint import endpoint
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import encode_hello, is_hello, our_hello

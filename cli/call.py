@@ -14,7 +14,7 @@ from zmqdist_cli.common import ANSWER_S, Seconds, place, secret_options, target_
 if TYPE_CHECKING:
     from zmqdist.errors import OpError
     from zmqdist.rpc import ZmqClient
-    from zmqdist.rpc.method_list import MethodInfo
+    from zmqdist.rpc.methods import MethodInfo
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000

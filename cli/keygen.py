@@ -33,5 +33,5 @@ def keygen(context: click.Context, folder: Path, force: bool) -> None:
         click.echo(f"zmqdist keygen: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     click.echo(
-        f"ok: keys in {folder}; keep them secret, and set {keys.ENVIRONMENT}={folder.absolute()}"
+        f"ok: keys in {folder}; keep them secret, and set {keys.KEYS_DIR_VARIABLE}={folder.absolute()}"
     )

@@ -25,7 +25,7 @@ from zmqdist.data import Dataset, service
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.errors import ConfigError
-from zmqdist.transport import keys, token
+from zmqdist.transport import keys
 
 WITHIN_S = 20.0
 REFUSALS = (errors.OpError, OSError, ValueError, ConfigError)
@@ -94,7 +94,7 @@ NAMED: dict[str, Callable[[str], Any]] = {
     "checkpoints": lambda path: checkpoint.latest_checkpoint(path),
     "work_dir, datasets": lambda path: DatasetStore(path).put("a", "x"),
     "work_dir, journal": lambda path: Journal(path).load(),
-    "token": token.load,
+    "token": keys.load,
     "keys to write": keys.keygen,
     "keys of a role": lambda path: keys.load_role(path, "submit"),
     "keys of the server": keys.load_server_public,

@@ -108,7 +108,7 @@ CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that one message may carry as frames. This is large
 enough for full speed. It is small enough that copies stay in the cache, and that other messages are
 sent between two chunks. A frame whose transfer takes longer than the heartbeat's time-out would
-make libzmq close the connection, so chunks are smaller on slow links (transport/pace.py).
+make libzmq close the connection, so chunks are smaller on slow links (transport/bulk_machine.py).
 """
 
 CHUNK_BYTES_MIN: Final = 16 * 2**10

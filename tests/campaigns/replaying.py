@@ -16,7 +16,7 @@ from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Message, Refused, Register, RegisterCoordinator
 from zmqdist.scheduling.shared.config import WorkerConfig
-from zmqdist.transport import token
+from zmqdist.transport import keys
 from zmqdist.wire.headers import decode
 from zmqdist.wire.hello import is_hello
 
@@ -48,7 +48,7 @@ def say_again(address: str, role: str, messages: list[Frames]) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 1000
         socket.plain_username = role.encode()
-        socket.plain_password = token.user_token()[0]
+        socket.plain_password = keys.user_token()[0]
         socket.connect(f"tcp://{address}")
         hellos = [each for each in messages if is_hello(each[0])]
         for each in [hellos[0], *(each for each in messages if not is_hello(each[0]))]:

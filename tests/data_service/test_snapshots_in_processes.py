@@ -24,7 +24,7 @@ from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.specs import TensorSpec
-from zmqdist.transport.processes import is_alive
+from zmqdist.transport.memory_limits import is_alive
 
 WAIT_S = 30.0
 

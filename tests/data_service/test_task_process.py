@@ -30,7 +30,7 @@ from zmqdist.errors import UnknownError
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.processes import is_alive
+from zmqdist.transport.memory_limits import is_alive
 
 READ_ALL = 60_000
 

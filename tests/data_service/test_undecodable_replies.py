@@ -16,7 +16,7 @@ from zmqdist.data import Dataset
 from zmqdist.data.service.reader import runtime
 from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
 from zmqdist.data.service.reader.task_clients import RemoteTask
-from zmqdist.rpc import future, internal_client
+from zmqdist.rpc import client, internal_client
 
 
 class Finished:
@@ -71,7 +71,7 @@ def test_a_reader_gets_the_error_of_an_element_that_cannot_be_decoded(
             data_transfer_protocol="zmq",
             delivery=delivery,
         )
-        read = future.payload.unpack
+        read = client.payload.unpack
 
         def unpack(body: bytes, parts: Any, peer: str) -> Any:
             value = read(body, parts, peer)
@@ -79,7 +79,7 @@ def test_a_reader_gets_the_error_of_an_element_that_cannot_be_decoded(
                 raise MemoryError("no room for an array of 20 dimensions")
             return value
 
-        monkeypatch.setattr(future, "payload", SimpleNamespace(unpack=unpack))
+        monkeypatch.setattr(client, "payload", SimpleNamespace(unpack=unpack))
         with pytest.raises(
             errors.ResourceExhaustedError, match="no room for an array of 20 dimensions"
         ):

@@ -37,7 +37,6 @@ HEADLESS = re.compile(r"\b(?:whoever|whomever|whom|somebody|nobody|anybody)\b", 
 VAGUE_NAMES = {"told", "asked"}
 
 GERUNDS = {
-    "rpc/batching.py": "the term for calls that run together",
     "data/sharding.py": "tf.data's term",
     "data/ops/batching.py": "a family of operators, named by what they do",
     "data/ops/caching.py": "a family of operators",
@@ -50,7 +49,6 @@ GERUNDS = {
     "data/ops/shuffling.py": "a family of operators",
     "scheduling/shared/heap_trimming.py": "the effect of glibc's malloc_trim",
     "training/indexing.py": "NumPy's term",
-    "transport/shm_mapping.py": "a mapping is a thing: the memory of a memfd in this process",
     "training/embedding.py": "the field's term for a table of rows",
 }
 """Files whose name ends with -ing, and why it is the noun for the thing inside."""

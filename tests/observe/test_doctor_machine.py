@@ -15,7 +15,7 @@ import pytest
 from zmqdist.cluster import ClusterConfig
 from zmqdist.observe.doctor import cluster, host, secrets
 from zmqdist.observe.doctor.findings import Finding, healthy, ok, problem, warning
-from zmqdist.transport import keys, token
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import ZmqBuild
 
@@ -197,7 +197,7 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
 def test_the_users_token(
     what: str, breaks: Callable[[Path], object], told: str, state: Path
 ) -> None:
-    token.create(state / "token")
+    keys.create(state / "token")
     breaks(state / "token")
     level, advice = ("ok", "") if what == "well" else ("problem", "mode 0600")
     one(secrets.examine(Credentials()), level, told, advice)

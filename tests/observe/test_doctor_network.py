@@ -22,13 +22,13 @@ from tests.ports import free_port
 from zmqdist.cluster import ClusterSpec
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
-from zmqdist.rpc import ZmqClient, ZmqServer, internal_client, server_info
+from zmqdist.rpc import ZmqClient, ZmqServer, internal_client, methods
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.servers.worker_server import WorkerServer
 from zmqdist.tasks.server import Server
-from zmqdist.transport import keys, port_probe, token
+from zmqdist.transport import keys, port_probe
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -307,7 +307,7 @@ def secrets(tmp_path: Path) -> dict[str, dict[str, Any]]:
     for name in ("keys", "others"):
         keys.keygen(tmp_path / name)
     (tmp_path / "tokens").mkdir(mode=0o700)
-    token.create(tmp_path / "tokens" / "token")
+    keys.create(tmp_path / "tokens" / "token")
     return {
         "the token": {},
         "another token": {"token_file": str(tmp_path / "tokens" / "token")},
@@ -430,7 +430,7 @@ def test_what_a_server_says_of_itself(
     serve: Callable[..., ZmqServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = server_info.describe_server
+    answer = methods.describe_server
     monkeypatch.setattr(
         "zmqdist.rpc.service.describe_server",
         lambda kind, incarnation: [
@@ -444,8 +444,8 @@ def test_what_a_server_says_of_itself(
 
 def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    methods = server._service._methods  # reach: a method cannot be unregistered
-    del methods[server_info.SERVER_INFO]
+    registered = server._service._methods  # reach: a method cannot be unregistered
+    del registered[methods.SERVER_INFO]
     one(
         look(server.address),
         "warning",

@@ -10,7 +10,7 @@ from typing import Any
 from tests.transport.wired import Dialled
 from zmqdist.limits import HANDLER_THREADS_MAX
 from zmqdist.rpc import StatusOrResult, payload
-from zmqdist.rpc.future import as_returned
+from zmqdist.rpc.client import as_returned
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel

@@ -14,7 +14,7 @@ import pytest
 from tests.rpc.hosted import Hosted, channel_to, unchecked
 from zmqdist import errors
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.rpc.method_list import decode_methods
+from zmqdist.rpc.methods import decode_methods
 from zmqdist.specs import TensorSpec, function
 
 INT = TensorSpec((), np.int32)

@@ -23,7 +23,7 @@ import pytest
 from tests.rpc.polled import until
 from zmqdist import errors
 from zmqdist.rpc import Client, Server, StatusOrResult, ZmqClient, ZmqServer
-from zmqdist.rpc.stubs import due_after
+from zmqdist.rpc.client import due_after
 from zmqdist.specs import TensorSpec, function
 from zmqdist.transport.security import client_security
 

@@ -18,7 +18,7 @@ from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.handler_pool import HandlerPool
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]

@@ -12,7 +12,7 @@ import pytest
 from tests.rpc.hosted import Hosted
 from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 
 
 class Desk:

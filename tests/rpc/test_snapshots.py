@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.rpc import snapshots
-from zmqdist.rpc.snapshots import is_temporary, pack_result
-from zmqdist.transport.receive_buffers import memory_for
+from zmqdist.rpc import payload
+from zmqdist.rpc.payload import is_temporary, pack_result
+from zmqdist.transport.shm_pool import memory_for
 
 SIZE = CHUNK_BYTES + 8
 KEPT: list[Any] = []
 
 pytestmark = pytest.mark.skipif(
-    snapshots._ONE < 0,  # reach: the module's own test of the interpreter
+    payload._ONE < 0,  # reach: the module's own test of the interpreter
     reason="this interpreter counts references in another way",
 )
 
@@ -250,10 +250,10 @@ def test_received_memory_is_used_again_after_its_last_view() -> None:
 
 
 def test_what_is_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zmqdist.transport import receive_buffers as module
+    from zmqdist.transport import shm_pool as module
 
-    pool = module._Pool()  # reach: the one of this process has what earlier tests received
-    monkeypatch.setattr(module, "_pool", pool)
+    pool = module._ReceivePool()  # reach: the one of this process has what earlier tests received
+    monkeypatch.setattr(module, "_received", pool)
     monkeypatch.setattr(module, "RECEIVED_IDLE_BYTES_MAX", 10 * 2**20)
     for _ in range(3):
         many = [memory_for(4 * 2**20) for _ in range(5)]

@@ -21,12 +21,12 @@ from tests.rpc.hosted import Hosted, channel_to
 from tests.rpc.polled import until
 from zmqdist import cancelled, errors
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
-from zmqdist.rpc import ZmqClient, ZmqServer, generators, payload, streams
+from zmqdist.rpc import ZmqClient, ZmqServer, client, payload, service
 from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
-from zmqdist.wire.stream_items import Items, decode_items, encode_items
+from zmqdist.wire.headers import Items, decode_items, encode_items
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -179,7 +179,7 @@ def test_a_stream_may_last_longer_than_python_can_wait(
     server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.transport.calls_machine.NEVER_S", math.inf)
-    monkeypatch.setattr("zmqdist.rpc.stubs.NEVER_S", math.inf)
+    monkeypatch.setattr("zmqdist.rpc.client.NEVER_S", math.inf)
     with connect(server.address).count(timeout_in_ms=1e15) as stream:
         until(lambda: source.made >= STREAM_ITEMS_AHEAD)
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
@@ -551,15 +551,15 @@ def test_roles_hold_for_streams_too(connect: Connect) -> None:
 
 def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: Connect) -> None:
     greedy, other = connect(server.address), connect(server.address)
-    streams = [greedy.count() for _ in range(STREAMS_OF_PEER_MAX)]
-    for stream in streams:
+    client = [greedy.count() for _ in range(STREAMS_OF_PEER_MAX)]
+    for stream in client:
         next(stream)
     with pytest.raises(
         errors.ResourceExhaustedError, match=f"{STREAMS_OF_PEER_MAX} streams of this client"
     ):
         list(greedy.count())
     assert list(other.upto(3)) == [0, 1, 2]
-    for stream in streams:
+    for stream in client:
         stream.close()
     until(lambda: server.snapshot().streams == 0)
     assert list(greedy.upto(3)) == [0, 1, 2]
@@ -568,13 +568,13 @@ def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: 
 def test_one_server_has_a_bounded_number_of_streams(
     server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generators, "STREAMS_MAX", 2)
-    streams = [connect(server.address).count() for _ in range(2)]
-    for stream in streams:
+    monkeypatch.setattr(service, "STREAMS_MAX", 2)
+    client = [connect(server.address).count() for _ in range(2)]
+    for stream in client:
         next(stream)
     with pytest.raises(errors.ResourceExhaustedError, match="2 streams run at this server"):
         list(connect(server.address).count())
-    for stream in streams:
+    for stream in client:
         stream.close()
     until(lambda: server.snapshot().streams == 0)
 
@@ -583,14 +583,14 @@ def test_one_server_has_a_bounded_number_of_streams(
 def test_an_answer_with_items_has_so_many_bytes_and_large_parts(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr(generators, bound, value)
+    monkeypatch.setattr(service, bound, value)
     seen: list[tuple[int, int]] = []
 
     def look(body: bytes, frames: int, peer: str) -> Any:
         seen.append((len(body), frames))
         return decode_items(body, frames, peer)
 
-    monkeypatch.setattr(streams, "decode_items", look)
+    monkeypatch.setattr(client, "decode_items", look)
 
     def items() -> Iterator[Any]:
         yield from [b"x" * 400, [np.zeros(10**4), np.ones(10**4)]] * 20
@@ -656,7 +656,7 @@ def test_a_second_question_before_the_answer_to_the_first_is_refused(serve: Serv
 
 def raw(channel: Channel, method: str, args: Any) -> Any:
     """A call of which the value is not looked at: `call` would flatten its arguments."""
-    from zmqdist.rpc.future import StatusOrResult
+    from zmqdist.rpc.client import StatusOrResult
 
     call = ClientCall(method, payload.pack(tuple(args))[0])
     channel.submit(call)
@@ -704,7 +704,7 @@ def test_what_decoding_of_items_raises_is_no_end_of_the_stream(
         yield from range(3)
 
     client = connect(serve(count=numbers).address)
-    monkeypatch.setattr(streams, "decode_items", decode)
+    monkeypatch.setattr("zmqdist.rpc.client.decode_items", decode)
     with pytest.raises(MemoryError, match="no memory for items"):
         list(client.stream("count"))
 

@@ -18,7 +18,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc import Client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import token
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen
 
@@ -42,7 +42,7 @@ def secrets(folder: Path, kind: str) -> Secrets:
         keygen(folder / "keys")
         return {"keys_dir": str(folder / "keys")}
     if kind == "token":
-        token.create(folder / "token")
+        keys.create(folder / "token")
         return {"token_file": str(folder / "token")}
     return {"insecure": True}
 

@@ -32,7 +32,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Join, Joined, Refused, Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.server_info import SERVER_INFO
+from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, router, shm_pool
@@ -42,8 +42,7 @@ from zmqdist.transport.endpoint import split
 from zmqdist.transport.join_ticket import JoinTicket, decode_ticket, join
 from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.security import CURVE, ClientSecurity, ServerSecurity
-from zmqdist.transport.zap import Policy
+from zmqdist.transport.security import CURVE, ClientSecurity, Policy, ServerSecurity
 from zmqdist.wire.hello import our_hello
 
 LARGE = 300_000

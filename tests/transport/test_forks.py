@@ -15,7 +15,7 @@ from tests.transport.wired import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service import WorkerConfig
 from zmqdist.rpc import Client, Server
-from zmqdist.transport.listener import listen
+from zmqdist.transport.own_address import listen
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, UnauthenticatedError, UnavailableError
-from zmqdist.transport.monitor import (
+from zmqdist.transport.dealer import (
     CLOSED,
     CLOSES_MAX,
     CONNECTED,

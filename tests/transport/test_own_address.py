@@ -15,8 +15,7 @@ from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.servers.worker_server import WorkerServer
-from zmqdist.transport.listener import listen
-from zmqdist.transport.own_address import bindable
+from zmqdist.transport.own_address import bindable, listen
 
 
 def free_range(count: int) -> range:

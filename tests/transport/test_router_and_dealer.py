@@ -37,14 +37,13 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
-from zmqdist.transport import connector, dealer
+from zmqdist.transport import dealer
 from zmqdist.transport import router as router_module
-from zmqdist.transport.connector import configure
+from zmqdist.transport.dealer import configure
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
 from zmqdist.transport.port_probe import PortProbe
-from zmqdist.transport.router import REFUSALS_MAX, Router
+from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
 from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import (
@@ -900,7 +899,7 @@ def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
 ) -> None:
     """A router on the way that has forgotten the connection reports nothing, and heartbeats begin
     only after the handshake."""
-    monkeypatch.setattr(connector, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(dealer, "HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20.0)
         dialled = dial("{}:{}".format(*silent.getsockname()))

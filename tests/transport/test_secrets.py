@@ -13,8 +13,8 @@ import zmq
 
 from tests.commands import invoke
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
-from zmqdist.transport import keys, token
-from zmqdist.transport.zap import ROLES
+from zmqdist.transport import keys
+from zmqdist.transport.keys import ROLES
 from zmqdist_cli.keygen import keygen as keygen_command
 
 
@@ -26,7 +26,7 @@ def mode(path: Path) -> int:
 def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the path of the user's own token."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-its-own"))
-    return token.default_path()
+    return keys.default_path()
 
 
 # -- the token -------------------------------------------------------------------------------------
@@ -35,12 +35,12 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
     old = os.umask(0)
     try:
-        secret, path = token.user_token()
+        secret, path = keys.user_token()
     finally:
         os.umask(old)
     assert path == own
     assert (mode(own), mode(own.parent)) == (0o600, 0o700)
-    assert token.user_token() == (secret, own)
+    assert keys.user_token() == (secret, own)
     assert [entry.name for entry in own.parent.iterdir()] == ["token"]
     assert len(secret) >= 40
 
@@ -50,9 +50,9 @@ def test_the_home_folder_is_used_without_xdg(
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert token.user_token()[1] == tmp_path / ".local" / "state" / "zmqdist" / "token"
+    assert keys.user_token()[1] == tmp_path / ".local" / "state" / "zmqdist" / "token"
     monkeypatch.setenv("XDG_STATE_HOME", "relative/is/not/allowed/by/the/standard")
-    assert token.default_path() == tmp_path / ".local" / "state" / "zmqdist" / "token"
+    assert keys.default_path() == tmp_path / ".local" / "state" / "zmqdist" / "token"
 
 
 def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
@@ -61,7 +61,7 @@ def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
 
     def first_use() -> None:
         barrier.wait()
-        found.append(token.user_token()[0])
+        found.append(keys.user_token()[0])
 
     threads = [threading.Thread(target=first_use) for _ in range(8)]
     for thread in threads:
@@ -78,9 +78,9 @@ def test_another_file_is_used_when_it_is_named(
     named = tmp_path / "named"
     named.write_text("n" * 40 + "\n")
     named.chmod(0o600)
-    assert token.user_token(named) == (b"n" * 40, named)
+    assert keys.user_token(named) == (b"n" * 40, named)
     monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(named))
-    assert token.user_token() == (b"n" * 40, named)
+    assert keys.user_token() == (b"n" * 40, named)
     assert not own.exists()
 
 
@@ -141,10 +141,10 @@ def spoil_kind(path: Path) -> None:
 def test_a_token_that_others_could_know_or_have_made_is_refused(
     own: Path, spoil: Callable[[Path], None], problem: str
 ) -> None:
-    secret, _ = token.user_token()
+    secret, _ = keys.user_token()
     spoil(own)
     with pytest.raises(FailedPreconditionError, match=problem) as raised:
-        token.user_token()
+        keys.user_token()
     assert secret.decode() not in str(raised.value)
 
 
@@ -152,7 +152,7 @@ def test_a_missing_token_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(
         FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"
     ):
-        token.user_token(tmp_path / "missing")
+        keys.user_token(tmp_path / "missing")
 
 
 def test_a_token_folder_that_cannot_be_made_is_an_error_that_names_it(
@@ -163,7 +163,7 @@ def test_a_token_folder_that_cannot_be_made_is_an_error_that_names_it(
     with pytest.raises(
         FailedPreconditionError, match=r"cannot make the token file .*set ZMQDIST_TOKEN_FILE"
     ):
-        token.user_token()
+        keys.user_token()
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from zmqdist.errors import (
     OpError,
     UnauthenticatedError,
 )
-from zmqdist.transport import keys, token
+from zmqdist.transport import keys
 from zmqdist.transport.security import (
     CURVE,
     NONE,
@@ -44,7 +44,7 @@ def folders(tmp_path: Path) -> dict[str, dict[str, Any]]:
     """Return the options of `server_security` and `client_security` for a name in the table."""
     for name in ("keys", "others", "mixed"):
         keys.keygen(tmp_path / name)
-    token.create(tmp_path / "tokens" / "other-token")
+    keys.create(tmp_path / "tokens" / "other-token")
     mixed = tmp_path / "mixed"  # the server's right key, but a key of our own that it does not know
     (mixed / "server.pub").write_bytes((tmp_path / "keys" / "server.pub").read_bytes())
     return {
@@ -162,7 +162,7 @@ def test_a_refusal_names_the_likely_cause(
     assert served.address in str(refusal)
     assert cause in str(refusal)
     assert advice in str(refusal)
-    assert token.user_token()[0].decode() not in str(refusal)
+    assert keys.user_token()[0].decode() not in str(refusal)
     assert not served.shown
 
 
@@ -355,7 +355,7 @@ def test_the_mechanism_follows_from_the_given_secrets(
     mechanism: str,
 ) -> None:
     keys.keygen(tmp_path / "keys")
-    token.create(tmp_path / "tokens" / "token")
+    keys.create(tmp_path / "tokens" / "token")
     paths = {"keys": str(tmp_path / "keys"), "token": str(tmp_path / "tokens" / "token")}
     for name, value in environment.items():
         monkeypatch.setenv(name, paths[value])

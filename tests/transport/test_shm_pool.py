@@ -18,7 +18,7 @@ import pytest
 import zmqdist as zd
 from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
 from zmqdist.limits import SHM_CELLS
-from zmqdist.transport import shm_mapping, shm_pool
+from zmqdist.transport import shm_pool
 from zmqdist.transport.memory_limits import usable_bytes
 from zmqdist.transport.shm_peer import PeerPool, open_peer
 from zmqdist.transport.shm_pool import (
@@ -352,7 +352,7 @@ def test_freezing_in_place_needs_no_second_segment() -> None:
     array = zd.empty(4 * MIB, np.uint8)
     array[:] = 3
     frozen = zd.freeze(array)
-    assert inode_at(shm_mapping.address_of(frozen)) == inode_at(shm_mapping.address_of(array)) > 0
+    assert inode_at(shm_pool.address_of(frozen)) == inode_at(shm_pool.address_of(array)) > 0
 
 
 def test_freezing_a_frozen_array_gives_the_same_one() -> None:
@@ -606,8 +606,8 @@ def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(
     handle = lend(owner, ramp(MIB))
     other = PeerPool(owner.offer)
     table = other._table_fd  # reach: the lock of a receiver that has not looked at the number first
-    assert shm_mapping.try_lock(table, handle[5])
-    unlocker = threading.Timer(0.0, lambda: shm_mapping.unlock(table, handle[5]))
+    assert shm_pool.try_lock(table, handle[5])
+    unlocker = threading.Timer(0.0, lambda: shm_pool.unlock(table, handle[5]))
     unlocker.start()
     assert np.array_equal(receiver.attach(handle), ramp(MIB))
     unlocker.join()
@@ -691,7 +691,7 @@ def test_a_system_without_free_memory_causes_one_log_line(
     def refused(nbytes: int) -> int:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(shm_mapping, "make_memfd", refused)
+    monkeypatch.setattr(shm_pool, "make_memfd", refused)
     assert owner.copy_in(ramp(MIB)) is None
     assert owner.copy_in(ramp(MIB)) is None
     assert caplog.text.count("Cannot allocate memory") == 1
@@ -721,11 +721,11 @@ def test_an_invalid_bound_is_logged_once_and_the_default_is_used(
 
 
 def test_a_lock_ends_with_its_open_file_description() -> None:
-    fd = shm_mapping.make_memfd(4096)
+    fd = shm_pool.make_memfd(4096)
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    assert shm_mapping.try_lock(other, 5)
-    assert not shm_mapping.try_lock(fd, 5)
-    assert shm_mapping.try_lock(fd, 6)
+    assert shm_pool.try_lock(other, 5)
+    assert not shm_pool.try_lock(fd, 5)
+    assert shm_pool.try_lock(fd, 6)
     os.close(other)
-    assert shm_mapping.try_lock(fd, 5)
+    assert shm_pool.try_lock(fd, 5)
     os.close(fd)

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse, role_and_key
+from zmqdist.transport.security import (
+    DOMAIN,
+    ROLES,
+    Policy,
+    ZapRequest,
+    decide,
+    parse,
+    role_and_key,
+)
 
 TOKEN = b"t" * 43
 KEY = bytes(range(32))

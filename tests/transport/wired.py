@@ -10,8 +10,7 @@ from typing import Any
 from zmqdist.messages import Call, Calls, Reply
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.router import Router
+from zmqdist.transport.router import Peer, Router
 from zmqdist.transport.security import ClientSecurity, ServerSecurity
 from zmqdist.wire.hello import Hello, our_hello
 

@@ -49,8 +49,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import BARRIERS_MAX, LEADER_WAIT_S, TASK_ERRORS_KEPT, WAIT_LOG_S
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult, is_sent
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, is_sent
 
 log = logging.getLogger("zmqdist.coordination")
 

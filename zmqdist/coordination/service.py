@@ -43,12 +43,10 @@ from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.processes import is_alive
-from zmqdist.transport.router import Router
+from zmqdist.transport.memory_limits import is_alive
+from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity
 
 PREFIX: Final = "coordination."

@@ -66,7 +66,7 @@ from zmqdist.limits import GRACE_S
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys, token
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.own_address import bindable
@@ -244,7 +244,7 @@ class Launch:
         ):
             keys.keygen(folder / "keys")
             return Credentials(keys_dir=str(folder / "keys"))
-        token.create(folder / "token")
+        keys.create(folder / "token")
         return Credentials(token_file=str(folder / "token"))
 
     def _dispatcher_section(self) -> DispatcherJob:

@@ -37,7 +37,7 @@ from zmqdist.native_threads import check_threads
 from zmqdist.process import zygote_client
 from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import token
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.own_address import bind_free, bindable
 
@@ -137,7 +137,7 @@ class local_cluster(Cluster):
             super().__init__(
                 f"zmq://{self._address}", Credentials(token_file=str(self._folder.path / "token"))
             )
-            token.create(self._folder.path / "token")
+            keys.create(self._folder.path / "token")
             self._ports = [
                 undo.enter_context(contextlib.closing(Reserved(config.host))) for _ in range(ps)
             ]

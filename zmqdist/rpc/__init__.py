@@ -13,12 +13,10 @@ only values.
 """
 
 from zmqdist.rpc.client import RpcClient as Client
-from zmqdist.rpc.client import ZmqClient, connect
-from zmqdist.rpc.future import StatusOrResult
-from zmqdist.rpc.method_list import MethodInfo
+from zmqdist.rpc.client import StatusOrResult, Stream, ZmqClient, connect
+from zmqdist.rpc.methods import MethodInfo
 from zmqdist.rpc.server import RpcServer as Server
 from zmqdist.rpc.server import ZmqServer, serve
-from zmqdist.rpc.streams import Stream
 from zmqdist.transport.connection_snapshots import ClientSnapshot, ServerSnapshot
 
 __all__ = [

@@ -16,7 +16,7 @@ Promises, checked by tests/machines/test_batching.py and in simulation (tests/si
         that call was dropped
     P5  no state is kept of a call that was dropped before it ran
 
-Not here: how arguments are compared, joined and split (batching.py).
+Not here: how arguments are compared, joined and split (service.py).
 """
 
 from __future__ import annotations

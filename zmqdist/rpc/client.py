@@ -9,35 +9,626 @@ Rules
     value that cannot travel) is raised when the call is made. Every other error is the outcome of
     the call.
 
-Not here: threads and the socket (transport/channel.py).
+The functions that a client has as attributes, for the methods of its server.
+
+These functions refer to the channel and not to the client, so that no reference cycle keeps a
+dropped client alive.
+
+The client's side of a stream: an iterator over the items that a generator at the server yields.
+
+Theory of operation
+    A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items;
+    `zmqdist.next` requests more. Until the stream ends, one of these calls is always in flight,
+    because the client sends the next call as soon as it takes the reply to the last call. So the
+    server produces items while the client works on earlier items. When the client falls behind, the
+    server pauses the generator as soon as a window (limits.py) is full.
+    A reply has all items that are ready: a single item if the generator is slow, hundreds if it is
+    fast.
+
+The outcome of a call for whose reply the caller has not waited.
+
+Not here: threads and the socket (transport/channel.py), the generator (service.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from zmqdist.clock import seconds
-from zmqdist.errors import InvalidArgumentError, UnavailableError
+import numpy as np
+
+from zmqdist import errors, nest
+from zmqdist.background import in_background
+from zmqdist.callbacks import NotAFuture, check_callback
+from zmqdist.clock import monotonic, seconds
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.field_types import checked, checks_options
 from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
-from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
-from zmqdist.rpc.method_list import MethodInfo, decode_methods
+from zmqdist.rpc.handler_errors import code_and_message
+from zmqdist.rpc.methods import (
+    CLOSE,
+    METHODS,
+    NEXT,
+    OPEN,
+    MethodInfo,
+    Parameters,
+    decode_methods,
+    is_flat,
+)
 from zmqdist.rpc.output_array import OutputArray
-from zmqdist.rpc.service import METHODS
-from zmqdist.rpc.snapshots import snapshot
-from zmqdist.rpc.streams import Stream
-from zmqdist.rpc.stubs import check_name, due_after, stubs
+from zmqdist.rpc.payload import snapshot
 from zmqdist.safe_repr import safe_repr
-from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.specs import checked_signature, convert
+from zmqdist.transport.calls_machine import NEVER_S, ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.endpoint import strip_scheme
 from zmqdist.transport.security import ClientSecurity, client_security
+from zmqdist.wire.headers import decode_items
 from zmqdist.wire.hello import our_hello
+
+
+class StatusOrResult(NotAFuture):
+    """The outcome of one call, which never changes. Any thread may call the methods, in any order
+    and repeatedly.
+
+    >>> result = client.scale(np.arange(3), 10)
+    >>> result.is_ok(), result.get_value().tolist()
+    (True, [0, 10, 20])
+
+    Methods that wait do so until the call's own deadline. Without a deadline they wait until the
+    server replies or the connection ends; if no server is connected, they wait for a server.
+    Dropping the object does not cancel the call: the remote function still runs. `bool` of the
+    object is True even if the call ends with an error.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
+
+    def __init__(
+        self, channel: Channel, call: ClientCall, read: Callable[[ClientCall, str], Any]
+    ) -> None:
+        self._channel = channel
+        self._call = call
+        self._read = read
+        self._value: tuple[Any] | None = None
+
+    def is_ok(self) -> bool:
+        """Wait for the end of the call. Return whether the call ended with a value.
+
+        >>> client.scale(np.arange(3)).is_ok()
+        True
+        """
+        self._channel.wait(self._call)
+        return self._call.code == 0
+
+    def get_error(self) -> tuple[int, str]:
+        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call
+        ended with a value.
+
+        >>> client.scale(np.arange(3)).get_error()
+        (0, '')
+        """
+        self._channel.wait(self._call)
+        return self._call.code, self._call.message
+
+    def get_value(self) -> Any:
+        """Wait for the end of the call, and return its value, which is the same object each time.
+
+        >>> client.scale(np.arange(3)).get_value()
+        array([0, 2, 4])
+
+        Raises:
+          OpError: the call ended with an error; the code of the error decides the class.
+          InvalidArgumentError: the value does not fit the `output_specs` of the call.
+        """
+        value = self._value
+        if value is None:
+            call = self._call
+            if not call.ended:
+                self._channel.wait(call)
+            value = self._value = (outcome(call, self._channel.address, self._read),)
+        return value[0]
+
+    def done(self) -> bool:
+        """Return whether the call has ended. Never waits.
+
+        >>> result = client.scale(np.arange(3))
+        >>> _ = result.get_value()
+        >>> result.done()
+        True
+        """
+        return self._channel.poll(self._call)
+
+    def cancel(self) -> bool:
+        """End the call with CANCELLED. Return False if the call had ended before.
+
+        >>> result = client.scale(np.arange(3))
+        >>> _ = result.get_value()
+        >>> result.cancel()  # too late
+        False
+
+        If the server has not started the function when the cancellation arrives, the function does
+        not run. A running function goes on, and can check `zmqdist.cancelled()`.
+        """
+        return self._channel.cancel(self._call)
+
+    def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
+        """Have `fn(self)` called once when the call has ended, in a thread of the client. If the
+        call has ended already, invoke `fn` at once in this thread.
+
+        >>> import queue
+        >>> values = queue.Queue()
+        >>> result = client.scale(np.arange(3))
+        >>> result.add_done_callback(lambda result: values.put(result.get_value()))
+        >>> values.get(timeout=10)
+        array([0, 2, 4])
+
+        Callbacks of one client run one after the other. `fn` may wait for other calls, but must not
+        wait for an event that another callback causes. If `fn` raises in the client's thread, the
+        exception is logged. The client cannot be garbage-collected until `fn` has been called.
+
+        Raises RuntimeError if the process cannot start a thread for callbacks.
+        """
+        check_callback(fn)
+        if self._call.ended:
+            fn(self)
+        else:
+            callbacks = self._channel.callbacks
+            callbacks.start()
+            self._channel.add_done_callback(self._call, lambda call: callbacks.put(fn, self))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting
+        asyncio task is cancelled, the call is cancelled, too.
+        """
+        if self._value is None and not self._call.ended:
+            yield from ended(self._channel, self._call).__await__()
+        return self.get_value()
+
+    def __repr__(self) -> str:
+        call = self._call
+        state = "pending" if not call.ended else "ok" if call.code == 0 else f"error {call.code}"
+        return f"<StatusOrResult of {call.method!r} at {self._channel.address}: {state}>"
+
+
+class InternalResult(StatusOrResult):
+    """The outcome of a call of this package. Its callbacks do not wait, so the thread that reads
+    the replies calls them."""
+
+    __slots__ = ()
+
+    def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
+        self._channel.add_done_callback(self._call, lambda call: fn(self))
+
+
+def is_sent(result: StatusOrResult) -> bool:
+    """Return whether the call of `result` has been sent, as `Channel.is_sent` does."""
+    return result._channel.is_sent(result._call)
+
+
+def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
+    """Return (value, None), or (None, error) if the call has failed or its value cannot be decoded
+    here, for example for lack of memory.
+
+    For callbacks: if a callback raised, a thread that waits for what it does would wait for ever.
+    """
+    try:
+        return result.get_value(), None
+    except Exception as error:
+        known = error if isinstance(error, OpError) else from_code(*code_and_message(error))
+        # The frames of a traceback would keep the caller's memory until the cyclic collector runs.
+        return None, known.with_traceback(None)
+
+
+def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
+    """Return another StatusOrResult of the same call. Its value is what `read(call, address of the
+    server)` returns."""
+    return StatusOrResult(result._channel, result._call, read)
+
+
+async def ended(channel: Channel, call: ClientCall) -> None:
+    """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled,
+    cancel the call, too."""
+    import asyncio  # imported here, so that programs without asyncio do not load it
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def notify(_: ClientCall) -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:  # the event loop has been closed, so no asyncio task waits any more
+            pass
+
+    channel.add_done_callback(call, notify)
+    try:
+        await future
+    except asyncio.CancelledError:
+        channel.cancel(call)
+        raise
+
+
+def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:
+    """Return the value of a call that has ended, or raise its error."""
+    if call.code:
+        raise from_code(call.code, call.message)
+    return read(call, address)
+
+
+def as_returned(call: ClientCall, address: str) -> Any:
+    """Return the value of a call in the structure that the remote function returned."""
+    return payload.unpack(call.body, call.frames, address)
+
+
+def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
+    """Return the flat list of the leaves of a call's value, or None if the remote function returned
+    nothing."""
+    value = as_returned(call, address)
+    return None if value is None else nest.flatten(value)
+
+
+def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
+    """Return a function that reads the leaves of a reply and returns them as arrays, in the
+    structure of `specs`."""
+    wanted = nest.flatten(checked_signature("output_specs", specs))
+
+    def read(call: ClientCall, address: str) -> Any:
+        leaves = as_leaves(call, address) or []
+        if len(leaves) != len(wanted):
+            raise InvalidArgumentError(
+                f"{call.method} returned {len(leaves)} values, the output_specs have {len(wanted)}"
+            )
+        arrays = []
+        for number, (leaf, spec) in enumerate(zip(leaves, wanted, strict=True)):
+            try:
+                arrays.append(convert(leaf, spec))
+            except InvalidArgumentError as error:
+                text = f"value {number} of {call.method} does not fit its output_specs: {error.message}"
+                raise InvalidArgumentError(text) from None
+        return nest.pack_sequence_as(specs, arrays)
+
+    return read
+
+
+_numbers = itertools.count(1)
+
+
+class Stream:
+    """The items of one call of a generator function, for `for item in stream` or `async for`. One
+    thread at a time may use it.
+
+    >>> stream = client.count(3)
+    >>> [int(item) for item in stream]
+    [0, 1, 2]
+
+    Iteration ends as the generator does: normally or, after all items, with an OpError for the
+    exception of the generator. Iteration raises UnavailableError if the connection has ended, and
+    DeadlineExceededError if the deadline of the whole stream has passed. To stop early, call
+    `close`, leave a `with` block, or drop the stream; each of these also closes the generator at
+    the server.
+    """
+
+    def __init__(self, channel: Channel, method: str, arguments: Any, due: float) -> None:
+        """Start the stream, without waiting for the server. Raises InvalidArgumentError if a value
+        in the arguments cannot travel."""
+        self._channel = channel
+        self._method = method
+        self._due = due
+        self._number = next(_numbers)
+        self._ready: deque[tuple[bytes, Sequence[Any]]] = deque()
+        self._failure: Exception | None = None
+        self._turn = threading.Lock()
+        self._call: ClientCall | None = None
+        body, parts = payload.pack((self._number, method, arguments))
+        call = ClientCall(
+            OPEN,
+            body,
+            snapshot(parts, lends=channel.shares_memory, still=False) if parts else (),
+            due,
+        )
+        call.bounded = False
+        channel.submit(call)
+        self._call = call
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        self._enter_turn()
+        try:
+            while not self._ready and self._call is not None:
+                self._channel.wait(self._call)
+                self._take()
+            return self._first()
+        finally:
+            self._turn.release()
+
+    def _enter_turn(self) -> None:
+        """Take the lock of the reading thread. Raises FailedPreconditionError after a fork, or
+        while another thread or task reads the stream.
+        """
+        self._channel.check_process()
+        if not self._turn.acquire(blocking=False):
+            raise FailedPreconditionError(
+                f"another thread or task reads this stream of {self._method!r}: only one may read "
+                f"it at a time"
+            )
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._enter_turn()
+        try:
+            while not self._ready and self._call is not None:
+                try:
+                    await ended(self._channel, self._call)
+                except BaseException:
+                    # the asyncio task was cancelled, and `ended` has cancelled the call in flight
+                    self.close()
+                    raise
+                self._take()
+            return self._first()
+        except StopIteration:
+            raise StopAsyncIteration from None
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """End the stream at this client and at the server. Items that the caller has not taken are
+        lost. Idempotent.
+
+        >>> stream = client.count(1_000_000)
+        >>> int(next(stream))
+        0
+        >>> stream.close()
+        """
+        call, self._call = self._call, None
+        self._ready.clear()
+        self._failure = None
+        if call is not None:
+            _close(self._channel, call, self._number)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        call = self.__dict__.get("_call")
+        if call is not None:
+            in_background("zmqdist-stream-close", _close, self._channel, call, self._number)
+
+    def __repr__(self) -> str:
+        state = "ended" if self._call is None else "open"
+        return f"<Stream of {self._method!r} at {self._channel.address}: {state}>"
+
+    # -- received items ----------------------------------------------------------------------------
+
+    def _first(self) -> Any:
+        if self._ready:
+            body, parts = self._ready.popleft()
+            return payload.unpack(body, parts, self._channel.address)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        raise StopIteration
+
+    def _take(self) -> None:
+        """Take the items out of the last reply, and request the next items."""
+        call = self._call
+        assert call is not None
+        self._call = None
+        if call.code:
+            self._failure = from_code(
+                call.code, call.message.replace(repr(call.method), repr(self._method))
+            )
+            if (
+                call.code != errors.UNAVAILABLE
+            ):  # the connection has not ended, so the generator may still wait for calls
+                _close(self._channel, call, self._number)
+            return
+        try:
+            items = decode_items(call.body, len(call.frames), self._channel.address)
+        except Exception as error:
+            # whatever decoding raises must not look like the end of the stream
+            self._failure = error
+            _close(self._channel, call, self._number)
+            return
+        if items.parts:
+            frames = iter(call.frames)
+            parts: Any = [list(itertools.islice(frames, count)) for count in items.parts]
+        else:
+            parts = itertools.repeat(())
+        self._ready.extend(zip(items.bodies, parts, strict=False))
+        if items.end is None:
+            self._call = call = _control_call(NEXT, self._number, self._due)
+            self._channel.submit(call)
+        elif items.end[0]:
+            self._failure = from_code(*items.end)
+
+
+def _close(channel: Channel, call: ClientCall, number: int) -> None:
+    close_call = _control_call(CLOSE, number, inf)
+    try:
+        channel.submit(close_call)
+        if close_call.code != errors.FAILED_PRECONDITION:
+            # The channel is open, so `call` may be in flight. A closed channel has ended it
+            # already.
+            channel.cancel(call)
+    except FailedPreconditionError:  # this is a forked child, and the stream belongs to the parent
+        pass
+
+
+def _control_call(method: str, number: int, due: float) -> ClientCall:
+    call = ClientCall(method, payload.pack((number,))[0], (), due)
+    # a call that waited for a server would reach another incarnation, which does not know this
+    # stream
+    call.waits_for_server = False
+    return call
+
+
+def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
+    """Return the deadline of a call that begins now, on the clock of `time.monotonic`. `inf` means
+    no deadline.
+
+    Args:
+      timeout_in_ms: milliseconds, which may be a NumPy number. 0 or less means `default_in_ms`.
+      default_in_ms: milliseconds. 0 or less means no deadline.
+
+    Raises:
+      TypeError, ValueError: `timeout_in_ms` is not a number.
+    """
+    try:
+        if type(timeout_in_ms) in (bool, np.bool_):
+            raise TypeError
+        if timeout_in_ms <= 0:
+            timeout_in_ms = default_in_ms
+        if timeout_in_ms > 0:
+            # Without `float`, a time-out that is a float32 would make a sum that is too coarse for
+            # a clock.
+            due = monotonic() + float(timeout_in_ms) / 1000
+            return due if due < NEVER_S else inf
+    except (TypeError, ValueError):  # `float` raises ValueError for an array
+        text = f"timeout_in_ms is a number of milliseconds, 0 for the default, not {type(timeout_in_ms).__name__}"
+        raise TypeError(text) from None
+    except OverflowError:  # the int is too large for a float
+        return inf
+    if timeout_in_ms != timeout_in_ms:
+        raise ValueError("timeout_in_ms is a number of milliseconds, 0 for the default, not NaN")
+    return inf
+
+
+def check_name(name: str) -> None:
+    """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
+    if not isinstance(name, str):
+        raise TypeError(f"method_name: a method's name is a str, not {type(name).__name__}")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                f"{name!r} is no method's name: it is no text in UTF-8"
+            ) from None
+
+
+def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call in the form in which they travel (methods.py)."""
+    return {**named, "": args} if named else args
+
+
+def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
+    """Return a function that raises TypeError or ValueError for arguments with wrong names or, if
+    there is a signature, another structure. A stub calls it before it sends the call.
+    """
+    parameters, specs = Parameters(info.signature), info.input_signature
+
+    def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if specs is None:
+            parameters.check_names(len(args), named)
+        else:
+            parameters.fit(specs, args, named, lambda value, spec: None)
+
+    return check
+
+
+def _count(info: MethodInfo) -> int | None:
+    """Return how many positional arguments a call must have to be sent without a check, if it has
+    no arguments by name. `None` means any number. -1 means that every call needs a check.
+    """
+    specs = info.input_signature
+    return None if specs is None else len(specs) if is_flat(specs) else -1
+
+
+def stubs(
+    channel: Channel, info: MethodInfo, default_in_ms: float
+) -> tuple[Callable[..., Any], ...]:
+    """Return the function `client.m` of a method and, unless the method is a stream, also
+    `client.m_blocking`."""
+    functions = (
+        (_stream(channel, info, default_in_ms),)
+        if info.streaming
+        else _calls(channel, info, default_in_ms)
+    )
+    for function, name in zip(functions, (info.name, f"{info.name}_blocking"), strict=False):
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = f"RPC Call for {info.name} method to server {channel.address}"
+    return functions
+
+
+def _calls(
+    channel: Channel, info: MethodInfo, default_in_ms: float
+) -> tuple[Callable[..., Any], ...]:
+    name, check, count = info.name, _check(info), _count(info)
+
+    def prepare(
+        args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool
+    ) -> ClientCall:
+        due = due_after(timeout_in_ms, default_in_ms)
+        if named or (count is not None and len(args) != count):
+            check(args, named)
+        body, parts = payload.pack(packed_arguments(args, named) if named else args)
+        return ClientCall(
+            name,
+            body,
+            snapshot(parts, lends=channel.shares_memory, still=still) if parts else (),
+            due,
+        )
+
+    def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
+        read = as_returned if out is None else (output := OutputArray(out)).read
+        call = prepare(args, named, timeout_in_ms, False)
+        if out is not None:
+            call.allocate = output.room
+        channel.submit(call)
+        return StatusOrResult(channel, call, read)
+
+    def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> Any:
+        read = as_returned if out is None else (output := OutputArray(out)).read
+        call = prepare(args, named, timeout_in_ms, True)
+        if out is not None:
+            call.allocate = output.room
+        try:
+            channel.call_and_wait(call)
+        except BaseException:
+            # Ctrl-C, or a signal handler that raises, has ended the wait. The caller may now change
+            # the arrays, so they must not be sent.
+            channel.cancel(call)
+            raise
+        return outcome(call, channel.address, read)
+
+    return start, wait
+
+
+def _stream(channel: Channel, info: MethodInfo, default_in_ms: float) -> Callable[..., Stream]:
+    name, check = info.name, _check(info)
+
+    def begin(*args: Any, timeout_in_ms: int = 0, **named: Any) -> Stream:
+        check(args, named)
+        return Stream(
+            channel, name, packed_arguments(args, named), due_after(timeout_in_ms, default_in_ms)
+        )
+
+    return begin
+
 
 LAYER: Final = "zmq"
 

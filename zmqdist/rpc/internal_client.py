@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from zmqdist import clock as time
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
-from zmqdist.rpc.client import ZmqClient, channel_of
-from zmqdist.rpc.future import InternalResult, StatusOrResult, as_returned
+from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, as_returned, channel_of
+from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.rpc.output_array import OutputArray
-from zmqdist.rpc.server_info import SERVER_INFO
-from zmqdist.rpc.snapshots import snapshot
+from zmqdist.rpc.payload import snapshot
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.port_probe import connect_failure
 from zmqdist.transport.shm_pool import Block

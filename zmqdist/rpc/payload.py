@@ -1,20 +1,36 @@
 """Values as the payload of a call or a reply. The safe codec encodes them; an object with
 `__array__` travels as an array.
 
-Not here: the types that may travel (wire/safe.py), copies of arrays that may change (snapshots.py),
-how large parts travel (transport/transfers.py).
+Snapshots of arguments and results, so that they are sent as they were at the time of the call. A
+large part that its owner could still change is copied.
+
+Rules
+    If the peer can open this process's shared memory, a large part travels in shared memory. Unless
+    the part is frozen, it is copied there, and this copy is the snapshot.
+    For any other peer a part is copied only if its owner could write to it before it is sent. This
+    copy, too, is made in the pool of shared memory, because the pool's pages are mapped already.
+    The caller of a blocking call cannot write to its arguments while it waits. No code can write to
+    a result to which no other reference exists.
+
+Not here: the types that may travel (wire/safe.py), how large parts travel (transport/transfers.py),
+small parts, which ZeroMQ copies when their message is sent.
 """
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from types import GeneratorType, NoneType
+from typing import Any, Final
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import DEPTH_MAX
+from zmqdist.limits import CHUNK_BYTES, DEPTH_MAX
+from zmqdist.transport.shm_pool import ReceivedMemory, memory_for, this_pool
+from zmqdist.transport.transfers import Source, is_large
 from zmqdist.wire import safe
 
 
@@ -74,3 +90,171 @@ def _as_array(leaf: Any) -> Any:
     if hasattr(leaf, "__array__") and not isinstance(leaf, (np.ndarray, np.generic, type)):
         return np.asarray(leaf)
     return leaf
+
+
+_GENERATOR: Final = (
+    "the method returned a generator, which cannot be sent: register the generator function "
+    "itself (with def and yield), whose calls are "
+    "streams, and not a function or lambda that calls it"
+)
+
+
+def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
+    """Return the large parts as sources (transport/transfers.py) whose content will not change. If
+    their total size is small, return them as they are, because sending copies them.
+
+    Args:
+      parts: the large parts that `payload.pack` has returned.
+      lends: whether the peer can open this process's shared memory, so that this process lends it
+        the parts.
+      still: whether the caller promises not to write to the parts until they have been sent.
+    """
+    if not is_large(parts):
+        return parts
+    return [_one(part, lends, still or type(part) is bytes) for part in parts]
+
+
+def _one(part: Any, lends: bool, still: bool) -> Source:
+    pool = this_pool()
+    if pool is None:
+        return part if still else _copied(part)
+    frozen = pool.find_frozen(part)
+    if frozen is not None:
+        return frozen
+    if still and not lends:
+        return part  # type: ignore[no-any-return]
+    block = pool.copy_in(part)
+    if block is not None:
+        return block
+    return part if still else _copied(part)
+
+
+def _copied(part: Any) -> Source:
+    source = np.frombuffer(part, np.uint8)
+    copy = memory_for(source.nbytes)
+    np.copyto(copy, source)
+    return copy
+
+
+def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
+    """Return the value in `box`, packed as a body and sources. The handler may keep and change the
+    value afterwards.
+
+    Args:
+      box: a list whose only item is the value. No other code refers to the list, so that
+        `is_temporary` can recognise a temporary value.
+
+    Raises:
+      InvalidArgumentError: the value contains an object that cannot travel.
+    """
+    still = is_temporary(box)
+    try:
+        body, parts = pack(box[0])
+    except InvalidArgumentError:
+        if type(box[0]) is GeneratorType:
+            raise InvalidArgumentError(_GENERATOR) from None
+        raise
+    if not parts:
+        return body, parts
+    if not is_large(parts):
+        return body, [bytes(part) for part in parts]
+    return body, snapshot(parts, lends=lends, still=still)
+
+
+# -- temporaries -----------------------------------------------------------------------------------
+
+_ITEMS_MAX: Final = 64
+"""Number of items. A list, tuple or dict with more items is not searched for temporary arrays, so
+its arrays are always copied."""
+_ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
+
+
+def is_temporary(box: list[Any]) -> bool:
+    """Return whether the value in `box` has large arrays to which no other reference exists, so
+    that no code can write to them any more.
+
+    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object
+    to which only its holder (the box, or the list, tuple or dict in it) refers has a count of two,
+    because the argument of `getrefcount` is a second reference. A variable would be a further
+    reference, so this code reaches each object through its holder. An array over the memory of
+    another array, such as a received array, is temporary if the other array has no further
+    reference either. The result False is always safe, because it causes a copy. A raw pointer in C
+    code cannot be detected.
+    """
+    kind = type(box[0])
+    if kind is np.ndarray:
+        return box[0].nbytes > CHUNK_BYTES and _is_ours(box, 0)
+    if kind not in (list, tuple, dict) or len(box[0]) > _ITEMS_MAX:
+        return False
+    keys: list[Any] = list(box[0]) if kind is dict else list(range(len(box[0])))
+    if not any(
+        type(box[0][key]) is np.ndarray and box[0][key].nbytes > CHUNK_BYTES for key in keys
+    ):
+        return False
+    if sys.getrefcount(box[0]) != _ONE:
+        return False
+    return all(
+        isinstance(box[0][key], _ATOMS)
+        or (type(box[0][key]) is np.ndarray and _is_ours(box[0], key))
+        for key in keys
+    )
+
+
+def _is_ours(holder: Any, key: Any) -> bool:
+    # The parameter `holder` adds a reference to the list, tuple or dict, whose count was checked
+    # before, and none to the items.
+    if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
+        return False
+    if holder[key].base is None:
+        return bool(holder[key].flags.owndata)
+    # The array shows the memory of another array, as received arrays do.
+    if type(holder[key].base) is not np.ndarray or sys.getrefcount(holder[key].base) != _ONE:
+        return False
+    if weakref.getweakrefcount(holder[key].base):
+        return False
+    if holder[key].base.base is None:
+        return bool(holder[key].base.flags.owndata)
+    return (
+        type(holder[key].base.base) is ReceivedMemory
+        and sys.getrefcount(holder[key].base.base) == _ONE
+    )
+
+
+_ONE = 2
+
+
+def _works_here() -> bool:
+    """Return whether reference counts distinguish temporary from referenced values on this
+    interpreter. Other interpreters may count in other ways.
+    """
+    size = CHUNK_BYTES + 1
+    referenced = np.empty(size, np.uint8)
+    view = np.empty(size, np.uint8)
+    slice_of_view = view[1:]
+    held = [np.empty(size, np.uint8)]
+    received = memory_for(2**20)
+    temporary = [
+        [np.empty(size, np.uint8)],
+        [np.ndarray((size,), np.uint8, np.empty(size, np.uint8))],
+        [np.ndarray((2**20,), np.uint8, memory_for(2**20))],
+        [(np.empty(size, np.uint8), 1)],
+        [{"a": np.empty(size, np.uint8)}],
+    ]
+    others: list[list[Any]] = [[referenced], [view], [held], [[referenced]], [{"a": referenced}]]
+    others += [
+        [np.ndarray((size,), np.uint8, referenced)],
+        [np.ndarray((2**20,), np.uint8, received)],
+        [received[1:]],
+    ]
+    return (
+        all(map(is_temporary, temporary))
+        and not any(map(is_temporary, others))
+        and slice_of_view is not None
+    )
+
+
+if not _works_here():
+    _ONE = -1
+"""The result of `sys.getrefcount` for an object with one holder. It is -1 if counts are not
+reliable on this interpreter, so that all values are copied.
+"""

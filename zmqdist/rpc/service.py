@@ -19,53 +19,533 @@ Rules
     The reply to a call that arrived alone leaves at once. Other replies without payload frames are
     collected during one turn of the loop, and leave as one message to each peer.
 
-Not here: which functions may be registered and how arguments are checked (methods.py), streams
-(generators.py), batches (batching.py), when a call is accepted, dropped or replied to
-(transport/calls_machine.py), sockets (transport).
+A PendingCall is a call whose method replies later, without occupying a thread meanwhile.
+
+BlockedHandlersLog warns when all handler threads are blocked, for instance because each handler
+calls its own server and waits for a free thread.
+
+The server's side of streams: the generators, each in a thread of its own, and the calls that
+fetch their items.
+
+Rules
+    One thread runs a generator from its first line to its last, including `finally`.
+    Each item is packed as soon as the generator yields it, so that the generator may change the
+    item afterwards. Packed items wait for the client's next call. Meanwhile the generator
+    continues, until STREAM_ITEMS_AHEAD items or STREAM_BYTES_AHEAD bytes wait. The server replies
+    to a call for items as soon as one item is packed. The reply has all packed items, up to the
+    bounds of one message. The server closes a generator at its next yield when the client closes
+    the stream or disconnects, when the deadline passes, or when the server stops.
+    A generator that rarely yields can check `zmqdist.cancelled()`.
+    A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has
+    ended.
+
+Methods whose concurrent calls run as one: their arguments are joined along axis 0, and the
+result is split again.
+
+Rules
+    Every argument is an array, or a structure of arrays, and all arrays of a call have the same
+    number of rows (their axis 0). Calls are joined leaf by leaf if their structures, dtypes and row
+    shapes are equal; other calls form another batch. The function runs once for each batch, and one
+    batch of a method runs at a time. The function must return arrays, in any structure, with as
+    many rows as it received. If it returns anything else, every call of the batch ends with
+    UNKNOWN. An exception of the function becomes the error of every call of the batch.
+    A call whose caller no longer waits is left out of the batch.
+
+Not here: which functions may be registered and how arguments are checked (methods.py), when a call
+is accepted, dropped or replied to (transport/calls_machine.py), sockets (transport), when the
+warning is due (admission_machine.py), the client's side, and the calls that both sides use
+(client.py), which calls are joined, and when (batching_machine.py).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
 
+import numpy as np
+
 from zmqdist import clock as time
-from zmqdist import errors
+from zmqdist import errors, nest
 from zmqdist.errors import (
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
     PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnknownError,
     WireError,
 )
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
+from zmqdist.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_ITEMS_MAX,
+    CHUNK_BYTES,
+    FRAMES_MAX,
+    HANDLER_THREADS_MAX,
+    STREAM_BYTES_AHEAD,
+    STREAM_ITEMS_AHEAD,
+    STREAMS_MAX,
+    STREAMS_OF_PEER_MAX,
+)
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply, SendParts
-from zmqdist.rpc.batching import Batched, check_options
-from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
-from zmqdist.rpc.generators import Generators
-from zmqdist.rpc.handler_errors import failed, no_room, stopping
+from zmqdist.rpc.admission_machine import STALL_S, StallDetector
+from zmqdist.rpc.batching_machine import Batches
+from zmqdist.rpc.handler_errors import code_and_message, failed, no_room, stopping
 from zmqdist.rpc.handler_pool import HandlerPool
-from zmqdist.rpc.methods import Method, method_for
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.server_info import ECHO, SERVER_INFO, describe_server, echo
-from zmqdist.rpc.snapshots import pack_result
+from zmqdist.rpc.methods import (
+    CLOSE,
+    ECHO,
+    METHODS,
+    NEXT,
+    OPEN,
+    SERVER_INFO,
+    Method,
+    describe_server,
+    echo,
+    method_for,
+)
+from zmqdist.rpc.payload import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.router import Router
+from zmqdist.transport.router import Peer, Router
 from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
+from zmqdist.wire.headers import Items, encode_items
 
 log = logging.getLogger("zmqdist.rpc")
 
-METHODS: Final = "zmqdist.methods"
-"""Name of the reserved method that returns the list of the server's methods without reserved ones.
-method_list.py decodes this list."""
+
+class _WaitingCall:
+    """One call that waits for its batch, with its arguments as (tuple, dict) and their number of
+    rows."""
+
+    __slots__ = ("arguments", "call", "rows")
+
+    def __init__(self, call: PendingCall, arguments: Any, rows: int) -> None:
+        self.call = call
+        self.arguments = arguments
+        self.rows = rows
+
+
+def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
+    """Raise ValueError if the calls of `method` cannot be batched with these bounds."""
+    if method.inline or method.streaming:
+        raise ValueError(
+            f"{method.name}: neither an inline method nor a generator function can be batched"
+        )
+    is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))
+    if not (type(rows_max) is int and rows_max > 0 and is_number and 0 <= delay_ms < inf):
+        raise ValueError(
+            f"{method.name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more "
+            f"milliseconds, not "
+            f"{rows_max!r} and {delay_ms!r}"
+        )
+
+
+class Batched:
+    """The calls of one batched method. The loop calls `called` and `close`."""
+
+    def __init__(self, service: RpcService, method: Method, rows_max: int, delay_s: float) -> None:
+        self.name = method.name
+        self._service = service
+        self._method = method
+        self._fn: Callable[..., Any] = method.fn
+        self._batches: Batches[_WaitingCall] = Batches(rows_max, delay_s)
+        self._running = False
+        self._one_at_a_time = threading.Lock()
+
+    def called(self, call: PendingCall, *args: Any, **named: Any) -> None:
+        """Queue a call of this method for a batch. Raises InvalidArgumentError if the call's
+        arguments are not arrays with the same number of rows.
+        """
+        arguments = (args, named)
+        rows: set[int] = set()
+        kind = _kind(arguments, rows)
+        if len(rows) != 1:
+            row_counts = (
+                f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
+            )
+            raise InvalidArgumentError(
+                f"{self._method.name}: wanted arrays of the same number of rows, given {row_counts}"
+            )
+        waiting = _WaitingCall(call, arguments, rows.pop())
+        batch = self._batches.arrived(waiting, kind, waiting.rows, time.monotonic())
+        call.on_dropped(partial(self._batches.dropped, waiting, batch))
+        self._run_next()
+
+    def __len__(self) -> int:
+        """Return the number of calls whose batch still collects calls, or waits until another batch
+        has run. The loop calls this."""
+        return len(self._batches)
+
+    def close(self) -> None:
+        """Run all waiting calls without further delay, because the server stops."""
+        for batch in self._batches.all():
+            for waiting in batch:
+                waiting.call.begun()
+            self._service.submit(self._run, batch, refuse=partial(_refuse, batch))
+
+    def _run_next(self) -> None:
+        while not self._running:
+            batch = self._batches.ready(time.monotonic())
+            if not batch:
+                deadline = self._batches.deadline
+                self._service.set_timer(self, None if deadline == inf else deadline, self._run_next)
+                return
+            wanted = [waiting for waiting in batch if waiting.call.wanted()]
+            for waiting in batch:
+                waiting.call.begun()
+                if not waiting.call.wanted():
+                    waiting.call.fail(
+                        DeadlineExceededError(
+                            "the deadline passed before the batch of this call ran"
+                        )
+                    )
+            if wanted:
+                self._running = True
+                self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
+
+    def _ran(self) -> None:
+        self._running = False
+        self._run_next()
+
+    # -- in a thread of the pool -------------------------------------------------------------------
+
+    def _run(self, batch: list[_WaitingCall]) -> None:
+        enter(lambda: not any(waiting.call.wanted() for waiting in batch))
+        try:
+            with self._one_at_a_time:
+                args, named = _joined([waiting.arguments for waiting in batch])
+                result = self._method.result(self._fn(*args, **named))
+            parts = self._parts(result, [waiting.rows for waiting in batch])
+            for waiting, part in zip(batch, parts, strict=True):
+                waiting.call.reply(part)
+        except BaseException as error:
+            for waiting in batch:
+                waiting.call.fail(error)
+        finally:
+            leave()
+            self._service.soon(self._ran)
+
+    def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
+        """Yield the part of the joined result that belongs to each call, as views."""
+        total = sum(rows)
+        leaves = nest.flatten(result)
+        for leaf in leaves:
+            if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (total,):
+                shown = (
+                    f"an array of shape {leaf.shape}"
+                    if isinstance(leaf, np.ndarray)
+                    else f"a {type(leaf).__name__}"
+                )
+                raise UnknownError(
+                    f"{self._method.name} was given a batch of {total} rows, and returned "
+                    f"{shown}, which does not have as many rows",
+                )
+        ends = np.cumsum(rows).tolist()
+        return (
+            nest.pack_sequence_as(result, [leaf[end - count : end] for leaf in leaves])
+            for end, count in zip(ends, rows, strict=True)
+        )
+
+
+def _refuse(batch: Sequence[_WaitingCall], error: OpError) -> None:
+    for waiting in batch:
+        waiting.call.fail(error)
+
+
+def _joined(calls: list[Any]) -> Any:
+    if len(calls) == 1:
+        return calls[0]
+    columns = zip(*map(nest.flatten, calls), strict=True)
+    return nest.pack_sequence_as(calls[0], [np.concatenate(column) for column in columns])
+
+
+def _kind(value: Any, rows: set[int]) -> Hashable:
+    """Return a key of a call's arguments. Two calls can be joined if and only if their keys are
+    equal. Add the row counts of all arrays to `rows`.
+    """
+    if isinstance(value, np.ndarray) and value.ndim:
+        rows.add(len(value))
+        return value.dtype, value.shape[1:]
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: (str(type(key)), key))
+        return dict, *((key, _kind(value[key], rows)) for key in keys)
+    if isinstance(value, (list, tuple)):
+        return (
+            isinstance(value, list),
+            getattr(value, "_fields", None),
+            *(_kind(item, rows) for item in value),
+        )
+    shown = (
+        "an array without rows" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    )
+    raise InvalidArgumentError(
+        f"calls of this method are joined along axis 0: wanted arrays, given {shown}"
+    )
+
+
+class Generators:
+    """All streams of one service. The loop calls every method."""
+
+    def __init__(self, service: RpcService) -> None:
+        self._service = service
+        self._by_peer: dict[Peer, dict[int, _Stream]] = {}
+        self._running: set[_Stream] = set()
+        service.register_later(OPEN, self._open)
+        service.register_later(NEXT, self._next)
+        service.register_later(CLOSE, self._close)
+
+    def __len__(self) -> int:
+        """Return the number of streams that are open at a client, or whose generators still run."""
+        return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
+
+    def peer_gone(self, peer: Peer) -> None:
+        """Close the streams of a client that has disconnected."""
+        for stream in self._by_peer.pop(peer, {}).values():
+            stream.close(errors.UNAVAILABLE, "its client has gone")
+
+    def stop(self) -> list[threading.Thread]:
+        """Close all streams, because the server stops; their unanswered calls end with UNAVAILABLE.
+        Return the threads whose generators still run.
+        """
+        for stream in self._running:
+            stream.close(errors.UNAVAILABLE, "the server has stopped")
+        return [stream.thread for stream in self._running]
+
+    def ended(self, stream: _Stream) -> None:
+        """Record that the generator of a stream, and its thread, have ended."""
+        self._running.discard(stream)
+        self._forget_if_over(stream)
+
+    def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
+        if type(number) is not int or type(name) is not str:
+            raise InvalidArgumentError(
+                "the number of a stream must be an int, and the name of its method a str"
+            )
+        method = self._service.allowed(call.peer, name)
+        if not method.streaming:
+            raise InvalidArgumentError(f"{name} is not a generator function: call it")
+        args, named = method.checked(arguments, call.peer.name)
+        streams = self._by_peer.get(call.peer, {})
+        if number in streams:
+            raise InvalidArgumentError(f"stream number {number} is in use")
+        if len(streams) >= STREAMS_OF_PEER_MAX:
+            raise ResourceExhaustedError(
+                f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some"
+            )
+        if len(self._running) >= STREAMS_MAX:
+            raise ResourceExhaustedError(
+                f"{STREAMS_MAX} streams run at this server: wait until some have ended"
+            )
+        stream = _Stream(self, self._service, number, method, call)
+        stream.start(args, named)
+        self._by_peer.setdefault(call.peer, {})[number] = stream
+        self._running.add(stream)
+
+    def _next(self, call: PendingCall, number: Any) -> None:
+        stream = self._find(call.peer, number)
+        if stream is None:
+            raise UnavailableError(
+                "the server does not know this stream: the stream was closed, or its connection "
+                "has ended"
+            )
+        stream.request_items(call)
+        self._forget_if_over(stream)
+
+    def _close(self, call: PendingCall, number: Any) -> None:
+        stream = self._find(call.peer, number)
+        if stream is not None:
+            stream.close(errors.CANCELLED, "the stream was closed by its caller")
+            self._forget_if_over(stream)
+        call.reply(None)
+
+    def _find(self, peer: Peer, number: Any) -> _Stream | None:
+        stream = self._by_peer.get(peer, {}).get(number) if type(number) is int else None
+        return None if stream is None or stream.over else stream
+
+    def _forget_if_over(self, stream: _Stream) -> None:
+        """Forget a stream when its client can fetch no more items and its generator has ended."""
+        if stream in self._running or not stream.over:
+            return
+        streams = self._by_peer.get(stream.peer, {})
+        if streams.get(stream.number) is stream:
+            del streams[stream.number]
+            if not streams:
+                del self._by_peer[stream.peer]
+
+
+class _Stream:
+    """One stream and its generator. `_condition` guards the state that the generator's thread and
+    the loop share.
+
+    Attributes:
+      over: whether the stream was closed, or its last items have been sent.
+    """
+
+    def __init__(
+        self,
+        owner: Generators,
+        service: RpcService,
+        number: int,
+        method: Method,
+        call: PendingCall,
+    ) -> None:
+        self.peer = call.peer
+        self.number = number
+        self.over = False
+        self._owner = owner
+        self._service = service
+        self._method = method
+        self._due = call.due
+        self._condition = threading.Condition()
+        self._pending: PendingCall | None = call
+        self._bodies: list[bytes] = []
+        self._sources: list[Any] = []
+        self._bytes = 0
+        self._end: tuple[int, str] | None = None
+
+    def start(self, args: Any, named: dict[str, Any]) -> None:
+        self.thread = threading.Thread(
+            target=self._run,
+            args=(args, named),
+            name=f"zmqdist-stream-{self._method.name}",
+            daemon=True,
+        )
+        self.thread.start()
+
+    # -- in the loop -------------------------------------------------------------------------------
+
+    def request_items(self, call: PendingCall) -> None:
+        """Reply to `call`, which requests items of this stream, as soon as an item is packed.
+        Raises InvalidArgumentError if the previous call has no reply yet.
+        """
+        with self._condition:
+            if self._pending is not None and self._pending.wanted():
+                raise InvalidArgumentError("the last call for items of this stream is unanswered")
+            self._pending = call
+            self._reply()
+
+    def close(self, code: int, message: str) -> None:
+        """Close the stream: drop its packed items, and reply to an unanswered call for items with
+        this error."""
+        with self._condition:
+            self._bodies, self._sources, self._bytes = [], [], 0
+            self._end = (code, message)
+            self._reply()
+            self.over = True
+            self._condition.notify()
+
+    # -- in the generator's thread -----------------------------------------------------------------
+
+    def _run(self, args: Any, named: dict[str, Any]) -> None:
+        enter(lambda: self.over or time.monotonic() >= self._due)
+        try:
+            end = self._run_generator(args, named)
+        except BaseException as error:
+            if self.over:
+                log.warning(
+                    "a generator of %s raised when it was closed: %s",
+                    self._method.name,
+                    code_and_message(error)[1],
+                )
+            end = code_and_message(error)
+        leave()
+        with self._condition:
+            if self._end is None:
+                self._end = end
+                self._reply()
+        self._service.soon(self._owner.ended, self)
+
+    def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
+        """Run the generator until it ends or the stream is closed. Return (code, message) of the
+        generator's end."""
+        generator = self._method.fn(*args, **named)
+        args = named = None  # type: ignore[assignment]  # the generator alone refers to its arguments now, and may free them
+        try:
+            while self._wait_for_room():
+                try:
+                    box = [next(generator)]
+                except StopIteration:
+                    return errors.OK, ""
+                box[0] = self._method.result(box[0])
+                bulk = self.peer.bulk
+                body, sources = pack_result(box, lends=bulk is not None and bulk.shares_memory)
+                del box
+                self._put(body, sources)
+        finally:
+            generator.close()
+        return errors.DEADLINE_EXCEEDED, f"deadline passed while {self._method.name!r} streamed"
+
+    def _wait_for_room(self) -> bool:
+        """Wait until the generator may produce another item. Return False if the stream was closed
+        or its deadline has passed."""
+        with self._condition:
+            while not self.over and (left_s := self._due - time.monotonic()) > 0:
+                if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
+                    return True
+                self._condition.wait(min(left_s, threading.TIMEOUT_MAX))
+            return False
+
+    def _put(self, body: bytes, sources: Any) -> None:
+        with self._condition:
+            if self.over:
+                return
+            self._bodies.append(body)
+            self._sources.append(sources)
+            self._bytes += len(body) + sum(map(_nbytes, sources))
+            if self._pending is not None:
+                self._reply()
+
+    # -- with `_condition` held --------------------------------------------------------------------
+
+    def _reply(self) -> None:
+        """Reply to the unanswered call for items, if there is such a call and if items are packed
+        or the stream has ended."""
+        call = self._pending
+        if call is None or not (self._bodies or self._end is not None) or self.over:
+            return
+        self._pending = None
+        count = self._fitting_count()
+        bodies, self._bodies = self._bodies[:count], self._bodies[count:]
+        sources, self._sources = self._sources[:count], self._sources[count:]
+        self._bytes = sum(map(len, self._bodies)) + sum(
+            _nbytes(part) for parts in self._sources for part in parts
+        )
+        end = None if self._bodies else self._end
+        self.over = end is not None
+        parts = [len(item_sources) for item_sources in sources] if any(sources) else []
+        call.reply_packed(
+            encode_items(Items(bodies, parts, end)),
+            [part for item_sources in sources for part in item_sources],
+        )
+        self._condition.notify()
+
+    def _fitting_count(self) -> int:
+        """Return how many of the packed items to send in one message. At least one item is sent,
+        even if it is larger than a message should be.
+        """
+        byte_count = parts = 0
+        for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
+            byte_count += len(body)
+            parts += len(sources)
+            if count and (byte_count > CHUNK_BYTES or parts >= FRAMES_MAX):
+                return count
+        return len(self._bodies)
+
+
+def _nbytes(source: Any) -> int:
+    """Return the size in bytes of a large part: bytes, an array or a block of shared memory."""
+    return len(source) if isinstance(source, bytes) else int(source.nbytes)
+
 
 UNREAD_S: Final = 0.5
 """Seconds for which a stopping server waits while no client reads any bytes of its replies."""
@@ -75,6 +555,119 @@ SWEEP_S: Final = 0.1
 because the queue may have 65,536 calls."""
 
 NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
+
+
+class BlockedHandlersLog:
+    """The warning for one pool of handler threads.
+
+    Attributes:
+      deadline: when to call `look` again. None means that a thread is free or no call waits.
+    """
+
+    def __init__(self, pool: HandlerPool) -> None:
+        self.deadline: float | None = None
+        self._pool = pool
+        self._detector = StallDetector()
+
+    def look(self, now: float, where: str) -> float | None:
+        """Log a warning if all handler threads have been blocked for too long.
+
+        Args:
+          where: the name of the server in the log line.
+
+        Returns:
+          The new `deadline`.
+        """
+        stuck, ended, running = self._pool.progress()
+        if self._detector.look(stuck, ended, now):
+            methods = Counter(_name_of(*work) for work in running).most_common(10)
+            log.warning(
+                "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
+                "ended, and further calls wait. "
+                "Running: %s. A handler that calls its own server, directly or through another, "
+                "waits for a thread that it occupies "
+                "itself: call the function instead, register it with inline=True, or give the "
+                "server more threads "
+                "(threads_max). If the handlers are only slow, add threads or reduce the number "
+                "of callers",
+                where,
+                len(running),
+                STALL_S,
+                ", ".join(f"{name} ({count})" for name, count in methods),
+            )
+        self.deadline = self._detector.deadline
+        return self.deadline
+
+
+def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
+    """Return the name of the method that a piece of the pool's work runs. The work is a call or a
+    batch of calls."""
+    batched = getattr(fn, "__self__", None)
+    return batched.name if isinstance(batched, Batched) else str(args[2].name)
+
+
+class PendingCall:
+    """A call that waits for its method's reply. Any thread may reply, and only the first reply is
+    sent.
+
+    Attributes:
+      peer: the caller's connection; `peer.role` is the caller's role, `peer.hello.incarnation` the
+        caller's incarnation.
+      due: when the caller stops waiting, on the clock of `time.monotonic`. `inf` means that the
+        call has no deadline.
+    """
+
+    __slots__ = ("_served", "_service", "due", "peer")
+
+    def __init__(self, service: RpcService, served: ServedCall, peer: Peer) -> None:
+        self._service = service
+        self._served = served
+        self.peer = peer
+        self.due = served.due
+        served.on_dropped = partial(service.drop, served)
+
+    def wanted(self) -> bool:
+        """Return whether the caller still waits for the reply."""
+        return self._served.is_wanted(time.monotonic())
+
+    def begun(self) -> None:
+        """Record that a batched call has begun to run, so that its arguments no longer count as
+        waiting. The loop calls this."""
+        self._service.begun(self._served)
+
+    def on_dropped(self, fn: Callable[[], None]) -> None:
+        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply.
+        The loop does not call `fn` when the call's deadline passes.
+        """
+        service, served = self._service, self._served
+
+        def dropped() -> None:
+            service.drop(served)
+            fn()
+
+        served.on_dropped = dropped
+
+    def reply(self, value: Any) -> None:
+        """Reply with a value. Later changes of arrays in the value are not sent, because the arrays
+        are copied unless they are frozen."""
+        try:
+            body, sources = pack_result(
+                [value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory
+            )
+        except BaseException as error:
+            self.fail(error)
+        else:
+            self.reply_packed(body, sources)
+
+    def reply_packed(self, body: bytes, sources: Sequence[Source]) -> None:
+        """Reply with a value that `pack_result` has packed."""
+        self._service.reply_later(
+            self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Reply with an error, as if the method had raised it."""
+        self._service.reply_later(self._served, self.peer, failed(self._served.id, error), ())
 
 
 class _Submitted:
@@ -143,7 +736,7 @@ class RpcService:
           inline: run `fn` in the loop instead of a thread. Use it only for functions that take
             microseconds and never block.
           batch: join concurrent calls of all clients along axis 0 and run them as one call
-            (batching.py). Each caller gets its rows of the result. One batch runs at a time.
+            (service.py). Each caller gets its rows of the result. One batch runs at a time.
           max_batch: largest number of rows in a batch. A full batch runs without delay; a call with
             more rows runs alone.
           max_delay_ms: milliseconds for which a call waits at most for other calls to join it.
@@ -183,7 +776,7 @@ class RpcService:
         """Register a method that replies later, without occupying a thread: the loop calls
         `fn(call, *args)`.
 
-        `call` is a PendingCall (pending_call.py). An exception of `fn` becomes the error of the
+        `call` is a PendingCall (service.py). An exception of `fn` becomes the error of the
         call. The name may begin with `zmqdist.`; the list of methods leaves such names out.
         """
         self._add(Method(name, fn, roles=roles, later=True))

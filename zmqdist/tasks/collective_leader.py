@@ -26,13 +26,13 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Verdict
 from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
 """The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and

@@ -18,7 +18,7 @@ from zmqdist.background import logged
 from zmqdist.coordination.replies import task_name
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 from zmqdist.tasks.node import TASKS, Node, grace_s
 
 

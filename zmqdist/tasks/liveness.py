@@ -12,8 +12,8 @@ from functools import partial
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import OK, OpError
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.future import outcome_of
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.client import outcome_of
+from zmqdist.rpc.service import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
 from zmqdist.tasks.watches_machine import (
@@ -24,7 +24,7 @@ from zmqdist.tasks.watches_machine import (
     WatchEffect,
     WatchTask,
 )
-from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Peer
 
 log = logging.getLogger("zmqdist.tasks")
 

@@ -37,9 +37,9 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.rpc import StatusOrResult, payload
-from zmqdist.rpc.future import outcome_of, read_as
+from zmqdist.rpc.client import outcome_of, read_as
 from zmqdist.rpc.internal_client import start
-from zmqdist.rpc.snapshots import pack_result
+from zmqdist.rpc.payload import pack_result
 from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
 from zmqdist.tasks.node import TASKS, Node

@@ -21,7 +21,7 @@ import numpy as np
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.plain_arrays import plain_array
 from zmqdist.specs import TensorSpec
-from zmqdist.transport.receive_buffers import memory_for
+from zmqdist.transport.shm_pool import memory_for
 
 
 class Variables:

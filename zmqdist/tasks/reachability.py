@@ -10,7 +10,7 @@ from typing import Final
 from zmqdist import clock as time
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
-from zmqdist.rpc.server_info import SERVER_INFO
+from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.transport import port_probe
 

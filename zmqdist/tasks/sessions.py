@@ -51,12 +51,12 @@ from zmqdist.limits import (
     SESSIONS_MAX,
 )
 from zmqdist.rpc.handler_pool import HandlerPool
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 from zmqdist.tasks.definition import merged
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.options import ISOLATE
-from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1

@@ -36,7 +36,7 @@ from zmqdist.errors import (
     UnavailableError,
 )
 from zmqdist.limits import SLOTS_MAX
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import PROCESSES, SLOTS
 

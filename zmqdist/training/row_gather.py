@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from zmqdist.futures import Gathered
 from zmqdist.training.indexing import Rows
-from zmqdist.transport.receive_buffers import memory_for
+from zmqdist.transport.shm_pool import memory_for
 
 
 def start_read(variables: Sequence[Any]) -> Gathered:

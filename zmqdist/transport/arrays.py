@@ -13,7 +13,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import converted
 from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.plain_arrays import how_to_make_plain
-from zmqdist.transport import shm_mapping
+from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import arrays as wire_arrays
 from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
@@ -97,9 +97,7 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
     pool = this_pool() if source.nbytes >= SHM_DESCRIPTOR_BYTES_MIN else None
     if pool is not None:
-        frozen = pool.freeze(shm_mapping.address_of(source), source.nbytes) or pool.frozen_copy(
-            source
-        )
+        frozen = pool.freeze(shm_pool.address_of(source), source.nbytes) or pool.frozen_copy(source)
         if frozen is not None:
             return frozen.array()[: source.nbytes]
     return wire_arrays.frozen(source.copy())

@@ -36,7 +36,7 @@ Rules
     R6  A follower that wakes finds out under the channel's lock whether its call has ended, it was
         promoted, or the deadline has passed.
     R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main
-        thread; KeyboardInterrupt is raised outside the lock (interrupt_guard.py). If a signal
+        thread; KeyboardInterrupt is raised outside the lock (InterruptGuard). If a signal
         handler of the program raises inside the channel, the reply that was being read may be lost,
         but no thread is left waiting without a leader.
     R8  A thread sleeps for at most SLICE_S at a time. If a thread finds input only because this
@@ -47,10 +47,21 @@ lock.
 
 Not here: the socket and its messages (client_connection.py), the states of a call
 (calls_machine.py), the meaning of a value (rpc).
+
+The InterruptGuard around the code: no thread enters the code after a fork, and Python raises no
+KeyboardInterrupt inside it. While the main thread runs guarded code, the guard replaces Python's
+handler of SIGINT by its own, which sets a flag and wakes the thread. When the thread leaves the
+guarded code, the guard raises KeyboardInterrupt if the flag is set. An exception inside would lose
+the message that the thread is reading.
+
+If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the
+thread notices Ctrl-C when that system call returns, which is after SLICE_S at the
+latest.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal.signal costs 20 times as much
 import logging
 import os
 import threading
@@ -64,16 +75,83 @@ from typing import Final, Literal
 from zmqdist.background import in_background
 from zmqdist.callbacks import Callbacks
 from zmqdist.clock import monotonic, sleep
-from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
+from zmqdist.errors import CANCELLED, FAILED_PRECONDITION, FailedPreconditionError
 from zmqdist.native_threads import check_threads
+from zmqdist.transport import client_connection
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.connection_snapshots import ClientSnapshot
-from zmqdist.transport.interrupt_guard import InterruptGuard
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.hello import Hello
 
 log = logging.getLogger("zmqdist.transport")
+
+_SIGINT: Final = int(_signal.SIGINT)
+
+
+class InterruptGuard:
+    """The guard of one channel. Use `with guard as shielded:` around all code that takes the
+    channel's lock. Do not nest such blocks.
+
+    Attributes:
+      interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so,
+        the main thread should leave that code. Only a `shielded` thread reads this flag.
+      wake: the function that the signal handler calls after it has written the eventfd; None while
+        the main thread does not sleep. It must be safe to call at any point of the main thread's
+        code.
+    """
+
+    def __init__(self, address: str, wake_fd: int) -> None:
+        self.interrupted = False
+        self.wake: Callable[[], None] | None = None
+        self._address = address
+        self._wake_fd = wake_fd
+        self._process = client_connection.process_context
+        self._shields = False
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked after the guard had been made."""
+        return self._process is not client_connection.process_context
+
+    def check(self) -> None:
+        """Raise FailedPreconditionError if this process was forked after the guard had been
+        made.
+        """
+        if self._process is not client_connection.process_context:
+            raise FailedPreconditionError(
+                f"the client of {self._address} was made before a fork: make a new one in this "
+                f"process"
+            )
+
+    def __enter__(self) -> bool:
+        """Return whether this thread is now shielded from Ctrl-C: only the main thread is, and only
+        if SIGINT has Python's own handler.
+        Raises the errors of `check`."""
+        self.check()
+        if (
+            get_ident() != self._process.main_thread
+            or _signal.getsignal(_SIGINT) is not _signal.default_int_handler
+        ):
+            return False
+        _signal.signal(_SIGINT, self._on_sigint)
+        self._shields = True
+        return True
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._shields and get_ident() == self._process.main_thread:
+            self._shields = False
+            _signal.signal(_SIGINT, _signal.default_int_handler)
+            if self.interrupted:
+                self.interrupted = False
+                raise KeyboardInterrupt
+
+    def _on_sigint(self, signum: int, frame: object) -> None:
+        self.interrupted = True
+        os.eventfd_write(self._wake_fd, 1)
+        if self.wake is not None:
+            self.wake()
+
 
 SLICE_S: Final = 1.0
 GATHER_S: Final = 0.002

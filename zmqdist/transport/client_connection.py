@@ -11,7 +11,7 @@ Rules
     says when). A method that reads replies also sends the calls that were gathered meanwhile.
 
 Not here: which thread uses the connection, and which threads wait (channel.py); when to connect,
-and what a failure means (connector.py).
+and what a failure means (dealer.py).
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ from zmqdist.messages import (
 )
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
-from zmqdist.transport.connector import Connector
-from zmqdist.transport.dealer import receive_rest
+from zmqdist.transport.dealer import Connector, Down, Up, receive_rest
 from zmqdist.transport.loop import input_check
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
-from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large

@@ -1,6 +1,6 @@
-"""The connection of a worker or coordinator to a server. A loop owns the connection.
+"""The connection of one DEALER socket to a server.
 
-Rules
+DealerConnection: the connection of a worker or coordinator, which a loop owns
     Each connection begins with a hello from each side. A message that arrives before the server's
     hello is dropped. If there is no connection, `send` returns False, and the owner keeps the
     message.
@@ -9,29 +9,582 @@ Rules
     A refusal (`on_refused`) ends the attempts, because the server would refuse the next attempt as
     well. `reconnect` begins new attempts.
 
-All callbacks run in the loop's thread. All methods are called in that thread, or before the loop
-starts. The plain RPC client has a channel of its own, without a thread (channel.py).
+    All callbacks run in the loop's thread. All methods are called in that thread, or before the
+    loop starts. The plain RPC client has a channel of its own, without a thread (channel.py).
+
+Connector: the attempts to connect, their back-off, and the meaning of the monitor's events
+    Each attempt has a new socket and a new monitor. So no message that was queued for one
+    incarnation of the server reaches the next incarnation, and no event of an earlier attempt is
+    mistaken for an event of the current attempt.
+    ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before
+    each attempt (security.py). Each attempt looks a host name up again, so that the client finds a
+    server that has returned at another address. The attempts for a name use IPv4 and IPv6 in turn,
+    because the name may have only one kind of address, and the server may listen on only one kind.
+    Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin
+    HEARTBEAT_IVL_S after the handshake, and the first heartbeat tells the server how long to wait
+    for the next. If the client's process is stopped before the first heartbeat, only the server's
+    own, rarer heartbeats show the server that the client is silent.
+
+    A connector starts no thread, and waits for nothing but the look-up of a host name before a
+    probe. The owner's threads use it one at a time. The owner
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py); calls `read`
+    after input of the monitor, and `tick` at the time `due`: both methods return the changes of the
+    connection; reads all messages in the socket after a Down, and then calls `retry`.
+
+ConnectionWatch: the meaning of the events that ZeroMQ's monitor reports to the connecting side. It
+does no I/O. Its owner feeds it the events of all attempts to connect a DEALER to
+one address. The watch returns whether the connection is up, was lost, has failed for now, or is
+refused for good, and formulates the error of a refusal.
+
+The events of libzmq for each fault (found by experiment)
+    a refused token or key     HANDSHAKE_FAILED_AUTH, at once and every time
+    another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race decides which
+    a wrong key of the server  FAILED_NO_DETAIL with EPIPE in each attempt, and no other event
+    a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: this is not a refusal
+Some faults look alike, so after a mismatch, and after the third closed handshake in a row, the
+watch asks its owner for the server's greeting (`ProbeNeeded`; port_probe.py reads it), which names
+the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import zmq
+from zmq.utils import z85
 
-from zmqdist.errors import OpError, WireError, from_code
-from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
+from zmqdist.addresses import is_name
+from zmqdist.errors import (
+    FailedPreconditionError,
+    OpError,
+    UnauthenticatedError,
+    UnavailableError,
+    WireError,
+    from_code,
+)
+from zmqdist.limits import (
+    FRAME_BYTES_MAX,
+    FRAMES_MAX,
+    HANDSHAKE_S,
+    HEADER_PIECE_BYTES,
+    HEARTBEAT_IVL_S,
+    HEARTBEAT_TIMEOUT_S,
+    MESSAGES_PER_WAKE_MAX,
+    PAYLOAD_BYTES_MAX,
+)
 from zmqdist.messages import Message, Ping, Refused
-from zmqdist.transport.connector import Connector
+from zmqdist.random import chance
+from zmqdist.transport import forks
+from zmqdist.transport.endpoint import endpoint, split
+from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.loop import Loop, WatchedSocket
-from zmqdist.transport.monitor import Down, Rejected, Up
-from zmqdist.transport.security import ClientSecurity
+from zmqdist.transport.own_address import limit_unsent, shut_down
+from zmqdist.transport.port_probe import PortProbe
+from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
 from zmqdist.wire.headers import decode, encode, join_header, pieces_after, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.transport")
+
+CONNECTED: Final = int(zmq.EVENT_CONNECTED)
+ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
+CLOSED: Final = int(zmq.EVENT_CLOSED)
+DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
+SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+FAILED_NO_DETAIL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+FAILED_PROTOCOL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+FAILED_AUTH: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+
+CLIENT_EVENTS: Final = (
+    CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
+)
+
+CLOSES_MAX: Final = 3
+"""Number of handshakes in a row that the server may close before a probe reads its greeting."""
+
+_EVENT: Final = struct.Struct("=HI")
+_serial = itertools.count()
+
+
+def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Start the monitor of `socket`, and return a second socket that receives the events. Close the
+    second socket after `socket.disable_monitor()`.
+
+    The queue of events has no bound. While a bounded queue is full, ZeroMQ's own thread, which
+    serves all connections, would block.
+    """
+    context = socket.context
+    endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"
+    socket.monitor(endpoint, events)
+    monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(endpoint)
+    return monitor
+
+
+def decode_event(frame: bytes) -> tuple[int, int]:
+    """Return the (event, value) that the first frame of a monitor message contains. The event
+    decides whether the value is a descriptor, an errno, a protocol error of libzmq, or the status
+    of a ZAP reply.
+    """
+    event, value = _EVENT.unpack_from(frame)
+    return event, value
+
+
+@dataclass(frozen=True)
+class Up:
+    """Verdict of the watch: the handshake succeeded, so the owner sends its hello."""
+
+
+@dataclass(frozen=True)
+class Down:
+    """Verdict of the watch: a connection that was up is lost. The owner can still read the messages
+    that had arrived."""
+
+
+@dataclass(frozen=True)
+class AttemptFailed:
+    """Verdict of the watch: this attempt to connect failed, and the next attempt may succeed."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class ProbeNeeded:
+    """Verdict of the watch: this attempt to connect failed in a way that only the server's greeting
+    can explain."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Verdict of the watch: no attempt to connect will succeed until the security of the client or
+    of the server is changed."""
+
+    error: OpError
+
+
+Verdict: TypeAlias = "Up | Down | AttemptFailed | ProbeNeeded | Rejected"
+
+_MECHANISM_NAMES: Final = {
+    PLAIN: "the user's token (PLAIN)",
+    CURVE: "CURVE keys",
+    NONE: "no security",
+}
+_MECHANISMS: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
+_ADVICE: Final = {
+    PLAIN: "leave out the keys or insecure=True on this side, or start the server with keys",
+    CURVE: "give this side the folder of the server's keys (ZMQDIST_KEYS_DIR)",
+    NONE: "start the server with the user's token or with keys; a server without security is "
+    "reached with insecure=True",
+}
+
+
+class ConnectionWatch:
+    """The state of one connecting side over all its attempts to connect; the module's docstring
+    explains it.
+
+    Attributes:
+      connected: whether a TCP connection exists and the handshake has not ended.
+      up: whether the handshake succeeded and the connection has not been lost since.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity) -> None:
+        self.address = address
+        self.security = security
+        self.connected = False
+        self.up = False
+        self._closes = 0
+        self._mismatch = False
+
+    def begin(self) -> None:
+        """Forget the state of the last attempt, because the next attempt uses a new socket."""
+        self.connected = self.up = False
+
+    def feed(self, event: int, value: int) -> Verdict | None:
+        """Process one event of the monitor. Return the verdict, or None if the owner need not
+        act.
+        """
+        if event == CONNECTED:
+            self.connected = True
+            return None
+        if event not in (
+            SUCCEEDED,
+            DISCONNECTED,
+            CLOSED,
+            FAILED_AUTH,
+            FAILED_PROTOCOL,
+            FAILED_NO_DETAIL,
+        ):
+            return None
+        was_up, was_connected = self.up, self.connected
+        self.begin()
+        if event == SUCCEEDED:
+            self.up = True
+            self._closes = 0
+            self._mismatch = False
+            return Up()
+        if event == FAILED_AUTH:
+            return Rejected(self._refusal(value))
+        if event == FAILED_PROTOCOL and value == MISMATCH:
+            self._mismatch = True
+            return ProbeNeeded()
+        if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
+            return self._handshake_closed(value)
+        if was_up:
+            return Down()
+        if not was_connected:
+            self._closes = 0
+            return AttemptFailed("no process listens there")
+        return self._handshake_closed(0)  # the server does not speak ZeroMQ, or has ended
+
+    def _handshake_closed(self, value: int) -> Verdict:
+        if value == zmq.EAGAIN:
+            return AttemptFailed(
+                "the server did not finish the handshake in time: it may be very busy"
+            )
+        self._closes += 1
+        return (
+            ProbeNeeded()
+            if self._closes >= CLOSES_MAX
+            else AttemptFailed("the server closed the connection during the handshake")
+        )
+
+    def judge(self, mechanism: str | None) -> Rejected | None:
+        """Decide what the mechanism in the server's greeting means for further attempts.
+
+        Args:
+          mechanism: the mechanism in the greeting; "" for a server that does not speak ZeroMQ; None
+            if no greeting arrived.
+
+        Returns:
+          The refusal; or None if another attempt may succeed.
+        """
+        closes, self._closes = self._closes, 0
+        mismatch, self._mismatch = self._mismatch, False
+        ours, address = self.security.mechanism, self.address
+        if mechanism is None:
+            if not mismatch:
+                return None
+            text = f"{address} does not use {_MECHANISM_NAMES[ours]}, as this side does: give both the same security"
+            return Rejected(FailedPreconditionError(text))
+        theirs = _MECHANISMS.get(mechanism)
+        if theirs is None:
+            text = (
+                f"the process that listens on {address} is not a zmqdist server: is the port right?"
+            )
+            return Rejected(FailedPreconditionError(text))
+        if theirs != ours:
+            plaintext = ", in plaintext" if theirs == NONE else ""
+            text = (
+                f"the server at {address} uses {_MECHANISM_NAMES[theirs]}{plaintext}, this side "
+                f"{_MECHANISM_NAMES[ours]}: "
+                f"{_ADVICE[theirs]}"
+            )
+            return Rejected(FailedPreconditionError(text))
+        if closes < CLOSES_MAX:
+            self._closes = closes
+            return None
+        if ours == CURVE:
+            text = (
+                f"the server at {address} does not have the key that this side expects: most "
+                f"likely `server.pub` is of "
+                f"another cluster, or a worker listens there (this side uses "
+                f"{self.security.source})"
+            )
+            return Rejected(UnauthenticatedError(text))
+        text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
+        return Rejected(UnavailableError(text))
+
+    def _refusal(self, status: int) -> OpError:
+        source = self.security.source or "nothing"
+        if status != 400:
+            why = f"its authentication failed with status {status}"
+        elif self.security.mechanism == PLAIN:
+            why = (
+                "it belongs to another user or to a cluster with a token of its own "
+                "(local_cluster, launch), "
+                "or was started with another ZMQDIST_TOKEN_FILE"
+            )
+        elif self.security.role == JOINING:
+            why = "the dispatcher has no open join token, so the ticket was used or has ended: ask for a new one"
+        elif (
+            self.security.mechanism == CURVE and self.security.folder and self.security.key is None
+        ):
+            why = (
+                "it does not know the key with which this process had joined, as after a restart "
+                "without its work_dir: "
+                "join again with a new ticket"
+            )
+        elif self.security.mechanism == CURVE:
+            why = "that public key is not in the server's `authorized` file"
+        else:
+            why = "it wants a token or a key"
+        return UnauthenticatedError(
+            f"the server at {self.address} refused this side as {self.security.role} ({source}): "
+            f"{why}"
+        )
+
+
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+CONNECT_S: Final = 5.0
+"""Seconds after which an attempt without a TCP connection is abandoned. A name that cannot be
+looked up causes no event at all."""
+FIRST_LOOKUP_S: Final = 1.0
+"""Seconds for the first attempt to reach a name. It looks for IPv4 addresses only, and the second
+attempt accepts any address."""
+PROBE_STEP_S: Final = 0.005
+
+_open_sockets: Final[set[zmq.Socket[bytes]]] = set()
+"""Sockets of all connectors. This set keeps each socket alive until its connector closes the
+socket. Without this set, the garbage collector, which finalizes the parts of a dropped client in
+any order, could close a socket before the client's finalizer has sent the waiting calls.
+"""
+
+
+class Connector:
+    """One connection and its attempts; the module's docstring has the rules.
+
+    Attributes:
+      socket, monitor: the sockets of the current attempt; None between two attempts.
+      due: the time at which the owner calls `tick`, on the clock of the arguments `now`; None if
+        only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line about a caller that waits for the
+        server.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        security: ClientSecurity,
+        *,
+        opened: Callable[[], None],
+        closing: Callable[[], None],
+    ) -> None:
+        """Make a connector. Its first `tick` begins the first attempt.
+
+        Args:
+          opened: a function that is called when `socket` and `monitor` exist, before any message or
+            event can arrive through them.
+          closing: a function that is called before the two sockets are closed.
+        """
+        self.address = address
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.due: float | None = 0.0
+        self.trouble = "not tried yet"
+        self._context = context
+        self._security = security
+        self._opened = opened
+        self._closing = closing
+        self._watch = ConnectionWatch(address, security)
+        self._failures = 0
+        self._is_name = is_name(split(address)[0])
+        self._probe: PortProbe | None = None
+        self._between_attempts = True
+        self._fd = -1
+        self._server_key = b""
+
+    @property
+    def up(self) -> bool:
+        """Whether the handshake succeeded and the connection has not been lost since."""
+        return self._watch.up
+
+    def tick(self, now: float) -> Rejected | None:
+        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step
+        of a probe. Return the refusal if no attempt can succeed.
+        """
+        if self.due is None or now < self.due:
+            return None
+        if self._probe is not None:
+            return self._step_probe(self._probe, now)
+        if self._between_attempts:
+            return self._begin(now)
+        self._fail("no connection was made in time", now)
+        return None
+
+    def read(self, now: float) -> list[Up | Down | Rejected]:
+        """Read the monitor's events, and return the changes of the connection that matter to the
+        owner. Call this again while the monitor's EVENTS show input.
+        """
+        changes: list[Up | Down | Rejected] = []
+        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(
+            zmq.POLLIN
+        ):
+            event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
+            if event == CONNECTED:
+                forks.connections[value] = limit_unsent(value)
+            verdict = self._watch.feed(event, value)
+            if isinstance(verdict, AttemptFailed):
+                self._fail(verdict.why, now)
+            elif isinstance(verdict, ProbeNeeded):
+                self._drop()
+                self._start_probe(now)
+            elif isinstance(verdict, Rejected):
+                changes.append(self._refuse(verdict))
+            elif verdict is not None:
+                self._note_change(isinstance(verdict, Up))
+                changes.append(verdict)
+            elif self._watch.connected:
+                # from here ZeroMQ bounds the time of the handshake (HANDSHAKE_IVL)
+                self.trouble = (
+                    "the server accepted the connection, but has not finished the handshake"
+                )
+                self.due = None
+        return changes
+
+    def retry(self, now: float) -> None:
+        """Drop the current connection, or disregard the refusal, and try again after the
+        back-off.
+        """
+        self._drop()
+        self._schedule_attempt(now)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the connection; sent messages have `linger_s` seconds to leave. A later `retry`
+        connects again."""
+        self._drop(linger_s)
+        self.due = None
+        if self._security.voucher is not None:
+            self._security.voucher.detach(self)
+
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """End the connection if its server has shown this key, because the key was revoked. Any
+        thread may call this.
+
+        ZeroMQ notices that its descriptor was shut down. The owner of this connector then gets a
+        Down, as after any other lost connection.
+        """
+        fd = self._fd
+        if fd >= 0 and key == self._server_key:
+            shut_down(fd)
+
+    # -- one attempt -------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> Rejected | None:
+        try:
+            if self._security.voucher is not None:
+                self._security.voucher.attach(self)
+            if not self._security.may_connect(self.address):
+                token = self._security.mechanism == PLAIN
+                self._fail(
+                    "no process listens there"
+                    if token
+                    else "the dispatcher has not vouched for its key yet",
+                    now,
+                )
+                return None
+            self._open()
+        except OpError as error:
+            return self._refuse(Rejected(error))
+        self._between_attempts = False
+        self.due = now + (FIRST_LOOKUP_S if self._is_name and not self._failures else CONNECT_S)
+        return None
+
+    def _open(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            configure(socket)
+            self._security.apply(socket, self.address)
+            if self._is_name and self._failures % 2:
+                socket.setsockopt(zmq.IPV6, 1)
+            self._fd = -1
+            if self._security.voucher is not None:
+                self._server_key = z85.decode(self._security.expected(self.address) or b"")
+            self._watch.begin()
+            monitor = open_monitor(socket, CLIENT_EVENTS)
+        except BaseException:
+            socket.close(linger=0)
+            raise
+        self.socket, self.monitor = socket, monitor
+        _open_sockets.update((socket, monitor))
+        self._opened()
+        socket.connect(endpoint(self.address))
+
+    def _note_change(self, up: bool) -> None:
+        if up:
+            self._failures = 0
+            self.trouble = ""
+        else:
+            self.trouble = "the connection was lost"
+        self.due = None
+
+    def _fail(self, why: str, now: float) -> None:
+        self.trouble = why
+        self._drop()
+        self._schedule_attempt(now)
+
+    def _refuse(self, refusal: Rejected) -> Rejected:
+        self.trouble = str(refusal.error)
+        self._drop()
+        return refusal
+
+    def _schedule_attempt(self, now: float) -> None:
+        self._between_attempts = True
+        pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self.due = now + pause_s * chance.uniform(0.5, 1.0)
+
+    def _drop(self, linger_s: float = 0.0) -> None:
+        """Close the socket, the monitor and the probe, and clear `due`."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+        self.due = None
+        self._between_attempts = False
+        self._watch.begin()
+        self._fd = -1
+        socket, monitor = self.socket, self.monitor
+        if socket is None or monitor is None:
+            return
+        self._closing()
+        self.socket = self.monitor = None
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close(linger=round(linger_s * 1000))
+        _open_sockets.difference_update((socket, monitor))
+
+    # -- the probe of the server -------------------------------------------------------------------
+
+    def _start_probe(self, now: float) -> None:
+        self._probe = PortProbe(self.address, now)
+        self.due = now
+
+    def _step_probe(self, probe: PortProbe, now: float) -> Rejected | None:
+        if not probe.step(now):
+            self.due = now + PROBE_STEP_S
+            return None
+        self._probe = None
+        refusal = self._watch.judge(probe.mechanism)
+        if refusal is not None:
+            return self._refuse(refusal)
+        self._schedule_attempt(now)
+        return None
+
+
+def configure(socket: zmq.Socket[bytes]) -> None:
+    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the
+    security options."""
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the handshake
+    # has ended.
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, round(CONNECT_S * 1000))
+
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 

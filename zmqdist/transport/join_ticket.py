@@ -38,9 +38,9 @@ from zmqdist.transport import keys
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, role_of
+from zmqdist.transport.keys import read_private
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.security import CURVE, ClientSecurity
-from zmqdist.transport.token import read_private
 from zmqdist.wire.hello import our_hello
 
 FORM: Final = "zmqdist-ticket-1"

@@ -17,7 +17,7 @@ Rules
     for one. Other processes that use the folder read the new key pair.
 
 Not here: the decision about a key (keyring_machine.py), and what a socket does after the decision
-(router.py, connector.py).
+(router.py, dealer.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rules
     A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's
     hello has its name and incarnation. A connection begins with the peer's hello, and the server
     replies with its own. Messages of the peer before its hello, or after a hello of another major
-    version, are dropped. The handshake alone decides the peer's role (zap.py).
+    version, are dropped. The handshake alone decides the peer's role (security.py).
     The router calls the handler of a message's kind, if the peer's role may send that kind; `admin`
     may send all kinds. A peer whose role is `revoked` gets one reply, which names the reason: the
     router sends this reply in place of the server's hello. A peer whose role is `joining` gets the
@@ -36,6 +36,8 @@ Ending a connection
     reason has been sent. If the monitor has reported meanwhile that the descriptor was closed, the
     router leaves the descriptor alone, because the system may have given its number to another
     connection.
+
+A Peer is one connection, and the data that ZeroMQ attaches to each message of this connection.
 
 Not here: the meaning of messages, and the bound on calls that wait for a reply. The handlers have
 both.
@@ -82,37 +84,135 @@ from zmqdist.limits import (
 )
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport import forks
-from zmqdist.transport.dealer import Buffer, receive_rest
-from zmqdist.transport.endpoint import split
-from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
-from zmqdist.transport.listener import (
-    BACKLOG,
-    bind_problem,
-    limit_unsent,
-    listen,
-    look_up,
-    shut_down,
-    unsent_bytes,
-)
-from zmqdist.transport.loop import Loop, WatchedSocket
-from zmqdist.transport.malloc_trim import trim_heap
-from zmqdist.transport.monitor import (
+from zmqdist.transport.dealer import (
     ACCEPTED,
     DISCONNECTED,
     FAILED_NO_DETAIL,
+    Buffer,
     decode_event,
     open_monitor,
+    receive_rest,
 )
-from zmqdist.transport.own_address import all_taken, free_ports, ports_are_limited
-from zmqdist.transport.peer import Peer, fd_of, printable, property_of
-from zmqdist.transport.security import CURVE, NONE, ServerSecurity
+from zmqdist.transport.endpoint import split
+from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
+from zmqdist.transport.keys import ROLES
+from zmqdist.transport.loop import Loop, WatchedSocket
+from zmqdist.transport.memory_limits import trim_heap
+from zmqdist.transport.own_address import (
+    BACKLOG,
+    all_taken,
+    bind_problem,
+    free_ports,
+    limit_unsent,
+    listen,
+    look_up,
+    ports_are_limited,
+    shut_down,
+    unsent_bytes,
+)
+from zmqdist.transport.security import (
+    ADMIN,
+    CURVE,
+    LIMITED,
+    NONE,
+    ServerSecurity,
+    role_and_key,
+)
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
-from zmqdist.transport.zap import ADMIN, ROLES, role_and_key
 from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.transport")
+
+NAME_CHARS_MAX: Final = 100
+
+
+class Peer:
+    """One connection of a server.
+
+    Attributes:
+      routing_id: ZeroMQ's name for the connection.
+      fd: the descriptor number of the connection; -1 if unknown.
+      port: the port of this server to which the peer is connected; 0 if unknown.
+      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the
+        server sends only one reply.
+      key: the peer's public key, 32 bytes; empty without CURVE.
+      limited: whether the role is "joining" or "revoked".
+      hello: the peer's hello; None until it has arrived. The router lists only peers with a hello
+        in `peers`, and passes only these to `on_hello`.
+      name: the peer's name for log lines and errors; it contains the address until the hello
+        arrives.
+      bulk: the channel for large parts in either direction; None until the router needs it.
+      session: any object that the owner of the router stores here.
+      gone: whether the router knows that the connection has ended. Then no message can be sent to
+        the peer.
+      fault_logged: whether a wrong message of this peer was logged. Then the router only counts
+        further wrong messages.
+      refusals: number of Refused messages that the router sent to the peer.
+      ignored: whether the router drops all further messages of the peer.
+    """
+
+    __slots__ = (
+        "bulk",
+        "fault_logged",
+        "fd",
+        "gone",
+        "hello",
+        "ignored",
+        "key",
+        "limited",
+        "name",
+        "port",
+        "refusals",
+        "role",
+        "routing_id",
+        "session",
+    )
+
+    def __init__(self, routing_id: bytes, fd: int, role: str, name: str, key: bytes = b"") -> None:
+        self.routing_id = routing_id
+        self.fd = fd
+        self.role = role
+        self.key = key
+        self.limited = role in LIMITED
+        self.name = name
+        self.hello: Hello | None = None
+        self.bulk: BulkChannel | None = None
+        self.session: Any = None
+        self.gone = False
+        self.port = 0
+        self.fault_logged = False
+        self.refusals = 0
+        self.ignored = False
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
+
+
+def fd_of(frame: zmq.Frame) -> int:
+    """Return the descriptor of the connection through which a frame arrived; -1 if ZeroMQ does not
+    know it."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError, TypeError):
+        return -1
+
+
+def property_of(frame: zmq.Frame, name: str) -> str:
+    """Return a property of the connection through which a frame arrived; "" if the connection has
+    no property of this name."""
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
+
+
+def printable(text: str) -> str:
+    """Return a text that a peer has sent, shortened and without unprintable characters, for a log
+    line."""
+    return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
+
 
 SUSPECT_STEP_S: Final = 0.003
 """Seconds between the first Ping to a suspect and the second; each later pause is twice as long as

@@ -10,7 +10,7 @@ Rules
     set. It shows the token only on loopback, and only to a socket on which this user listens,
     because on a shared host a stranger can take over a freed port, and would learn the token.
     ZeroMQ's own reconnecting cannot check first which user listens, so it is off
-    (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt. A stranger
+    (`ClientSecurity.apply`), and dealer.py calls `may_connect` before each attempt. A stranger
     could still take the port between this check and the connecting.
 
     With CURVE a listening socket shows a key that depends on the kind of its process. A server (the
@@ -33,33 +33,277 @@ Rules
     ZMQDIST_TOKEN_FILE. If an argument names a token file and only the environment names keys, the
     token is used. `curve=True` insists on keys, `curve=False` ignores them.
 
-Not here: reading the files (keys.py, token.py), the decision about a connection (zap.py).
+Which peers may connect, and in which role, is decided by ZeroMQ's authentication protocol (ZAP, RFC
+27).
+    `decide` is a pure function. It denies by default and never raises, whatever the frames contain.
+    The status is 200, 400 or 500, never 300: after 300 no side closes the connection, and the
+    client waits for ever. No secret reaches a log, a repr or a reply.
+
+The user id of a reply is the peer's role; with CURVE, the peer's public key follows the role.
+libzmq attaches the user id to every message of the connection (router.py).
+
+Roles
+    client   may call methods, may not send code
+    submit   may also schedule functions
+    worker   may run functions
+    admin    may do everything
+
+    joining  may only join: the role of an unknown key while the dispatcher's join tokens are open,
+    and for a time after they end
+    revoked  may do nothing: the role of a key that has lost its former role
+With the last two roles, a peer gets one reply and nothing else (router.py). ZeroMQ itself could not
+report why it refuses the peer.
+
+Where a dispatcher vouches for keys, the ZapHandler may reply late. ZeroMQ waits for the reply until
+the handshake of the connecting side times out.
+
+Not here: reading the files of keys and tokens (keys.py).
 """
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import zmq
+from zmq.utils import z85
 
 from zmqdist.addresses import is_ipv6, is_loopback
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
-from zmqdist.transport import keys, token
+from zmqdist.limits import MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.transport import keys
 from zmqdist.transport.endpoint import split
-from zmqdist.transport.keyring_machine import LISTENING_ROLES, KeyVerdict
-from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapHandler
+from zmqdist.transport.keyring_machine import (
+    JOINING,
+    KEY_BYTES,
+    LISTENING_ROLES,
+    REVOKED,
+    KeyVerdict,
+)
+from zmqdist.transport.keys import KEYS_DIR_VARIABLE, ROLES
 
 if TYPE_CHECKING:
     from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.transport")
+
+ADMIN: Final = "admin"
+DOMAIN: Final = b"zmqdist"
+ENDPOINT: Final = "inproc://zeromq.zap.01"
+VERSION: Final = b"1.0"
+LOG_EVERY_S: Final = 1.0
+"""Seconds between two log lines about refusals. One line counts several refusals, because a
+stranger must not be able to fill the disk."""
+
+LIMITED: Final = frozenset({JOINING, REVOKED})
+"""Roles of connections on which the server sends one reply and nothing else."""
+
+_ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
+
+
+@dataclass(frozen=True)
+class ZapRequest:
+    """ZeroMQ's request to authenticate one new connection. The connecting peer, a stranger, has
+    chosen all fields except `address`."""
+
+    version: bytes
+    request_id: bytes
+    domain: bytes
+    address: bytes
+    mechanism: bytes
+    credentials: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ZapReply:
+    """The reply to a ZapRequest. A `status` of 200 accepts the peer with the role in `user_id`; 400
+    refuses it, and 500 reports a request of wrong form.
+    """
+
+    request_id: bytes
+    status: int
+    text: str
+    user_id: str = ""
+
+    def frames(self) -> list[bytes]:
+        return [
+            VERSION,
+            self.request_id,
+            b"%d" % self.status,
+            self.text.encode(),
+            self.user_id.encode(),
+            b"",
+        ]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The secrets and keys that give access to a server.
+
+    Attributes:
+      token: the password of mechanism PLAIN; with an empty token, every peer is refused.
+      roles: role of each CURVE public key (32 bytes).
+      judge: a function that returns the rights of a CURVE key, which may change with time. `None`
+        means that `roles` decides.
+      ask: `ask(key, answer)` asks the dispatcher about a key, and calls `answer()`, in any thread,
+        when `judge` may decide about it: after the dispatcher's reply, or after a time limit.
+        `None` means that `judge`, or `roles`, can decide about any key without delay.
+    """
+
+    token: bytes = field(default=b"", repr=False)
+    roles: Mapping[bytes, str] = field(default_factory=dict)
+    judge: Callable[[bytes], KeyVerdict] | None = None
+    ask: Callable[[bytes, Callable[[], object]], object] | None = None
+
+    def role(self, key: bytes) -> str:
+        """Return the role of a key; "" if the key has no role."""
+        return self.roles.get(key, "") if self.judge is None else self.judge(key).role
+
+    def problem(self, key: bytes) -> str:
+        """Return why a key has lost its role."""
+        problem = "" if self.judge is None else self.judge(key).problem
+        return (
+            problem
+            or "this server does not know the key of this process any more: the process needs a "
+            "new ticket or key"
+        )
+
+
+def parse(frames: Sequence[bytes]) -> ZapRequest:
+    """Return the request in the frames after the empty delimiter. Missing frames become empty,
+    which `decide` refuses."""
+    version, request_id, domain, address, _identity, mechanism = (
+        *frames[:6],
+        *[b""] * (6 - len(frames[:6])),
+    )
+    return ZapRequest(version, request_id, domain, address, mechanism, tuple(frames[6:]))
+
+
+def decide(request: ZapRequest, policy: Policy) -> ZapReply:
+    """Decide whether a connection is accepted, and with which role. Never raises."""
+    if request.version != VERSION:
+        return ZapReply(request.request_id, 500, "not a request of ZAP 1.0")
+    if request.domain == DOMAIN:
+        if request.mechanism == b"PLAIN" and len(request.credentials) == 2:
+            return _decide_plain(request, policy)
+        if request.mechanism == b"CURVE" and len(request.credentials) == 1:
+            return _decide_curve(request, policy)
+    return ZapReply(request.request_id, 400, "this server does not admit connections in this way")
+
+
+def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
+    name, password = request.credentials
+    # The passwords are compared even if the role is unknown, and in constant time, so that the time
+    # of the reply reveals nothing.
+    right = hmac.compare_digest(password, policy.token) and bool(policy.token)
+    role = _ROLE_BY_NAME.get(name)
+    if not right or role is None:
+        return ZapReply(request.request_id, 400, "unknown role" if right else "wrong token")
+    return ZapReply(request.request_id, 200, "welcome", role)
+
+
+def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
+    key = request.credentials[0]
+    role = policy.role(key)
+    if len(key) != KEY_BYTES or (role not in ROLES and role not in LIMITED):
+        return ZapReply(request.request_id, 400, "this key is not authorized")
+    return ZapReply(request.request_id, 200, "welcome", f"{role} {z85.encode(key).decode()}")
+
+
+def role_and_key(user_id: str) -> tuple[str, bytes]:
+    """Return the two parts of the user id of a ZapReply: the peer's role, and the peer's public key
+    of 32 bytes, which is empty without CURVE.
+    """
+    role, _, key = user_id.partition(" ")
+    return role, z85.decode(key.encode()) if key else b""
+
+
+class ZapHandler:
+    """The handler that runs `decide` for all connections of a loop's ZeroMQ context.
+
+    Attributes:
+      refused: number of connections that the handler has refused.
+    """
+
+    def __init__(self, loop: Loop, policy: Policy) -> None:
+        self._loop = loop
+        self._policy = policy
+        self.refused = 0
+        self._pending = 0
+        self._logged_at: float | None = None
+        self._logged = 0
+        self._socket = loop.context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        try:
+            self._socket.bind(ENDPOINT)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
+        loop.add_socket(self._socket, self._serve)
+
+    def _serve(self) -> bool:
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+                return False
+            self._answer(self._socket.recv_multipart(zmq.NOBLOCK))
+        return True
+
+    def _answer(self, frames: list[bytes]) -> None:
+        if len(frames) < 2:
+            return
+        request = parse(frames[2:])
+        ask = self._policy.ask
+        if ask is None or request.mechanism != b"CURVE" or len(request.credentials) != 1:
+            self._reply(frames[0], request)
+        elif self._pending < PEERS_MAX:
+            self._pending += 1
+            ask(request.credentials[0], partial(self._soon, frames[0], request))
+
+    def _soon(self, routing_id: bytes, request: ZapRequest) -> None:
+        """Have the loop reply to a request whose key can be judged now. Any thread may call
+        this.
+        """
+        if self._loop.in_loop:
+            self._answered(routing_id, request)
+            return
+        with suppress(FailedPreconditionError):
+            # the loop has been stopped, so its sockets need no reply
+            self._loop.call_soon(self._answered, routing_id, request)
+
+    def _answered(self, routing_id: bytes, request: ZapRequest) -> None:
+        self._pending -= 1
+        if not self._socket.closed:
+            self._reply(routing_id, request)
+
+    def _reply(self, routing_id: bytes, request: ZapRequest) -> None:
+        reply = decide(request, self._policy)
+        self._socket.send_multipart([routing_id, b"", *reply.frames()])
+        if reply.status != 200:
+            self._count(request, reply)
+
+    def _count(self, request: ZapRequest, reply: ZapReply) -> None:
+        self.refused += 1
+        now = self._loop.now()
+        if self._logged_at is not None and now - self._logged_at < LOG_EVERY_S:
+            return
+        log.warning(
+            "refused %d connection(s), the last one from %s: %s",
+            self.refused - self._logged,
+            request.address.decode("ascii", "replace")[:64],
+            reply.text,
+        )
+        self._logged_at = now
+        self._logged = self.refused
+
 
 PLAIN: Final = "plain"
 CURVE: Final = "curve"
@@ -162,7 +406,7 @@ class ClientSecurity:
     `client_security` makes it.
 
     Attributes:
-      role: the role in which this side wants to connect (zap.py lists the roles).
+      role: the role in which this side wants to connect (security.py lists the roles).
       source: the origin of the secret, for errors.
       key: this side's key pair. `None` means that each connection reads the key from `folder`,
         which belongs to a process that joined.
@@ -281,7 +525,7 @@ def server_security(
         return ServerSecurity(NONE)
     if not is_loopback(host):
         raise _needs_keys(host)
-    secret, _ = token.user_token(token_file)
+    secret, _ = keys.user_token(token_file)
     return ServerSecurity(PLAIN, Policy(token=secret))
 
 
@@ -323,7 +567,7 @@ def client_security(
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
         raise _needs_keys(host)
-    secret, path = token.user_token(token_file)
+    secret, path = keys.user_token(token_file)
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
 
 
@@ -364,12 +608,12 @@ def _keys_folder(
 ) -> str | Path | None:
     if curve is False:
         return None
-    folder = keys_dir or (None if token_file and not curve else os.environ.get(keys.ENVIRONMENT))
+    folder = keys_dir or (None if token_file and not curve else os.environ.get(KEYS_DIR_VARIABLE))
     if curve and not folder:
         raise FailedPreconditionError(
             f"CURVE is requested, but no keys are given: make some with `zmqdist keygen DIR` and "
             f"name the folder, "
-            f"by {keys.ENVIRONMENT} for instance",
+            f"by {KEYS_DIR_VARIABLE} for instance",
         )
     return folder or None
 
@@ -378,7 +622,7 @@ def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
         f"other hosts can reach {host}, and no CURVE keys are given: make some with `zmqdist "
         f"keygen DIR` and set "
-        f"{keys.ENVIRONMENT}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure "
+        f"{KEYS_DIR_VARIABLE}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure "
         f"goes without)",
     )
 

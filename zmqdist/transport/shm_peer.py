@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError, WireError
 from zmqdist.limits import SHM_CELLS, SHM_DESCRIPTOR_BYTES_MIN, SHM_MAPPED_BYTES_MAX, SHM_MAPPED_MAX
-from zmqdist.transport import shm_mapping
-from zmqdist.transport.shm_mapping import Exporter, Mapping, open_memfd
+from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import (
     EXCLUSIVE,
     FROZEN,
@@ -33,11 +32,14 @@ from zmqdist.transport.shm_pool import (
     NONCE_CELL,
     PUBLISHED,
     Block,
+    Exporter,
     FrozenSegment,
     Handle,
+    Mapping,
     Offer,
     Segment,
     _BlockMemory,
+    open_memfd,
     this_pool,
 )
 
@@ -106,7 +108,7 @@ class PeerPool:
           WireError: `handle` names no memory of this owner.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
-        if mode == EXCLUSIVE and offset % shm_mapping.PAGE_BYTES:
+        if mode == EXCLUSIVE and offset % shm_pool.PAGE_BYTES:
             raise WireError(
                 f"process {self._pid}",
                 f"memory that does not begin at the beginning of a page: {handle}",
@@ -174,7 +176,7 @@ class PeerPool:
             # The value -serial means that this process has claimed the block before. That claim's
             # lease still needs the cell's lock.
             if self._cells[cell] >= 0:
-                shm_mapping.unlock(self._table_fd, cell)
+                shm_pool.unlock(self._table_fd, cell)
             raise self._taken_back()
         lease.cell = cell
         self._cells[cell] = -serial
@@ -187,7 +189,7 @@ class PeerPool:
         for _ in range(LOCK_TRIES):
             if self._cells[cell] != serial:
                 break
-            if shm_mapping.try_lock(fd, cell, shared=shared):
+            if shm_pool.try_lock(fd, cell, shared=shared):
                 return
             # the owner, or a process with an old handle, holds the lock for a moment
             os.sched_yield()
@@ -224,7 +226,7 @@ class PeerPool:
 
     def _release(self, cell: int) -> None:
         self._cells[cell] = 0
-        shm_mapping.unlock(self._table_fd, cell)
+        shm_pool.unlock(self._table_fd, cell)
 
     # -- published, and frozen ---------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class PeerPool:
         lock = self._read_lock(cell, serial)
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
-            start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
+            start = offset // shm_pool.PAGE_BYTES * shm_pool.PAGE_BYTES
             mapping = Mapping(ours, offset + length - start, private=True, offset=start)
         finally:
             os.close(ours)
@@ -248,7 +250,7 @@ class PeerPool:
         frozen = _known_frozen.get(inode)
         if frozen is None:
             ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
-            if not shm_mapping.is_sealed_against_writing(ours):
+            if not shm_pool.is_sealed_against_writing(ours):
                 os.close(ours)
                 raise ValueError("the handle says that the memory is frozen, and it is not")
             frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
@@ -314,8 +316,8 @@ class _ExclusiveMemory(Exporter):
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
-        nbytes = -(-self.length // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
-        shm_mapping.make_private(
+        nbytes = -(-self.length // shm_pool.PAGE_BYTES) * shm_pool.PAGE_BYTES
+        shm_pool.make_private(
             self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset
         )
         self.lease.shared_by_fork = True

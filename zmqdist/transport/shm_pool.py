@@ -38,6 +38,19 @@ Rules
 ZMQDIST_ARENA=off switches the pool off. A number is the pool's bound in MiB; the default is a
 quarter of the memory for this process.
 
+The kernel offers the shared memory as memfds, mappings, seals and locks, on Linux only. A memfd is
+a file without a name. It vanishes when no process has it open or mapped any more, even if a signal
+killed the last process. The size of /dev/shm does not bound it. Other processes of the same user
+open it through its owner's entry in /proc.
+
+The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and
+cannot replace a mapping in place.
+
+`memory_for` returns private memory for large arrays that this process receives or copies. Touching
+fresh memory takes several times as long as writing to used memory, and the C library returns large
+blocks to the system at once. So this module keeps the memory of collected arrays for the next array
+of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
+
 Not here: whether a peer can open this process's segments (transfers.py), and the content of blocks
 (rpc, worker).
 """
@@ -45,27 +58,277 @@ Not here: whether a peer can open this process's segments (transfers.py), and th
 from __future__ import annotations
 
 import bisect
+import ctypes
+import errno
+import fcntl
 import itertools
 import logging
+import mmap
 import os
 import resource
 import secrets
+import stat
+import struct
 import weakref
 from collections import OrderedDict, deque
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import clock as time
-from zmqdist.limits import SHM_BLOCK_BYTES_MIN, SHM_CELLS, SHM_IDLE_BYTES_MAX, SHM_SLAB_BYTES
-from zmqdist.transport import shm_mapping
-from zmqdist.transport.memory_limits import usable_bytes
-from zmqdist.transport.shm_mapping import Exporter, Mapping, make_mapped, make_memfd
+from zmqdist.errors import ResourceExhaustedError
+from zmqdist.files import fill_standard_streams
+from zmqdist.limits import (
+    RECEIVED_IDLE_BYTES_MAX,
+    SHM_BLOCK_BYTES_MIN,
+    SHM_CELLS,
+    SHM_IDLE_BYTES_MAX,
+    SHM_SLAB_BYTES,
+)
+from zmqdist.transport.memory_limits import check_room, usable_bytes
 from zmqdist.wire.arrays import FrozenMemory
 
 log = logging.getLogger("zmqdist.transport")
+
+MEMFD_NAME: Final = "zmqdist-arena"
+
+_MAP_PRIVATE: Final = 0x02
+_MAP_SHARED: Final = 0x01
+_MAP_FIXED: Final = 0x10
+_FALLOC_PUNCH: Final = 0x03
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"""
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+SEAL_SIZE: Final = 0x0002 | 0x0004
+"""F_SEAL_SHRINK | F_SEAL_GROW: no process can resize the file. Shrinking it would kill, by SIGBUS,
+each process that has it mapped."""
+_SEAL_SHRINK: Final = 0x0002
+SEAL_WRITE: Final = 0x0008
+_ADD_SEALS: Final = 1033
+_GET_SEALS: Final = 1034
+
+_LOCK: Final = struct.Struct("hhqqi4x")
+PAGE_BYTES: Final = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+class Mapping:
+    """Memory of this process that shows the content of a file. The memory is unmapped when no array
+    refers to it any more.
+
+    Attributes:
+      address, nbytes: the place of the mapping in this process's memory.
+    """
+
+    __slots__ = ("address", "nbytes")
+    # bound here, because Python clears the names of this module before the last mappings end
+    _munmap = staticmethod(_libc.munmap)
+
+    def __init__(
+        self, fd: int, nbytes: int, *, writable: bool = True, private: bool = False, offset: int = 0
+    ) -> None:
+        """Map part of a file. With `private`, only this mapping sees the bytes that are written to
+        it.
+
+        Raises:
+          OSError: the kernel refuses the mapping.
+        """
+        self.nbytes = 0
+        self.address = _map(
+            0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED
+        )
+        self.nbytes = nbytes
+        _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return the whole mapping as a writable array, which keeps the mapping alive."""
+        return _Mapped(self).array()
+
+    def __del__(self) -> None:
+        if self.nbytes:
+            self._munmap(self.address, self.nbytes)
+
+
+def make_private(address: int, nbytes: int, fd: int, offset: int) -> None:
+    """Replace a shared mapping in place by a private one of the same file, so that later writes
+    stay in this process."""
+    _map(address, fd, nbytes, offset, writable=True, flags=_MAP_PRIVATE | _MAP_FIXED)
+
+
+def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, flags: int) -> int:
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    got = _libc.mmap(address, nbytes, protection, flags, fd, offset)
+    if got in (None, _MAP_FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mmap of {nbytes} bytes: {os.strerror(number)}")
+    return int(got)
+
+
+def make_memfd(nbytes: int) -> int:
+    """Make a memfd of fixed size, closed on exec; return its descriptor. Raises OSError."""
+    fill_standard_streams()
+    fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, _ADD_SEALS, SEAL_SIZE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_mapped(nbytes: int) -> tuple[int, Mapping]:
+    """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
+
+    Raises:
+      OSError: the kernel refuses the file or the mapping; or, as ENOMEM, `check_room` finds too
+        little memory before the file is made.
+    """
+    try:
+        check_room(nbytes, "it")
+    except ResourceExhaustedError as error:
+        raise OSError(errno.ENOMEM, error.message) from None
+    fd = make_memfd(nbytes)
+    try:
+        return fd, Mapping(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = True) -> int:
+    """Open another process's memfd; return a descriptor of this process.
+
+    Raises:
+      OSError: the memfd does not exist any more, may not be opened, or its descriptor number now
+        belongs to another file.
+      ValueError: the file is not a memfd of at least `nbytes` with a sealed size. Mapping such a
+        file could end this process.
+    """
+    # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
+    try:
+        status = os.fstat(ours)
+        if status.st_ino != inode:
+            raise OSError(
+                errno.ENOENT, f"descriptor {fd} of process {pid} now belongs to another file"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(
+                f"descriptor {fd} of process {pid} is not a memfd, because it is not a regular file"
+            )
+        try:
+            seals = fcntl.fcntl(ours, _GET_SEALS)
+        except OSError:
+            raise ValueError(f"descriptor {fd} of process {pid} is not a memfd") from None
+        if not seals & _SEAL_SHRINK or status.st_size < nbytes:
+            raise ValueError(
+                f"descriptor {fd} of process {pid} has {status.st_size} bytes, or its size is not "
+                f"sealed"
+            )
+    except BaseException:
+        os.close(ours)
+        raise
+    return ours
+
+
+def seal_against_writing(fd: int) -> None:
+    """Seal the file so that no process can ever write to it. Raises OSError (EBUSY) while a
+    writable shared mapping of it exists."""
+    fcntl.fcntl(fd, _ADD_SEALS, SEAL_WRITE)
+
+
+def is_sealed_against_writing(fd: int) -> bool:
+    """Return whether `seal_against_writing` has sealed the file."""
+    return bool(fcntl.fcntl(fd, _GET_SEALS) & SEAL_WRITE)
+
+
+def free_pages(fd: int, nbytes: int) -> None:
+    """Return the memory pages of the file to the system, even while processes have them mapped. The
+    file then has zeros there."""
+    _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
+
+
+def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
+    """Lock one byte of a file for this open file description. Return False if another open file
+    description holds the lock.
+
+    The kernel releases the lock when no process has the open file description any more, so that
+    other processes can recognise that the holder was killed.
+
+    Args:
+      shared: take a lock for reading, which other readers may hold at the same time.
+    """
+    try:
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def unlock(fd: int, byte: int) -> None:
+    """Release the lock on one byte of a file."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+
+
+def address_of(view: Any) -> int:
+    """Return the address of the bytes of a contiguous buffer."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def same_bytes(first: int, second: int, nbytes: int) -> bool:
+    """Return whether two places in this process's memory hold equal bytes. This takes as long as
+    reading both places."""
+    return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
+
+
+class Exporter:
+    """An object that holds a piece of memory and makes arrays over it. The arrays, and views of
+    them, refer to the object through `base`. When no array refers to it any more, the object is
+    collected, and a subclass then frees the memory or gives it back.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, address: int, nbytes: int, *, writable: bool) -> None:
+        self.__array_interface__ = {
+            "data": (address, not writable),
+            "shape": (nbytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return all of the memory as an array of bytes."""
+        return np.asarray(self)
+
+
+class _Mapped(Exporter):
+    __slots__ = ("mapping",)
+
+    def __init__(self, mapping: Mapping) -> None:
+        super().__init__(mapping.address, mapping.nbytes, writable=True)
+        self.mapping = mapping
+
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
@@ -321,7 +584,7 @@ class ShmPool:
         view = memoryview(view)
         if not view.readonly or not view.nbytes:
             return None
-        found = _frozen_segments.find(shm_mapping.address_of(view), view.nbytes)
+        found = _frozen_segments.find(address_of(view), view.nbytes)
         if found is None:
             return None
         frozen, offset = found
@@ -337,7 +600,7 @@ class ShmPool:
         None if there is no room."""
         with self._lock:
             self._reclaim()
-            size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
+            size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
             segment = self._new_segment(size, size)
             if segment is None:
                 return None
@@ -394,9 +657,9 @@ class ShmPool:
                 del self._lent[cell]
                 self._revoked[cell] = block
                 self._sweep_revoked()
-            elif shm_mapping.try_lock(self._table_fd, cell):
+            elif try_lock(self._table_fd, cell):
                 self._end_lease(cell)
-                shm_mapping.unlock(self._table_fd, cell)
+                unlock(self._table_fd, cell)
 
     def take_back_soon(self, handle: Handle) -> None:
         """Have the next use of the pool take a lease back. Finalizers use this, because they must
@@ -411,10 +674,10 @@ class ShmPool:
             self._uses_until_collect = 0
             self._end_returned()
             for cell, (serial, _) in list(self._lent.items()):
-                if self._cells[cell] == -serial and shm_mapping.try_lock(self._table_fd, cell):
+                if self._cells[cell] == -serial and try_lock(self._table_fd, cell):
                     # the receiver had claimed the block and was killed, because its lock is free
                     self._end_lease(cell)
-                    shm_mapping.unlock(self._table_fd, cell)
+                    unlock(self._table_fd, cell)
             self._sweep_revoked()
             return len(self._free_cells) - before
 
@@ -439,9 +702,9 @@ class ShmPool:
         for cell in [cell for cell in self._lent if not cells[cell]]:
             # A receiver writes 0 to its cell and then unlocks it. A new lease of the cell must not
             # begin between these two steps.
-            if shm_mapping.try_lock(self._table_fd, cell):
+            if try_lock(self._table_fd, cell):
                 self._end_lease(cell)
-                shm_mapping.unlock(self._table_fd, cell)
+                unlock(self._table_fd, cell)
 
     def _end_lease(self, cell: int) -> None:
         self._cells[cell] = 0
@@ -450,8 +713,8 @@ class ShmPool:
 
     def _sweep_revoked(self) -> None:
         for cell in list(self._revoked):
-            if shm_mapping.try_lock(self._table_fd, cell):
-                shm_mapping.unlock(self._table_fd, cell)
+            if try_lock(self._table_fd, cell):
+                unlock(self._table_fd, cell)
                 del self._revoked[cell]
                 self._free_cells.append(cell)
 
@@ -557,7 +820,7 @@ class ShmPool:
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
-        shm_mapping.free_pages(segment.fd, segment.nbytes)
+        free_pages(segment.fd, segment.nbytes)
 
     def _warn_once(self, why: str) -> None:
         if not self._warned:
@@ -584,13 +847,13 @@ class ShmPool:
             else:
                 return None
             segment = block.segment
-            shm_mapping.make_private(address, segment.nbytes, segment.fd, 0)
+            make_private(address, segment.nbytes, segment.fd, 0)
             segment.sealable = False
             return self._seal(os.dup(segment.fd), segment.nbytes)
 
     def frozen_copy(self, source: NDArray[np.uint8]) -> FrozenSegment | None:
         """Return a frozen copy of any bytes. Return None if the system refuses memory."""
-        size = -(-source.nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
+        size = -(-source.nbytes // PAGE_BYTES) * PAGE_BYTES
         try:
             fd, mapping = make_mapped(size)
         except OSError as error:
@@ -602,7 +865,7 @@ class ShmPool:
 
     def _seal(self, fd: int, nbytes: int) -> FrozenSegment | None:
         try:
-            shm_mapping.seal_against_writing(fd)
+            seal_against_writing(fd)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
         except OSError:  # a child that was forked without the hooks below has the file mapped
             os.close(fd)
@@ -617,7 +880,7 @@ class ShmPool:
         for kept in list(self._user_arrays):
             segment = kept.block.segment
             if segment.sealable:
-                shm_mapping.make_private(kept.block.address, segment.nbytes, segment.fd, 0)
+                make_private(kept.block.address, segment.nbytes, segment.fd, 0)
                 segment.sealable = False
 
     def after_fork(self) -> None:
@@ -690,6 +953,7 @@ def _in_child() -> None:
     _inherited = _pool
     # another thread of the parent may have held the lock during the fork
     _frozen_segments.lock = RLock()
+    _received.lock = Lock()
     _pool, _tried = None, False
     _lock = RLock()
 
@@ -699,3 +963,64 @@ _inherited: ShmPool | None = None
 still use its mappings."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+# -- private memory for arrays that arrive ---------------------------------------------------------
+
+_KEPT_BYTES_MIN = 2**20
+"""Bytes. Smaller arrays get no memory of the pool, because the C library itself keeps smaller freed
+blocks for later use."""
+
+
+class ReceivedMemory(Exporter):
+    """The memory of one array. The array and its views keep this object alive; its finalizer gives
+    the memory back to the pool."""
+
+    __slots__ = ("_memory", "_pool")
+
+    def __init__(self, memory: NDArray[np.uint8], nbytes: int) -> None:
+        super().__init__(memory.__array_interface__["data"][0], nbytes, writable=True)
+        self._memory = memory
+        self._pool = _received
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class _ReceivePool:
+    """Free memory in the order in which it was given back. `give_back` takes no lock, because
+    finalizers call it at any point of any thread.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._free: list[NDArray[np.uint8]] = []
+        self._returned: deque[NDArray[np.uint8]] = deque()
+
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        if (
+            memory.nbytes + sum(other.nbytes for other in tuple(self._returned))
+            <= RECEIVED_IDLE_BYTES_MAX
+        ):
+            self._returned.append(memory)
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        with self.lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            while sum(memory.nbytes for memory in self._free) > RECEIVED_IDLE_BYTES_MAX:
+                del self._free[0]
+            for index in reversed(range(len(self._free))):
+                if nbytes <= self._free[index].nbytes <= nbytes + nbytes // 4:
+                    return self._free.pop(index)
+        return np.empty(nbytes, np.uint8)
+
+
+_received = _ReceivePool()
+
+
+def memory_for(nbytes: int) -> NDArray[np.uint8]:
+    """Return `nbytes` uninitialized bytes that no other array uses. Raises MemoryError."""
+    if nbytes < _KEPT_BYTES_MIN:
+        return np.empty(nbytes, np.uint8)
+    return ReceivedMemory(_received.take(nbytes), nbytes).array()

@@ -8,7 +8,7 @@ Rules
         as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
     The bytes to send belong to the message: no code changes them until the transfer is over
-    (rpc/snapshots.py). Parts of up to CHUNK_BYTES in all are copied in `send`, so that callers need
+    (rpc/payload.py). Parts of up to CHUNK_BYTES in all are copied in `send`, so that callers need
     not know which way the parts travel.
     The sender takes a handle back if its message was not sent, if the connection is lost, or when
     the call is over. A receiver that has claimed the handle keeps the memory; a later claim is
@@ -39,9 +39,8 @@ from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_B
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
 from zmqdist.transport.bulk_machine import DONE, WRONG, InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import nbytes_of
-from zmqdist.transport.receive_buffers import memory_for
 from zmqdist.transport.shm_peer import PeerPool, open_peer
-from zmqdist.transport.shm_pool import Block, Handle, ShmPool, this_pool
+from zmqdist.transport.shm_pool import Block, Handle, ShmPool, memory_for, this_pool
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")

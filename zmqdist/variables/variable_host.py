@@ -37,12 +37,10 @@ from zmqdist.limits import (
     PS_PROGRAM_GONE_S,
     PS_UPDATE_KEYS_MAX,
 )
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.router import Router
+from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum
 from zmqdist.variables.update_execution import (
     apply_changes,

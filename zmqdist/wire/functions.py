@@ -33,7 +33,6 @@ import numpy as np
 
 from zmqdist.limits import FUNCTIONS_KEPT_MAX
 from zmqdist.specs import Function
-from zmqdist.wire.source_lines import nested_code
 from zmqdist.wire.trusted import (
     ATOMS,
     CACHED_FUNCTION,
@@ -45,6 +44,7 @@ from zmqdist.wire.trusted import (
     global_names,
     goes_by_name,
     is_importable_module,
+    nested_code,
     pack_function,
     pack_function_parts,
 )

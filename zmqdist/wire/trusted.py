@@ -15,6 +15,18 @@ Rules
     arrays are private and writable, even if the sender's array was read-only. Only frozen arrays
     are read-only at the receiver, too.
 
+The source lines of functions that travel by value, so that a traceback of another process shows
+them.
+
+Rules
+    The lines travel with the code, because the receiver may lack the file: it is on another host,
+    or is a cell of a notebook or what was typed at a prompt. The receiver puts them into
+    `linecache`, where tracebacks and `inspect` look.
+    The lines of a piece of code are read once. A receiver does nothing for lines that it has.
+
+Classes that travel by value: what cloudpickle leaves out, and the identity of classes that come
+back.
+
 Not here: which functions must be pickled again (functions.py), and the transport of the bytes.
 """
 
@@ -23,16 +35,20 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import dis
+import enum
 import functools
 import io
+import linecache
+import os
 import pickle
+import platform
 import sys
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final, NoReturn, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import cloudpickle
 import numpy as np
@@ -63,8 +79,165 @@ from zmqdist.wire.arrays import (
     rebuild,
     writable_alias,
 )
-from zmqdist.wire.classes import here, reduced_class
-from zmqdist.wire.source_lines import nested_code, remember, source_of
+
+
+def here() -> str:
+    """Return the name of this process for error texts."""
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+def reduced_class(
+    cls: Any, make: Any, args: Any, state: Any, items: Any, pairs: Any, fill: Any
+) -> tuple[Any, ...]:
+    """Return how a class is pickled by value, with what cloudpickle leaves out: slots, and second
+    names of the members of an Enum."""
+    fourth = args[3]
+    if isinstance(cls, enum.EnumMeta):
+        members: dict[str, Any] = dict(cls.__members__)
+        fourth = {name: member.value for name, member in members.items()}
+        state = (
+            {name: value for name, value in state[0].items() if name not in fourth},
+            *state[1:],
+        )
+    elif vars(cls).get("__slots__"):
+        fourth = {**fourth, "__slots__": cls.__slots__}
+    args = (*args[:3], fourth, *args[4:])
+    _classes[args[-2]] = cls
+    return make_class, (make, args), (fill, state), items, pairs, fill_class
+
+
+_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Classes that were pickled by value or rebuilt, by the identifiers that cloudpickle gives to
+classes."""
+
+_rebuilt_classes: WeakSet[type] = WeakSet()
+
+
+def make_class(make: Any, args: Any) -> type:
+    """Return the class with this identifier, or rebuild it, without its attributes. Pickles refer
+    to this function by its name."""
+    cls = _classes.get(args[-2])
+    if cls is None:
+        try:
+            cls = _without_init_subclass(make, args)
+        except Exception as error:
+            name = args[1]
+            raise FailedPreconditionError(
+                f"class {name} of the program cannot be made again in {here()}: "
+                f"{type(error).__name__}: {error}; define it in a "
+                "module that workers can import"
+            ) from error
+        _rebuilt_classes.add(cls)
+        _classes[args[-2]] = cls
+    return cls
+
+
+class _Quiet:
+    """A base class that ends calls of `__init_subclass__`. That has run where the class was
+    defined, with arguments that are not known."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+class _QuietSlots:
+    """The same for classes whose objects have no `__dict__`."""
+
+    __slots__ = ()
+    __init_subclass__ = _Quiet.__dict__["__init_subclass__"]
+
+
+def _without_init_subclass(make: Any, args: Any) -> type:
+    bases = args[2]
+    own = (
+        cls
+        for base in bases
+        if isinstance(base, type)
+        for cls in base.__mro__
+        if "__init_subclass__" in vars(cls)
+    )
+    if not any(cls.__module__ not in ("builtins", "typing") for cls in own):
+        return make(*args)  # type: ignore[no-any-return]
+    quiet = _Quiet if bases[0].__dictoffset__ else _QuietSlots
+    cls: type = make(*args[:2], (quiet, *bases), *args[3:])
+    cls.__bases__ = cls.__bases__[1:]
+    return cls
+
+
+def fill_class(cls: type, state: tuple[Any, Any]) -> None:
+    """Set the attributes of a class that was pickled by value, unless it comes back to the process
+    that defines it, because other processes may have changed their copies. Pickles refer to this
+    function by its name, so the name is part of the protocol.
+    """
+    if cls in _rebuilt_classes:
+        state[0](cls, state[1])
+
+
+_sent: dict[int, tuple[CodeType, str]] = {}
+"""By id, because comparing code objects is slow. The entry keeps the code alive, so that no other
+code gets the id."""
+
+_received: dict[tuple[str, int], str] = {}
+
+
+def source_of(code: CodeType) -> str:
+    """Return the source lines of a function's code, or "" if Python does not know them."""
+    known = _sent.get(id(code))
+    if known is None:
+        if len(_sent) >= 4 * FUNCTIONS_KEPT_MAX:
+            _sent.clear()
+        lines = _file_of(code)[code.co_firstlineno - 1 : last_line(code)]
+        known = _sent[id(code)] = code, "".join(lines)
+    return known[1]
+
+
+def last_line(code: CodeType) -> int:
+    """Return the number of the last line of a function's code."""
+    return max(
+        (line for part in nested_code(code) for line in _lines(part)), default=code.co_firstlineno
+    )
+
+
+def nested_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object, and the code of all functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested_code(constant)
+
+
+def remember(filename: str, first: int, source: str) -> None:
+    """Have tracebacks of this process show these lines of a file, whose first line has the number
+    `first`."""
+    if _received.get((filename, first)) == source:
+        return
+    if len(_received) >= 4 * FUNCTIONS_KEPT_MAX:
+        for name, _ in _received:
+            linecache.cache.pop(name, None)
+        _received.clear()
+    _received[filename, first] = source
+    new, lines = source.splitlines(keepends=True), linecache.getlines(filename)
+    if lines[first - 1 : first - 1 + len(new)] != new:
+        lines = lines + ["\n"] * (first - 1 + len(new) - len(lines))
+        lines[first - 1 : first - 1 + len(new)] = new
+        # without a time, so it is not checked
+        linecache.cache[filename] = sum(map(len, lines)), None, lines, filename
+
+
+def _lines(code: CodeType) -> Iterator[int]:
+    yield from (line for *_, line in code.co_lines() if line is not None)
+    if sys.version_info >= (3, 11):  # an expression may end in a line in which nothing begins
+        yield from (end for _, end, *_ in code.co_positions() if end is not None)
+
+
+def _file_of(code: CodeType) -> list[str]:
+    """Return all lines of the file, the cell or the input line that a code object was compiled
+    from; [] if they are not known."""
+    if lines := linecache.getlines(code.co_filename):
+        return lines
+    # what was typed, from Python 3.13 on
+    return list(getattr(linecache, "_getlines_from_code", lambda _: ())(code))
+
 
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers that begins with the pickle. `unpack`

@@ -9,7 +9,7 @@ from tests.data_service.test_task_process import READ_ALL, process_of, worker_pr
 from zmqdist.data.dataset import Dataset
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.servers.dispatch_server import DispatchServer
-from zmqdist.transport.processes import is_alive
+from zmqdist.transport.memory_limits import is_alive
 
 
 def test_a_worker_that_was_stopped_and_goes_on_has_new_processes_and_tells_no_crash() -> None:

@@ -2,7 +2,7 @@
 paces, with models of their runtimes.
 
 A client is a model of transport/client_connection.py and transport/channel.py, a server one of
-rpc/service.py, rpc/handler_pool.py and rpc/batching.py. The calls, their results, and the accounts
+rpc/service.py, rpc/handler_pool.py and rpc/service.py. The calls, their results, and the accounts
 of both ends are in rpc_oracle.py.
 """
 

@@ -19,7 +19,7 @@ PROCESSES, CONNECTIONS, ROUNDS = 4, 150, 5
 CROWD = """
 import sys
 import zmq
-from zmqdist.transport.connector import configure
+from zmqdist.transport.dealer import configure
 from zmqdist.wire.hello import encode_hello, our_hello
 context = zmq.Context()
 context.max_sockets = 4096

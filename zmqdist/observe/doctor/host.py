@@ -17,8 +17,7 @@ import numpy as np
 from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.transport import port_probe
-from zmqdist.transport.shm_mapping import make_memfd
-from zmqdist.transport.shm_pool import POOL_VARIABLE
+from zmqdist.transport.shm_pool import POOL_VARIABLE, make_memfd
 from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)

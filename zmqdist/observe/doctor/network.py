@@ -21,7 +21,7 @@ from zmqdist.addresses import is_loopback, is_name
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.rpc.server_info import ECHO, SERVER_INFO, ServerInfo, decode_server_info
+from zmqdist.rpc.methods import ECHO, SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
@@ -314,7 +314,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 def listening_keys(credentials: Credentials) -> list[bytes]:
     """Return the public keys of workers in the file `authorized` of this process's key folder; []
     if this file cannot be read."""
-    folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
+    folder = credentials.keys_dir or os.environ.get(keys.KEYS_DIR_VARIABLE)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
     except errors.FailedPreconditionError:

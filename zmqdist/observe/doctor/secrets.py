@@ -9,9 +9,9 @@ from pathlib import Path
 
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
-from zmqdist.transport import keys, token
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.zap import ROLES
+from zmqdist.transport.keys import ROLES
 
 _TOKEN_ADVICE = "a token is one line in a file of mode 0600, in a folder of mode 0700; remove a bad one, and the next start makes another"
 _KEYS_ADVICE = (
@@ -31,7 +31,7 @@ def examine(credentials: Credentials) -> list[Finding]:
             )
         ]
     folder = credentials.keys_dir or (
-        None if credentials.token_file else os.environ.get(keys.ENVIRONMENT)
+        None if credentials.token_file else os.environ.get(keys.KEYS_DIR_VARIABLE)
     )
     return key_folder(Path(folder)) if folder else [user_token(credentials.token_file)]
 
@@ -40,10 +40,10 @@ def user_token(path: str | None) -> Finding:
     """Check the token that a process would use. If the user's own token does not exist, this
     function does not create the token."""
     try:
-        own = token.default_path()
-        if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
+        own = keys.default_path()
+        if not path and not os.environ.get(keys.TOKEN_FILE_VARIABLE) and not own.exists():
             return ok("token", f"{own} does not exist yet; the first start makes it")
-        _, used = token.user_token(path)
+        _, used = keys.user_token(path)
     except FailedPreconditionError as error:
         return problem("token", error.message, _TOKEN_ADVICE)
     return ok("token", f"{used} is private and complete; it does not expire")

@@ -28,8 +28,7 @@ from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, Send, Ticked
 from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX
 from zmqdist.messages import AskKey, Join, Message, NewKey, Register
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport import keys
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.join_ticket import JoinTicket
@@ -47,12 +46,10 @@ from zmqdist.transport.keyring_machine import (
     digest_of,
     role_of,
 )
+from zmqdist.transport.keys import read_private
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.router import Router
-from zmqdist.transport.security import CURVE, ServerSecurity
-from zmqdist.transport.token import read_private
-from zmqdist.transport.zap import ADMIN, LOG_EVERY_S, Policy
+from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.security import ADMIN, CURVE, LOG_EVERY_S, Policy, ServerSecurity
 
 log = logging.getLogger("zmqdist.scheduling")
 

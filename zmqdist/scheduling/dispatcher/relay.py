@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from zmqdist import errors
 from zmqdist.messages import Read, ReadDone
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.router import Router
+from zmqdist.transport.router import Peer, Router
 
 REPLY_TIMEOUT_S = 15.0
 """Seconds without a reply from the holder after which the request for a range fails."""

@@ -43,8 +43,7 @@ from zmqdist.messages import (
     Submit,
     WorkDescribed,
 )
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
@@ -59,10 +58,9 @@ from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.memory_limits import is_alive
 from zmqdist.transport.own_address import bindable
-from zmqdist.transport.peer import Peer
-from zmqdist.transport.processes import is_alive
-from zmqdist.transport.router import Router
+from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 P = TypeVar("P", bound=DispatcherPart)

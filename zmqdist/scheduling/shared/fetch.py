@@ -6,7 +6,7 @@ Rules
     Any other part is the reply to one request to the holder, and is received into memory that was
     allocated once. If this process cannot reach the holder (for example behind a router), the
     dispatcher reads the part in ranges over the holder's own connection. The size of the ranges
-    adapts to the speed of the connection (transport/pace.py).
+    adapts to the speed of the connection (transport/bulk_machine.py).
     A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived
     for STALLED_S counts as lost. The caller of Fetcher owns the returned parts and may write to
     them, except to the memory of frozen arrays.
@@ -29,8 +29,7 @@ from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult
+from zmqdist.rpc.client import StatusOrResult, ZmqClient
 from zmqdist.scheduling.shared.references import Held, Reference
 from zmqdist.scheduling.shared.store import READ
 from zmqdist.transport.credentials import Credentials

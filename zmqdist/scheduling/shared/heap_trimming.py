@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zmqdist.transport.malloc_trim import trim_heap
+from zmqdist.transport.memory_limits import trim_heap
 
 TRIM_WORTH_ITEMS = 50_000
 """The heap is trimmed only after a queue of at least this length, because a shorter queue leaves

@@ -30,10 +30,9 @@ from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
 from zmqdist.rpc import payload
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.shared.references import Held, Memory, Reference
-from zmqdist.transport import memory_limits, shm_mapping
+from zmqdist.transport import memory_limits, shm_pool
 from zmqdist.transport.shm_pool import Block, Handle, this_pool
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
@@ -241,7 +240,7 @@ class BulkStore:
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
-        address = shm_mapping.address_of(source)
+        address = shm_pool.address_of(source)
         if not shared:
             # the borrower may write to this part, so it cannot stand for a later part with the same
             # bytes
@@ -274,9 +273,7 @@ class BulkStore:
             # this reference keeps other threads from freeing the part during the comparison
             entry.uses += 1
         if frozen is None:
-            same = shm_mapping.same_bytes(
-                address, shm_mapping.address_of(entry.view()), entry.nbytes
-            )
+            same = shm_pool.same_bytes(address, shm_pool.address_of(entry.view()), entry.nbytes)
         else:
             same = entry.block is not None and entry.block.shows_same(frozen)
         if same:

@@ -77,8 +77,7 @@ from zmqdist.errors import (
 )
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data")

@@ -26,7 +26,7 @@ from contextlib import suppress
 
 from zmqdist.errors import DataLossError, NotFoundError, OpError, ResourceExhaustedError
 from zmqdist.files import open_regular
-from zmqdist.transport.token import require_private
+from zmqdist.transport.keys import require_private
 
 _PLAIN = re.compile(r"[a-z0-9_-]{1,64}")
 

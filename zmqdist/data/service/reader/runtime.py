@@ -96,8 +96,7 @@ from zmqdist.events import Ticked
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.random import chance
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult, outcome_of
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split_key

@@ -21,8 +21,7 @@ from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.data.service.worker.runtime import ELEMENTS
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.future import StatusOrResult, outcome_of
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
 
 Then = Callable[[int, Any, OpError | None], object]

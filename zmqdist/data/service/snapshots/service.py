@@ -46,8 +46,7 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data.snapshots")

@@ -11,7 +11,7 @@ from zmqdist.data.service.elements import pack
 from zmqdist.data.service.reader.delivery import END, SKIP, SOME
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.errors import OpError
-from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.service import PendingCall
 from zmqdist.transport.loop import Loop
 
 

@@ -63,8 +63,7 @@ from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, Una
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.loop_client import LoopClient
-from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.service import RpcService
+from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import with_key
 from zmqdist.transport.loop import Loop

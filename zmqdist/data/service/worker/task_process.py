@@ -78,8 +78,8 @@ from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.transport.endpoint import DTS_PORT, split
-from zmqdist.transport.listener import listen
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import listen
 
 log = logging.getLogger("zmqdist.data")
 
