@@ -5,27 +5,41 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import NamedTuple
 
 import pytest
 
+from zmqdist.errors import InternalError
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.transport.bulk_machine import (
     DONE,
     LATE,
     MORE,
     WRONG,
-    InboundTransfers,
-    OutboundTransfers,
-    OutgoingChunk,
+    Transfers,
+    TransferState,
 )
 from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
 
 
-def pieces(out: OutboundTransfers, now: float = 0.0) -> list[OutgoingChunk]:
+class Piece(NamedTuple):
+    id: int
+    part: int
+    offset: int
+    nbytes: int
+
+
+def next_piece(out: Transfers, now: float = 0.0) -> Piece | None:
+    """Return the chunk that leaves now."""
+    chunk = out.next_chunk(now)
+    return None if chunk is None else Piece(chunk.transfer.id, *chunk[1:])
+
+
+def pieces(out: Transfers, now: float = 0.0) -> list[Piece]:
     """Return all chunks that may leave now."""
-    return list(iter(lambda: out.next_chunk(now), None))
+    return list(iter(lambda: next_piece(out, now), None))
 
 
 def fixed(window: int, chunk: int) -> Pace:
@@ -33,16 +47,16 @@ def fixed(window: int, chunk: int) -> Pace:
     return Pace(window, chunk, window_bytes=window, chunk_min=chunk)
 
 
-def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> OutboundTransfers:
-    out = OutboundTransfers(fixed(window, CHUNK))
+def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> Transfers:
+    out = Transfers(fixed(window, CHUNK))
     for id, sizes in transfers:
-        out.begun(id, sizes)
+        out.send(id, sizes)
     return out
 
 
-def receiver(id: int, sizes: list[int]) -> InboundTransfers:
-    into = InboundTransfers()
-    into.begun(id, sizes)
+def receiver(id: int, sizes: list[int]) -> Transfers:
+    into = Transfers()
+    into.receive(id, sizes)
     return into
 
 
@@ -52,20 +66,20 @@ def receiver(id: int, sizes: list[int]) -> InboundTransfers:
 def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
     out = sender((1, [7, 0, 3, 1]), window=100)
     assert pieces(out) == [
-        OutgoingChunk(1, 0, 0, 3),
-        OutgoingChunk(1, 0, 3, 3),
-        OutgoingChunk(1, 0, 6, 1),
-        OutgoingChunk(1, 2, 0, 3),
-        OutgoingChunk(1, 3, 0, 1),
+        Piece(1, 0, 0, 3),
+        Piece(1, 0, 3, 3),
+        Piece(1, 0, 6, 1),
+        Piece(1, 2, 0, 3),
+        Piece(1, 3, 0, 1),
     ]
-    assert len(out) == 0
+    assert len(out.tracked) == 0
 
 
 def test_p2_unacknowledged_bytes_stay_within_the_window_for_any_number_of_transfers() -> None:
     out = sender(*((id, [100]) for id in range(1, 20)))
     assert [piece.nbytes for piece in pieces(out)] == [3, 3]
     assert out.pace.unacknowledged == 6
-    assert out.acknowledged(3, 0.0)
+    assert out.pace.acknowledged(3, 0.0)
     assert [piece.nbytes for piece in pieces(out)] == [3]
     assert pieces(out) == []
 
@@ -78,18 +92,18 @@ def test_p3_transfers_take_turns() -> None:
 def test_p3_a_later_transfer_takes_turns_with_one_that_is_in_progress() -> None:
     out = sender((1, [30]))
     assert len(pieces(out)) == 2
-    out.begun(2, [30])
-    assert out.acknowledged(6, 0.0)
+    out.send(2, [30])
+    assert out.pace.acknowledged(6, 0.0)
     assert [piece.id for piece in pieces(out)] == [1, 2]
 
 
 def test_p6_no_chunk_of_an_ended_transfer_leaves_and_its_bytes_in_flight_still_count() -> None:
     out = sender((1, [30]), (2, [30]))
     assert [piece.id for piece in pieces(out)] == [1, 2]
-    assert out.ended(1)
-    assert not out.ended(1)
-    assert 1 not in out
-    assert out.acknowledged(6, 0.0)
+    assert out.end(1)
+    assert not out.end(1)
+    assert 1 not in out.tracked
+    assert out.pace.acknowledged(6, 0.0)
     assert [piece.id for piece in pieces(out)] == [2, 2]
 
 
@@ -99,8 +113,8 @@ def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_
 ) -> None:
     out = sender((1, [3]))
     pieces(out)
-    assert not out.acknowledged(nbytes, 0.0)
-    out.begun(2, [100])
+    assert not out.pace.acknowledged(nbytes, 0.0)
+    out.send(2, [100])
     assert sum(piece.nbytes for piece in pieces(out)) <= WINDOW - 3
 
 
@@ -114,7 +128,7 @@ def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
     assert into.room_at(1, 1, 4) == 1
     assert into.arrived(1, 1, 4, 1) == MORE
     assert into.arrived(1, 3, 0, 2) == DONE
-    assert len(into) == 0
+    assert len(into.tracked) == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +149,7 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(
     part: int, offset: int, nbytes: int
 ) -> None:
     into = receiver(1, [10, 2])
-    into.begun(2, [4])
+    into.receive(2, [4])
     assert into.arrived(1, 0, 0, 3) == MORE
     assert min(into.room_at(1, part, offset), nbytes) < max(nbytes, 1)
     assert into.arrived(1, part, offset, nbytes) == WRONG
@@ -148,20 +162,20 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(
 
 @pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
 def test_p4_no_chunk_of_an_ended_transfer_is_accepted(over: str) -> None:
-    into = InboundTransfers()
+    into = Transfers()
     if over != "unknown":
-        into.begun(1, [6])
+        into.receive(1, [6])
         assert into.arrived(1, 0, 0, 3) == MORE
     if over == "ended":
-        assert into.ended(1)
-        assert not into.ended(1)
+        assert into.end(1)
+        assert not into.end(1)
     elif over == "complete":
         assert into.arrived(1, 0, 3, 3) == DONE
-        assert not into.ended(1)
+        assert not into.end(1)
     assert into.room_at(1, 0, 3) == 0
     assert into.arrived(1, 0, 3, 3) == LATE
     assert into.late == 1
-    assert len(into) == 0
+    assert len(into.tracked) == 0
 
 
 def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_even_unwanted_chunks() -> (
@@ -189,7 +203,7 @@ def test_p5_a_full_chunk_is_acknowledged_at_once_when_no_other_is_expected() -> 
     arrives."""
     into = receiver(1, [10 * CHUNK_BYTES])
     assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [0, 0]
-    into.ended(1)
+    into.end(1)
     assert [into.idle_credit(), into.idle_credit()] == [CHUNK_BYTES, 0]
     assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], (
         "of a transfer that has ended"
@@ -200,18 +214,18 @@ def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_
     None
 ):
     pace = Pace(window_bytes=4 * CHUNK_BYTES)
-    out, into = OutboundTransfers(pace), InboundTransfers()
-    out.begun(1, [5 * CHUNK_BYTES])
-    into.begun(1, [5 * CHUNK_BYTES])
+    out, into = Transfers(pace), Transfers()
+    out.send(1, [5 * CHUNK_BYTES])
+    into.receive(1, [5 * CHUNK_BYTES])
     now, on_the_way = 0.0, pieces(out)
     while on_the_way:
         now += 3.0  # so that the window falls
         piece = on_the_way.pop(0)
         into.arrived(*piece)
         if credit := into.credit_after(piece.nbytes):
-            assert out.acknowledged(credit, now)
+            assert out.pace.acknowledged(credit, now)
         on_the_way += pieces(out, now)
-    assert len(into) == len(out) == 0
+    assert len(into.tracked) == len(out.tracked) == 0
     assert pace.window_bytes < 4 * CHUNK_BYTES
 
 
@@ -230,8 +244,8 @@ def test_random_histories_of_both_ends_keep_the_promises(seed: int) -> None:
 def _one_connection(rng: random.Random, planted: bool) -> None:
     chunk = rng.randrange(1, 20)
     window = chunk * 2 + rng.randrange(100)
-    out, into = OutboundTransfers(fixed(window, chunk)), InboundTransfers()
-    wire: deque[OutgoingChunk | tuple[int, list[int]]] = deque()
+    out, into = Transfers(fixed(window, chunk)), Transfers()
+    wire: deque[Piece | tuple[int, list[int]]] = deque()
     back: deque[int] = deque()
     sent: dict[int, list[int]] = {}
     got: dict[int, int] = {}
@@ -246,11 +260,11 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if any(sizes):
             sent[id] = sizes
             wire.append((id, sizes))
-            out.begun(id, sizes)
+            out.send(id, sizes)
 
     def send() -> None:
-        alive = {id for id in sent if id in out}
-        piece = out.next_chunk(0.0)
+        alive = {id for id in sent if id in out.tracked}
+        piece = next_piece(out)
         if piece is None:
             return
         assert 0 < piece.nbytes <= chunk
@@ -268,11 +282,11 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if not wire:
             return
         head = wire.popleft()
-        if not isinstance(head, OutgoingChunk):
-            into.begun(*head)
+        if not isinstance(head, Piece):
+            into.receive(*head)
             got[head[0]] = 0
             return
-        known = head.id in into
+        known = head.id in into.tracked
         room = into.room_at(head.id, head.part, head.offset)
         outcome = into.arrived(head.id, head.part, head.offset, head.nbytes)
         assert (outcome == LATE) == (not known)
@@ -286,18 +300,18 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
             # ended before its header arrived
-            assert before == "failed" or (before == "ended" and head.id not in out)
+            assert before == "failed" or (before == "ended" and head.id not in out.tracked)
         back.append(into.credit_after(head.nbytes))
 
     def take_credit() -> None:
         if back:
-            assert out.acknowledged(back.popleft(), 0.0)
+            assert out.pace.acknowledged(back.popleft(), 0.0)
 
     def end() -> None:
         if sent:
             id = rng.choice(list(sent))
-            unfinished = out.ended(id)
-            if into.ended(id) or unfinished:  # its header may still be in flight
+            unfinished = out.end(id)
+            if into.end(id) or unfinished:  # its header may still be in flight
                 over.setdefault(id, "ended")
 
     steps = (
@@ -313,26 +327,62 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         # the connection ends: the lost chunks have completed no transfer that was not whole, as
         # asserted above
         return
-    while wire or back or len(out):
+    while wire or back or len(out.tracked):
         for step in (send, receive, take_credit):
             step()
     assert set(over) == set(sent)
     # the message by which the other side ends it is not simulated
-    assert all(over[id] == "ended" for id in sent if id in into)
+    assert all(over[id] == "ended" for id in sent if id in into.tracked)
     assert out.pace.unacknowledged == 0
-    assert len(out) == 0
+    assert len(out.tracked) == 0
 
 
 def test_an_announced_transfer_counts_until_it_has_ended() -> None:
-    inbound = InboundTransfers()
-    inbound.begun(1, [10, 20])
-    inbound.begun(2, [5])
+    inbound = Transfers()
+    inbound.receive(1, [10, 20])
+    inbound.receive(2, [5])
     assert inbound.announced == 35
     inbound.arrived(2, 0, 0, 5)
     assert inbound.announced == 30
     inbound.arrived(1, 0, 3, 1)  # a gap
     assert inbound.announced == 0
-    inbound.begun(3, [7])
-    assert inbound.ended(3)
-    assert not inbound.ended(3)
+    inbound.receive(3, [7])
+    assert inbound.end(3)
+    assert not inbound.end(3)
     assert inbound.announced == 0
+
+
+def test_the_states_of_a_transfer() -> None:
+    end = Transfers(fixed(WINDOW, CHUNK))
+    arguments = end.send(1, [5, 0], ["handle"], held=True)
+    assert arguments.state is TransferState.HELD
+    assert end.sending
+    assert pieces(end) == []
+    end.ask(1)
+    assert arguments.state is TransferState.SENDING
+    assert pieces(end) == [Piece(1, 0, 0, 3), Piece(1, 0, 3, 2)]
+    assert (arguments.state, end.sending) == (TransferState.LENT, False)
+    assert end.receive(1, [4]) is arguments
+    assert (arguments.state, end.announced) == (TransferState.RECEIVING, 4)
+    assert end.arrived(1, 0, 0, 4) == DONE
+    assert (arguments.state, end.announced) == (TransferState.LENT, 0)
+    assert not end.end(1)
+    assert arguments.state is TransferState.OVER
+    assert not end.tracked
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held back", "being sent"])
+def test_parts_whose_call_has_its_reply_are_not_sent(held: bool) -> None:
+    end = Transfers(fixed(WINDOW, CHUNK))
+    end.send(1, [50], held=held)
+    end.receive(1, [4])
+    end.ask(1)
+    assert (pieces(end), end.sending) == ([], False)
+    assert end.arrived(1, 0, 0, 4) == DONE
+    assert not end.tracked
+
+
+def test_another_change_of_state_is_an_internal_error() -> None:
+    end = receiver(7, [4])
+    with pytest.raises(InternalError, match="transfer 7 cannot go from RECEIVING to RECEIVING"):
+        end.receive(7, [4])

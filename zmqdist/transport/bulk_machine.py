@@ -1,8 +1,8 @@
 """Large payloads in chunks: the sending and the receiving side of one connection's bulk channel,
 without I/O.
 
-Rule 1: each side of a connection has one `OutboundTransfers` for the parts that it sends and one
-`InboundTransfers` for those it receives.
+Rule 1: each side of a connection has one `Transfers`, for the parts that it sends and for those that
+it receives.
 Rule 2: the caller reports an event by a method call, and acts on the return value.
 Rule 3: a wrong chunk raises no exception. `arrived` returns WRONG, and only the transfer of that
 chunk fails.
@@ -38,36 +38,81 @@ Not here: the memory and the socket (transfers.py), the meaning of the parts (rp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from zmqdist.limits import CHUNK_BYTES
+from zmqdist.transitions import enter
 from zmqdist.transport.pace import Pace
 
 
-class OutgoingChunk(NamedTuple):
-    """The chunk to send next: `nbytes` bytes of part `part` of transfer `id`, starting at
-    `offset`.
+class TransferState(enum.Enum):
+    """The state of a transfer, which is the large parts of one call that are on the way."""
+
+    NEW = enum.auto()
+    HELD = enum.auto()
+    """This side sends no chunk until the peer asks for the parts."""
+    SENDING = enum.auto()
+    """This side has chunks left to send."""
+    RECEIVING = enum.auto()
+    """This side awaits chunks."""
+    LENT = enum.auto()
+    """No chunk is left, but this side has lent shared memory to the peer."""
+    OVER = enum.auto()
+
+
+TRANSITIONS: Final[Mapping[TransferState, frozenset[TransferState]]] = {
+    TransferState.NEW: frozenset(
+        {
+            TransferState.HELD,
+            TransferState.SENDING,
+            TransferState.RECEIVING,
+            TransferState.LENT,
+        }
+    ),
+    # RECEIVING: the reply has come, so that the arguments of its call need not be sent any more
+    TransferState.HELD: frozenset(
+        {TransferState.SENDING, TransferState.RECEIVING, TransferState.OVER}
+    ),
+    TransferState.SENDING: frozenset(
+        {TransferState.RECEIVING, TransferState.LENT, TransferState.OVER}
+    ),
+    TransferState.RECEIVING: frozenset({TransferState.LENT, TransferState.OVER}),
+    TransferState.LENT: frozenset({TransferState.RECEIVING, TransferState.OVER}),
+    TransferState.OVER: frozenset(),
+}
+
+
+class Transfer:
+    """The large parts of one call that are on the way, in either direction.
+
+    Attributes:
+      sizes, total: bytes of each part that travels in chunks, 0 for another part; and their sum.
+      part, offset: the place that the transfer has reached: `offset` bytes of part `part` and all
+        bytes of the parts before it were transferred. `part` is len(sizes) when all parts are
+        complete.
+      lent: the leases of shared memory that were made for the message of the call.
+      buffers: for the runtime, the buffers of the parts. Chunks are read from them, or fill them.
+      on_arrived: for the runtime, the function that gets the buffers at the end.
     """
 
-    id: int
-    part: int
-    offset: int
-    nbytes: int
+    __slots__ = ("buffers", "id", "lent", "offset", "on_arrived", "part", "sizes", "state", "total")
 
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.state = TransferState.NEW
+        self.lent: Sequence[Any] = ()
+        self.buffers: list[Any] = []
+        self.on_arrived: Any = None
+        self.sizes: Sequence[int] = ()
+        self.total = self.part = self.offset = 0
 
-class _Progress:
-    """The place that a transfer has reached: `offset` bytes of part `part` and all bytes of the
-    parts before it were transferred. `part` is len(sizes) when all parts are complete.
-    """
-
-    __slots__ = ("offset", "part", "sizes", "total")
-
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def start(self, sizes: Sequence[int]) -> None:
+        """Go to the first byte of parts of these sizes."""
         self.sizes = sizes
         self.total = sum(sizes)
-        self.part = 0
-        self.offset = 0
+        self.part = self.offset = 0
         self.advance(0)
 
     @property
@@ -85,69 +130,13 @@ class _Progress:
         return self.part == len(self.sizes)
 
 
-class OutboundTransfers:
-    """The transfers that one connection sends.
+class OutgoingChunk(NamedTuple):
+    """The chunk to send next: `nbytes` bytes of part `part` of a transfer, starting at `offset`."""
 
-    Attributes:
-      pace: the Pace that decides how many bytes may be unacknowledged, and counts them.
-    """
-
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.pace = Pace() if pace is None else pace
-        self._queue: dict[int, _Progress] = {}
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __contains__(self, id: int) -> bool:
-        return id in self._queue
-
-    def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """Record that the header of a transfer was sent.
-
-        Args:
-          id: a number that is not in use.
-          sizes: bytes of each part; 0 for a part that does not travel in chunks. At least one size
-            is not 0.
-        """
-        assert id not in self._queue
-        self._queue[id] = _Progress(sizes)
-
-    @property
-    def bytes_left(self) -> int:
-        """Bytes of large parts that are unsent, or sent and not acknowledged."""
-        unsent = sum(
-            sum(place.sizes[place.part :]) - place.offset for place in self._queue.values()
-        )
-        return self.pace.unacknowledged + unsent
-
-    def next_chunk(self, now: float) -> OutgoingChunk | None:
-        """Return the chunk to send now and count it as sent; None if nothing is left or the window
-        is full."""
-        for id, place in self._queue.items():
-            nbytes = min(place.part_bytes_left, self.pace.chunk_bytes)
-            if not self.pace.fits(nbytes):
-                return None
-            piece = OutgoingChunk(id, place.part, place.offset, nbytes)
-            self.pace.sent(nbytes, now)
-            del self._queue[id]
-            if not place.advance(nbytes):
-                # this transfer moves to the end of the queue, so that the other transfers send a
-                # chunk first (P3)
-                self._queue[id] = place
-            return piece
-        return None
-
-    def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Record that the receiver has taken `nbytes` bytes. Return False, and change nothing, if
-        fewer than that are unacknowledged.
-        """
-        return self.pace.acknowledged(nbytes, now)
-
-    def ended(self, id: int) -> bool:
-        """Drop the rest of a transfer; return False if it was sent completely, or the id is
-        unknown."""
-        return self._queue.pop(id, None) is not None
+    transfer: Transfer
+    part: int
+    offset: int
+    nbytes: int
 
 
 LATE: Final = 0
@@ -160,42 +149,145 @@ WRONG: Final = 3
 """The chunk does not fit: the transfer has failed, and `problem` says why."""
 
 
-class InboundTransfers:
-    """The transfers that one connection receives.
+class Transfers:
+    """The transfers of one side of one connection.
 
     Attributes:
-      announced: bytes of all transfers that have not ended, including the bytes that have arrived.
+      tracked: the transfers that are not over, by the number of their call.
+      turns: the transfers that send chunks, in the order of their turns.
+      pace: the Pace that decides how many bytes may be unacknowledged, and counts them.
+      announced: bytes of all transfers that this side receives, including the bytes that have
+        arrived.
       late: number of chunks that arrived after their transfer was over.
       problem: why the last WRONG chunk did not fit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.tracked: dict[int, Transfer] = {}
+        self.turns: dict[int, Transfer] = {}
+        self.pace = Pace() if pace is None else pace
         self.announced = 0
         self.late = 0
         self.problem = ""
-        self._uncredited = 0
-        self._progress: dict[int, _Progress] = {}
+        self._held = self._receiving = self._uncredited = 0
 
-    def __len__(self) -> int:
-        return len(self._progress)
+    def _enter(self, transfer: Transfer, state: TransferState) -> None:
+        before = transfer.state
+        transfer.state = enter(TRANSITIONS, before, state, "transfer", transfer.id)
+        if before is TransferState.SENDING:
+            del self.turns[transfer.id]
+        elif before is TransferState.RECEIVING:
+            self._receiving -= 1
+            self.announced -= transfer.total
+        elif before is TransferState.HELD:
+            self._held -= 1
+        if state is TransferState.OVER:
+            del self.tracked[transfer.id]
+        elif state is TransferState.SENDING:
+            self.turns[transfer.id] = transfer
+        elif state is TransferState.RECEIVING:
+            self._receiving += 1
+            self.announced += transfer.total
+        elif state is TransferState.HELD:
+            self._held += 1
 
-    def __contains__(self, id: int) -> bool:
-        return id in self._progress
+    def end(self, id: int) -> bool:
+        """End the transfer of a call. Return whether chunks were still to be sent or to arrive;
+        False if there is no such transfer."""
+        transfer = self.tracked.get(id)
+        if transfer is None:
+            return False
+        unfinished = transfer.state is not TransferState.LENT
+        self._enter(transfer, TransferState.OVER)
+        return unfinished
 
-    def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """Record that the header of a transfer has arrived. The arguments are those of
-        `OutboundTransfers.begun`."""
-        assert id not in self._progress
-        place = self._progress[id] = _Progress(sizes)
-        self.announced += place.total
+    def _complete(self, transfer: Transfer) -> None:
+        self._enter(transfer, TransferState.LENT if transfer.lent else TransferState.OVER)
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    @property
+    def sending(self) -> bool:
+        """Whether chunks are left to send, now or when the peer asks for them."""
+        return len(self.turns) > 0 or self._held > 0
+
+    def send(
+        self, id: int, sizes: Sequence[int], lent: Sequence[Any] = (), *, held: bool = False
+    ) -> Transfer:
+        """Record that the header of a transfer was sent.
+
+        Args:
+          id: a number that is not in use.
+          sizes: bytes of each part; 0 for a part that does not travel in chunks.
+          lent: the leases of shared memory of the other parts.
+          held: whether the chunks wait until `ask`.
+        """
+        assert id not in self.tracked
+        transfer = self.tracked[id] = Transfer(id)
+        transfer.lent = lent
+        transfer.start(sizes)
+        chunked = TransferState.HELD if held else TransferState.SENDING
+        self._enter(transfer, chunked if transfer.total else TransferState.LENT)
+        return transfer
+
+    def ask(self, id: int) -> None:
+        """Record that the peer asks for parts that are held back. Does nothing if none are."""
+        transfer = self.tracked.get(id)
+        if transfer is not None and transfer.state is TransferState.HELD:
+            self._enter(transfer, TransferState.SENDING)
+
+    def stop_sending(self, id: int) -> None:
+        """Send no further chunk of a call, because its reply has arrived."""
+        if id in self.turns:
+            self._complete(self.turns[id])
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of large parts that are unsent, or sent and not acknowledged."""
+        unsent = sum(sum(each.sizes[each.part :]) - each.offset for each in self.turns.values())
+        return self.pace.unacknowledged + unsent
+
+    def next_chunk(self, now: float) -> OutgoingChunk | None:
+        """Return the chunk to send now and count it as sent; None if nothing is left or the window
+        is full."""
+        for id, transfer in self.turns.items():
+            nbytes = min(transfer.part_bytes_left, self.pace.chunk_bytes)
+            if not self.pace.fits(nbytes):
+                return None
+            piece = OutgoingChunk(transfer, transfer.part, transfer.offset, nbytes)
+            self.pace.sent(nbytes, now)
+            # this transfer moves to the end, so that the other transfers send a chunk first (P3)
+            del self.turns[id]
+            self.turns[id] = transfer
+            if transfer.advance(nbytes):
+                self._complete(transfer)
+            return piece
+        return None
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def is_receiving(self, id: int) -> bool:
+        """Return whether this side awaits chunks of this call."""
+        transfer = self.tracked.get(id)
+        return transfer is not None and transfer.state is TransferState.RECEIVING
+
+    def receive(self, id: int, sizes: Sequence[int]) -> Transfer:
+        """Record that the header of a transfer has arrived. At least one size is not 0. Parts of
+        the same call that this side still sends, or holds back, are not sent any more."""
+        transfer = self.tracked.get(id)
+        if transfer is None:
+            transfer = self.tracked[id] = Transfer(id)
+        transfer.start(sizes)
+        self._enter(transfer, TransferState.RECEIVING)
+        return transfer
 
     def room_at(self, id: int, part: int, offset: int) -> int:
         """Return how many bytes of a chunk the caller may store at this offset of the part; 0 if
         the chunk is late or wrong."""
-        place = self._progress.get(id)
-        if place is None or (place.part, place.offset) != (part, offset):
+        transfer = self.tracked.get(id)
+        if transfer is None or (transfer.part, transfer.offset) != (part, offset):
             return 0
-        return place.part_bytes_left
+        return transfer.part_bytes_left if transfer.state is TransferState.RECEIVING else 0
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
         """Record that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or
@@ -203,20 +295,20 @@ class InboundTransfers:
 
         The caller stores the bytes of the chunk before it calls this, if `room_at` permits it.
         """
-        place = self._progress.get(id)
-        if place is None:
+        transfer = self.tracked.get(id)
+        if transfer is None or transfer.state is not TransferState.RECEIVING:
             self.late += 1
             return LATE
-        if (place.part, place.offset) != (part, offset) or not 0 < nbytes <= place.part_bytes_left:
+        left = transfer.part_bytes_left
+        if (transfer.part, transfer.offset) != (part, offset) or not 0 < nbytes <= left:
             self.problem = (
                 f"a chunk of {nbytes} bytes at {offset} of part {part}, "
-                f"where at most {place.part_bytes_left} at {place.offset} of part {place.part} "
-                f"belong"
+                f"where at most {left} at {transfer.offset} of part {transfer.part} belong"
             )
-            self.ended(id)
+            self._complete(transfer)
             return WRONG
-        if place.advance(nbytes):
-            self.ended(id)
+        if transfer.advance(nbytes):
+            self._complete(transfer)
             return DONE
         return MORE
 
@@ -224,7 +316,7 @@ class InboundTransfers:
         """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 if the chunk is
         acknowledged together with the next chunk (P5).
         """
-        if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._progress:
+        if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._receiving:
             self._uncredited = nbytes
             return 0
         taken, self._uncredited = self._uncredited + nbytes, 0
@@ -235,17 +327,7 @@ class InboundTransfers:
         acknowledgment waited for a next chunk (P5), if this side now awaits no chunk. Return 0
         otherwise.
         """
-        if self._progress:
+        if self._receiving:
             return 0
         taken, self._uncredited = self._uncredited, 0
         return taken
-
-    def ended(self, id: int) -> bool:
-        """Drop the rest of a transfer; return False if it was over already, or the id is
-        unknown.
-        """
-        place = self._progress.pop(id, None)
-        if place is None:
-            return False
-        self.announced -= place.total
-        return True

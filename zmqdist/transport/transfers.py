@@ -37,7 +37,7 @@ from zmqdist.clock import monotonic
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
-from zmqdist.transport.bulk_machine import DONE, WRONG, InboundTransfers, OutboundTransfers
+from zmqdist.transport.bulk_machine import DONE, WRONG, Transfers, TransferState
 from zmqdist.transport.calls_machine import nbytes_of
 from zmqdist.transport.shm_peer import PeerPool, open_peer
 from zmqdist.transport.shm_pool import Block, Handle, ShmPool, memory_for, this_pool
@@ -79,27 +79,6 @@ def allocate_fresh(sizes: list[int]) -> list[Any]:
     return [memory_for(size) if size else None for size in sizes]
 
 
-class _Transfer:
-    """The parts of one call that are on the way, in either direction.
-
-    Attributes:
-      handles: the leases of shared memory that were made for the message of the call.
-      views: the buffers to send in chunks; None for a part that travels another way. If `held`,
-        they are sent after SendParts.
-      frames: the received parts. Some are complete; chunks fill the others as they arrive.
-        `on_arrived` gets all of them at the end.
-    """
-
-    __slots__ = ("frames", "handles", "held", "on_arrived", "views")
-
-    def __init__(self) -> None:
-        self.held = False
-        self.handles: list[Handle] = []
-        self.views: list[Any] = []
-        self.frames: list[Any] = []
-        self.on_arrived: OnArrived | None = None
-
-
 class BulkChannel:
     """The large parts that travel through one connection. One thread at a time uses the channel.
     The connection's owner calls `connection_lost`.
@@ -124,16 +103,14 @@ class BulkChannel:
             connection is lost.
         """
         self.shares_memory = False
-        self.tracked: dict[int, _Transfer] = {}
+        self._transfers = Transfers()
+        self.tracked = self._transfers.tracked
         self.faults = 0
         self._peer = peer
         self._send_message = send_message
         self._clock = clock
         self._pool: ShmPool | None = None
         self._peer_pool: PeerPool | None = None
-        self._outbound = OutboundTransfers()
-        self._inbound = InboundTransfers()
-        self._held_count = 0
 
     # -- shared memory -----------------------------------------------------------------------------
 
@@ -163,7 +140,7 @@ class BulkChannel:
         """Whether chunks are left to send, now or after SendParts. If so, a thread must read the
         peer's Credit and SendParts messages, which permit the next chunks.
         """
-        return len(self._outbound) > 0 or self._held_count > 0
+        return self._transfers.sending
 
     @property
     def undelivered(self) -> int:
@@ -171,86 +148,74 @@ class BulkChannel:
         has not claimed. The value is 0 when all large parts have reached the peer.
         """
         pool = self._pool
-        handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
-        return self._outbound.bytes_left + (
+        handles = [handle for transfer in self.tracked.values() for handle in transfer.lent]
+        return self._transfers.bytes_left + (
             0 if pool is None else sum(map(pool.is_unclaimed, handles))
         )
 
     @property
     def unacknowledged(self) -> int:
         """Bytes of chunks that were sent and that the peer has not acknowledged."""
-        return self._outbound.pace.unacknowledged
+        return self._transfers.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
         """Return whether this side still awaits chunks of this call."""
-        return id in self._inbound
+        return self._transfers.is_receiving(id)
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
         """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
         because the connection is lost."""
         nbytes = nbytes_of(sources)
-        if nbytes <= self._outbound.pace.chunk_bytes:
+        if nbytes <= self._transfers.pace.chunk_bytes:
             return self._send_message(message, sources)
         if nbytes <= CHUNK_BYTES:
             sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
-        transfer = _Transfer()
+        handles: list[Handle] = []
+        buffers: list[Any] = []
         parts: list[Part] = []
         for source in sources:
             handle = source.lend() if isinstance(source, Block) and self.shares_memory else None
             if handle is not None:
-                transfer.handles.append(handle)
-                transfer.views.append(None)
+                handles.append(handle)
+                buffers.append(None)
                 parts.append(handle)
             else:
                 view = memoryview(source.array() if isinstance(source, Block) else source)  # type: ignore[arg-type]
-                transfer.views.append(view)
+                buffers.append(view)
                 parts.append((view.nbytes,))
         message.parts = tuple(parts)
         if not self._send_message(message, ()):
-            self._take_back(transfer)
+            self._take_back(handles)
             return False
-        if transfer.handles:
+        if handles:
             self._forget_claimed()
         # if a faulty peer uses the number of a call twice, this ends the earlier transfer
         self.call_ended(message.id)
-        self.tracked[message.id] = transfer
-        if any(view is not None for view in transfer.views):
-            if type(message) is Call and message.held:
-                transfer.held = True
-                self._held_count += 1
-            else:
-                self._begin_chunks(message.id, transfer)
+        sizes = [0 if view is None else view.nbytes for view in buffers]
+        held = type(message) is Call and message.held
+        self._transfers.send(message.id, sizes, handles, held=held).buffers = buffers
+        self._send_chunks()
         return True
 
     def send_held_parts(self, message: SendParts) -> None:
         """Send the parts that a call holds back, because the peer has room for them now. Do nothing
         if the call is over."""
-        transfer = self.tracked.get(message.id)
-        if transfer is not None and transfer.held:
-            transfer.held = False
-            self._held_count -= 1
-            self._begin_chunks(message.id, transfer)
-
-    def _begin_chunks(self, id: int, transfer: _Transfer) -> None:
-        self._outbound.begun(id, [0 if view is None else view.nbytes for view in transfer.views])
+        self._transfers.ask(message.id)
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
         """Record that the peer has taken chunks out of its queue, and send the next chunks."""
-        self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
+        self.faults += not self._transfers.pace.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 
     def _send_chunks(self) -> None:
-        while (piece := self._outbound.next_chunk(self._clock())) is not None:
-            transfer = self.tracked[piece.id]
-            view = transfer.views[piece.part]
-            chunk = Chunk(piece.id, piece.part, piece.offset)
-            if not self._send_message(chunk, (view[piece.offset : piece.offset + piece.nbytes],)):
+        while (piece := self._transfers.next_chunk(self._clock())) is not None:
+            transfer, part, offset, nbytes = piece
+            frame = transfer.buffers[part][offset : offset + nbytes]
+            if not self._send_message(Chunk(transfer.id, part, offset), (frame,)):
                 return  # the connection is lost, and its owner will notice
-            if piece.id not in self._outbound:
-                transfer.views = []
-                if not transfer.handles:
-                    del self.tracked[piece.id]
+            if transfer.state is not TransferState.SENDING:
+                transfer.buffers = []
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -268,19 +233,18 @@ class BulkChannel:
           OpError, MemoryError: `allocate` has raised this error.
         """
         sizes = self._sizes(id, parts)
-        if self._inbound.announced + sum(sizes) > RECEIVING_BYTES_MAX:
+        if self._transfers.announced + sum(sizes) > RECEIVING_BYTES_MAX:
             text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not arrived: send fewer at a time"
             raise ResourceExhaustedError(text)
         frames = allocate(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
                 frames[number] = self._attach(part)
-        self._outbound.ended(id)
         if not any(sizes):
+            self._transfers.stop_sending(id)
             return frames
-        transfer = self.tracked.setdefault(id, _Transfer())
-        transfer.views, transfer.frames, transfer.on_arrived = [], frames, on_arrived
-        self._inbound.begun(id, sizes)
+        transfer = self._transfers.receive(id, sizes)
+        transfer.buffers, transfer.on_arrived = frames, on_arrived
         return None
 
     def decline(self, parts: Sequence[Part]) -> None:
@@ -296,22 +260,19 @@ class BulkChannel:
         """Store a chunk if its transfer still needs it, and acknowledge it in any case."""
         id, part, offset = message.id, message.part, message.offset
         nbytes = len(frames[0]) if len(frames) == 1 else 0
-        if 0 < nbytes <= self._inbound.room_at(id, part, offset):
-            target = self.tracked[id].frames[part]
+        transfer = self.tracked.get(id)
+        if transfer is not None and 0 < nbytes <= self._transfers.room_at(id, part, offset):
+            target = transfer.buffers[part]
             target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
-        outcome = self._inbound.arrived(id, part, offset, nbytes)
-        credit = self._inbound.credit_after(nbytes)
+        outcome = self._transfers.arrived(id, part, offset, nbytes)
+        credit = self._transfers.credit_after(nbytes)
         if credit:
             self._send_message(Credit(credit), ())
-        if outcome in (DONE, WRONG):
-            transfer = self.tracked[id]
-            end, transfer.on_arrived = transfer.on_arrived, None
-            whole, transfer.frames = transfer.frames, []
-            if not transfer.handles:
-                del self.tracked[id]
-            assert end is not None
+        if transfer is not None and outcome in (DONE, WRONG):
             self.faults += outcome == WRONG
-            end(whole if outcome == DONE else None, self._inbound.problem)
+            end, transfer.on_arrived = transfer.on_arrived, None
+            whole, transfer.buffers = transfer.buffers, []
+            end(whole if outcome == DONE else None, self._transfers.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
         """Check the announced parts. Return the bytes of each part that travels in chunks, and 0
@@ -322,7 +283,7 @@ class BulkChannel:
             for part in parts
         ):
             raise WireError(self._peer, "a message announces parts of impossible sizes")
-        if id in self._inbound:
+        if self._transfers.is_receiving(id):
             raise WireError(self._peer, "a message announces parts that were announced before")
         return sizes
 
@@ -339,19 +300,13 @@ class BulkChannel:
         """End the transfers of a call. Return whether this side must inform the peer that the call
         is over, because the peer still sends or awaits parts.
         """
-        unfinished = self._forget_call(id)
-        if owed := self._inbound.idle_credit():
+        transfer = self.tracked.get(id)
+        if transfer is not None:
+            self._take_back(transfer.lent)
+        unfinished = self._transfers.end(id)
+        if owed := self._transfers.idle_credit():
             self._send_message(Credit(owed), ())
         return unfinished
-
-    def _forget_call(self, id: int) -> bool:
-        transfer = self.tracked.pop(id, None)
-        if transfer is None:
-            return False
-        self._take_back(transfer)
-        sending, receiving = self._outbound.ended(id), self._inbound.ended(id)
-        self._held_count -= transfer.held
-        return sending or receiving or transfer.held
 
     def connection_lost(self) -> None:
         """End all transfers, because the connection is lost, and close the peer's shared memory.
@@ -360,8 +315,9 @@ class BulkChannel:
         collector would close it.
         """
         self.shares_memory = False
-        for id in list(self.tracked):
-            self._forget_call(id)
+        for id, transfer in list(self.tracked.items()):
+            self._take_back(transfer.lent)
+            self._transfers.end(id)
         self._peer_pool = None
 
     def finalize(self) -> None:
@@ -369,16 +325,15 @@ class BulkChannel:
         handles back. The channel is not used afterwards.
         """
         for transfer in self.tracked.values():
-            for handle in transfer.handles:
+            for handle in transfer.lent:
                 assert self._pool is not None
                 self._pool.take_back_soon(handle)
-        self.tracked.clear()
         self._peer_pool = None
-        self._held_count = 0
-        self._outbound, self._inbound = OutboundTransfers(), InboundTransfers()
+        self._transfers = Transfers()
+        self.tracked = self._transfers.tracked
 
-    def _take_back(self, transfer: _Transfer) -> None:
-        for handle in transfer.handles:
+    def _take_back(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
             assert self._pool is not None
             self._pool.take_back(handle)
 
@@ -388,10 +343,6 @@ class BulkChannel:
         pool = self._pool
         assert pool is not None
         for id, transfer in list(self.tracked.items()):
-            if (
-                transfer.on_arrived is None
-                and not transfer.held
-                and id not in self._outbound
-                and not any(map(pool.is_unclaimed, transfer.handles))
-            ):
-                del self.tracked[id]
+            claimed = not any(map(pool.is_unclaimed, transfer.lent))
+            if transfer.state is TransferState.LENT and claimed:
+                self._transfers.end(id)
