@@ -3,165 +3,182 @@ seeds it must report a broken promise."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
+from tests.sim.planted import Plant, around, effects, events, unheard, without
 from tests.sim.simulations.keyring import simulate_keyring
+from zmqdist.events import Send, Ticked
+from zmqdist.messages import AskKey, Join, Joined, KeyState
 from zmqdist.transport import keyring_machine
-from zmqdist.transport.keyring_machine import CutKey, Keyring, KeysRevoked, KeyVerdict, SaveKeyring
+from zmqdist.transport.keyring_machine import (
+    REVOKED,
+    CutKey,
+    KeyHeard,
+    Keyring,
+    KeysRevoked,
+    KeyVerdict,
+    SaveKeyring,
+    TokenMade,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
 SEEDS_MAX = 500
 
-ADMIT = vars(Keyring)["_admit"]
-EXPIRE = vars(Keyring)["_expire"]
-FORGET = vars(Keyring)["_forget"]
-PROBLEM = vars(Keyring)["_problem"]
-RECORD = Keyring.record
-RESTORE = Keyring.restore
-REVOKE = vars(Keyring)["_revoke"]
-VERDICT = Keyring.verdict
+
+def is_joined(effect: Any) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, Joined)
 
 
-def any_name(self: Keyring, token: Any, name: str, key: bytes, now: float) -> Any:
-    return PROBLEM(self, token, token.name, key, now)
+def any_name(patch: pytest.MonkeyPatch) -> None:
+    """Each Join has the name of its token."""
+    names: dict[str, str] = {}
+
+    def alter(self: Keyring, event: Any) -> Any:
+        if isinstance(event, TokenMade):
+            names[event.number] = event.name
+        if isinstance(event, KeyHeard) and isinstance(event.heard.message, Join):
+            join = event.heard.message
+            right = Join(join.number, join.secret, names[join.number])
+            return replace(event, heard=replace(event.heard, message=right))
+        return event
+
+    events(Keyring, alter)(patch)
 
 
-def used_again(self: Keyring, token: Any, name: str, key: bytes, now: float) -> Any:
-    token.key = b""
-    return PROBLEM(self, token, name, key, now)
+def used_again(patch: pytest.MonkeyPatch) -> None:
+    """The event of a token comes again before each Join."""
+    tokens: dict[str, TokenMade] = {}
+
+    def handle(former: Any, self: Keyring, event: Any, now: float) -> Any:
+        if isinstance(event, TokenMade):
+            tokens[event.number] = event
+        if isinstance(event, KeyHeard) and isinstance(event.heard.message, Join):
+            former(self, tokens[event.heard.message.number], now)
+        return former(self, event, now)
+
+    around(Keyring, "handle", handle)(patch)
 
 
-def never_late(self: Keyring, token: Any, name: str, key: bytes, now: float) -> Any:
-    return PROBLEM(self, token, name, key, min(now, token.until - 1))
+def unsaved(self: Keyring, event: Any, made: list[Any]) -> list[Any]:
+    joined = any(map(is_joined, made))
+    return [each for each in made if not (joined and isinstance(each, SaveKeyring))]
 
 
-def unsaved(self: Keyring, *args: Any) -> list[Any]:
-    return [effect for effect in ADMIT(self, *args) if not isinstance(effect, SaveKeyring)]
+def saved_last(self: Keyring, event: Any, made: list[Any]) -> list[Any]:
+    return sorted(made, key=lambda each: isinstance(each, SaveKeyring))
 
 
-def saved_last(self: Keyring, *args: Any) -> list[Any]:
-    effects = ADMIT(self, *args)
-    return sorted(effects, key=lambda effect: isinstance(effect, SaveKeyring))
+def silent(about: Any) -> Plant:
+    """No process is told of these states of keys, unless it asks."""
+
+    def alter(self: Keyring, event: Any, made: list[Any]) -> list[Any]:
+        if isinstance(event, KeyHeard) and isinstance(event.heard.message, AskKey):
+            return made
+        return [
+            each
+            for each in made
+            if not (
+                isinstance(each, Send)
+                and isinstance(each.message, KeyState)
+                and about(each.message)
+            )
+        ]
+
+    return effects(Keyring, alter)
 
 
-def revoked_and_not_saved(self: Keyring, event: KeysRevoked) -> list[Any]:
-    return [effect for effect in REVOKE(self, event) if not isinstance(effect, SaveKeyring)]
-
-
-def revoked_and_not_cut(self: Keyring, event: KeysRevoked) -> list[Any]:
-    return [effect for effect in REVOKE(self, event) if not isinstance(effect, CutKey)]
-
-
-def without_revocations(self: Keyring) -> dict[str, Any]:
-    return {**RECORD(self), "revoked": []}
-
-
-def nobody_hears(self: Keyring, key: bytes) -> list[Any]:
-    return []
-
-
-def both_are_current(
-    self: Keyring, key: bytes, member: Any, now: float, replies: list[Any]
-) -> list[Any]:
+def both_are_current(former: Any, self: Keyring, event: Any, now: float) -> Any:
     members = dict(self.members)
-    effects = ADMIT(self, key, member, now, replies)
-    self.members = {**members, key: member}
-    return effects
+    made = former(self, event, now)
+    if any(map(is_joined, made)):
+        self.members |= {key: members[key] for key in members if key in self.members}
+    return made
 
 
-def never_expires(self: Keyring, now: float) -> list[Any]:
-    return []
+def forgets(which: Any) -> Plant:
+    """The keyring forgets each replaced key of which `which(key, role, shown)` is true."""
+
+    def alter(self: Keyring, event: Any, made: list[Any]) -> list[Any]:
+        shown = {each.shown for each in self.members.values() if each.replaced_at is None}
+        for key in [key for key, each in self.members.items() if each.replaced_at is not None]:
+            if which(self.verdict(key).role, key in shown):
+                del self.members[key]
+        return made
+
+    return effects(Keyring, alter)
 
 
-def expires_in_silence(self: Keyring, now: float) -> list[Any]:
-    EXPIRE(self, now)
-    return []
-
-
-def never_forgets(self: Keyring) -> list[Any]:
-    return []
-
-
-def forgets_in_silence(self: Keyring) -> list[Any]:
-    FORGET(self)
-    return []
-
-
-def forgets_what_ports_show(self: Keyring) -> list[Any]:
-    current = {key: member for key, member in self.members.items() if member.replaced_at is None}
-    self.members |= {key: replace(member, shown=b"") for key, member in current.items()}
-    sent = FORGET(self)
-    self.members |= {key: member for key, member in current.items() if key in self.members}
-    return sent
-
-
-def forgets_at_once(self: Keyring) -> list[Any]:
-    expiring, self._expiring = self._expiring, {}  # reach: the bug is in what this reads
-    sent = FORGET(self)
-    self._expiring = {
-        key: until for key, until in expiring.items() if key in self.members
-    }  # reach: as above
-    return sent
-
-
-def revoked_members_only(self: Keyring, key: bytes) -> KeyVerdict:
+def revoked_members_only(former: Any, self: Keyring, key: bytes) -> KeyVerdict:
     role = self.static.get(key, "")
-    return KeyVerdict(role, role, bool(role)) if role else VERDICT(self, key)
+    return KeyVerdict(role, role, bool(role)) if role else former(self, key)
 
 
-BUGS: list[tuple[str, Any, str, Callable[..., Any], str]] = [
-    ("a token works under any name", Keyring, "_problem", any_name, "P1"),
-    ("a token works twice", Keyring, "_problem", used_again, "P1"),
-    ("a token has no end", Keyring, "_problem", never_late, "P1"),
-    ("any secret is right", hmac, "compare_digest", lambda one, other: True, "P1"),
-    ("an admission is not saved", Keyring, "_admit", unsaved, "P4"),
-    ("an admission is saved too late", Keyring, "_admit", saved_last, "P4"),
-    ("a revocation is not saved", Keyring, "_revoke", revoked_and_not_saved, "P2"),
-    ("revocations are not in the record", Keyring, "record", without_revocations, "P"),
-    ("a revoked key goes on", Keyring, "_revoke", revoked_and_not_cut, "P7"),
-    ("a static key cannot be revoked", Keyring, "verdict", revoked_members_only, "P"),
-    ("changes are told to no process", Keyring, "_changed", nobody_hears, "P3"),
-    ("a moved address is told to no process", Keyring, "_moved", nobody_hears, "P3"),
-    ("two keys of one name are current", Keyring, "_admit", both_are_current, "P5"),
-    ("a replaced key stays good", Keyring, "_expire", never_expires, "P5"),
-    ("replaced keys are kept for ever", Keyring, "_forget", never_forgets, "P8"),
+BUGS: list[tuple[str, Plant, str]] = [
+    ("a token works under any name", any_name, "P1"),
+    ("a token works twice", used_again, "P1"),
     (
-        "a key that an open port shows is forgotten",
-        Keyring,
-        "_forget",
-        forgets_what_ports_show,
+        "a token has no end",
+        events(
+            Keyring,
+            lambda self, event: (
+                replace(event, until=inf) if isinstance(event, TokenMade) else event
+            ),
+        ),
+        "P1",
+    ),
+    (
+        "any secret is right",
+        lambda patch: patch.setattr(keyring_machine.hmac, "compare_digest", lambda *two: True),
+        "P1",
+    ),
+    ("an admission is not saved", effects(Keyring, unsaved), "P4"),
+    ("an admission is saved too late", effects(Keyring, saved_last), "P4"),
+    ("a revocation is not saved", without(Keyring, SaveKeyring, KeysRevoked), "P2"),
+    (
+        "revocations are not in the record",
+        around(Keyring, "record", lambda former, self: {**former(self), "revoked": []}),
+        "P",
+    ),
+    ("a revoked key goes on", without(Keyring, CutKey), "P7"),
+    ("a static key cannot be revoked", around(Keyring, "verdict", revoked_members_only), "P"),
+    ("changes are told to no process", silent(lambda state: not state.address), "P3"),
+    ("a moved address is told to no process", silent(lambda state: state.address), "P3"),
+    ("two keys of one name are current", around(Keyring, "handle", both_are_current), "P5"),
+    ("a replaced key stays good", unheard(Keyring, Ticked), "P5"),
+    (
+        "replaced keys are kept for ever",
+        around(
+            Keyring,
+            "__init__",
+            lambda former, *args, **kwargs: former(*args, **{**kwargs, "replaced_max": 10**6}),
+        ),
         "P8",
     ),
-    ("a key is forgotten that has its role still", Keyring, "_forget", forgets_at_once, "P8"),
-    ("a key is forgotten in silence", Keyring, "_forget", forgets_in_silence, "P3"),
     (
-        "the end of a replaced key is told to no process",
-        Keyring,
-        "_expire",
-        expires_in_silence,
-        "P3",
+        "a key that an open port shows is forgotten",
+        forgets(lambda role, shown: shown and role == REVOKED),
+        "P8",
     ),
+    (
+        "a key is forgotten that has its role still",
+        forgets(lambda role, shown: not shown and role != REVOKED),
+        "P8",
+    ),
+    ("a key is forgotten in silence", silent(lambda state: not state.role), "P3"),
+    ("the end of a replaced key is told to no process", without(Keyring, Send, Ticked), "P3"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
-)
+@pytest.mark.parametrize(("what", "plant", "said"), BUGS, ids=[bug[0] for bug in BUGS])
 def test_the_simulation_finds_that(
-    what: str,
-    owner: Any,
-    name: str,
-    bug: Callable[..., Any],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, plant: Plant, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring_machine.hmac if owner is hmac else owner, name, bug)
+    plant(monkeypatch)
     found = None
     for seed in range(SEEDS_MAX):
         try:

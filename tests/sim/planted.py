@@ -1,0 +1,73 @@
+"""Bugs that are planted at the border of a machine, where its events enter and its effects leave.
+
+Each is a fault of an event, an effect or a transition: one is dropped, doubled, delayed, altered or
+added. So the inside of a machine may change without its planted bugs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def around(owner: Any, name: str, method: Callable[..., Any]) -> Plant:
+    """Replace a public method by `method`, which gets the former one as its first argument."""
+    assert not name.startswith("_") or name == "__init__", f"{name} is private"
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        former = getattr(owner, name)
+        patch.setattr(owner, name, lambda *args, **kwargs: method(former, *args, **kwargs))
+
+    return plant
+
+
+def events(machine: type, alter: Callable[[Any, Any], Any]) -> Plant:
+    """The machine gets `alter(machine, event)` in place of an event, or nothing if that is None."""
+
+    def handle(former: Any, self: Any, event: Any, now: float) -> Any:
+        altered = alter(self, event)
+        return [] if altered is None else former(self, altered, now)
+
+    return around(machine, "handle", handle)
+
+
+def effects(machine: type, alter: Callable[[Any, Any, list[Any]], list[Any]]) -> Plant:
+    """`alter(machine, event, effects)` takes the place of the effects of an event."""
+
+    def handle(former: Any, self: Any, event: Any, now: float) -> Any:
+        return alter(self, event, former(self, event, now))
+
+    return around(machine, "handle", handle)
+
+
+def without(
+    machine: type, dropped: type | tuple[type, ...], cause: type | tuple[type, ...] = object
+) -> Plant:
+    """Effects of this kind are dropped if an event of the kind `cause` had them."""
+    return effects(
+        machine,
+        lambda self, event, made: (
+            [each for each in made if not isinstance(each, dropped)]
+            if isinstance(event, cause)
+            else made
+        ),
+    )
+
+
+def unheard(machine: type, kind: type) -> Plant:
+    """Events of this kind are dropped."""
+    return events(machine, lambda self, event: None if isinstance(event, kind) else event)
+
+
+def no_arrow(table: Mapping[Any, frozenset[Any]], before: enum.Enum, *after: enum.Enum) -> Plant:
+    """The table of transitions lacks these arrows."""
+    return lambda patch: patch.setitem(
+        table,  # type: ignore[arg-type]
+        before,
+        table[before] - {*after},
+    )
