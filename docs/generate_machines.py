@@ -1,7 +1,9 @@
 """Write docs/machines.md from the machines of the package: `python docs/generate_machines.py`.
 
-A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. For
-each module the page has its purpose, its promises in short, its states, and the events of its
+A machine is a class in a module called `machine` or `*_machine`, or in a module of `PARTS`. A
+module that has a table of transitions is on the page as well: a name that ends in `TRANSITIONS`,
+which maps each member of an enumeration to the members that may follow. For each module the page
+has its purpose, its promises in short, its states and their transitions, and the events of its
 machines by name: the cases of the method `handle`. A machine without `handle` has a method for each
 event; the page does not list methods. The page is written by hand up to the line `BEGIN`.
 """
@@ -9,10 +11,12 @@ event; the page does not list methods. The page is written by hand up to the lin
 from __future__ import annotations
 
 import ast
+import enum
+import importlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +40,8 @@ PARTS = (
 )
 """The modules of machines whose names do not end in `machine`, as paths in the package."""
 
+TABLE = re.compile(r"^(?:\w+_)?TRANSITIONS\b", re.MULTILINE)
+
 PROMISE = re.compile(r"^ +([A-Z]\d+)[.:]? +(.+)$")
 """The first line of a promise in the docstring of a module."""
 
@@ -58,7 +64,11 @@ Function = ast.FunctionDef
 def modules() -> list[Path]:
     """Return the modules of machines, in the order of the page."""
     package = ROOT / "zmqdist"
-    named = [path for path in package.rglob("*.py") if path.stem.split("_")[-1] == "machine"]
+    named = [
+        path
+        for path in package.rglob("*.py")
+        if path.stem.split("_")[-1] == "machine" or TABLE.search(path.read_text())
+    ]
     return sorted({*named, *(package / part for part in PARTS)})
 
 
@@ -131,14 +141,40 @@ def in_short(promise: str) -> str:
     return clause + ("..." if len(clause) < len(promise.rstrip(".")) else "")
 
 
-def states(tree: ast.Module) -> Iterator[str]:
-    """Yield a line for each enumeration of the module, with the names of its members."""
+def tables(path: Path) -> dict[str, Mapping[enum.Enum, frozenset[enum.Enum]]]:
+    """Return the tables of transitions of a module, by the name of the enumeration."""
+    if not TABLE.search(path.read_text()):
+        return {}
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    found = [table for name, table in vars(module).items() if TABLE.match(name)]
+    return {type(next(iter(table))).__name__: table for table in found}
+
+
+def diagram(table: Mapping[enum.Enum, frozenset[enum.Enum]]) -> str:
+    """Return the states and arrows of a table, as a diagram that GitHub draws."""
+    states = [*type(next(iter(table)))]
+    arrows = [
+        f"    {state.name} --> {after}"
+        for state in states
+        for after in [other.name for other in states if other in table[state]] or ["[*]"]
+    ]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"])
+
+
+def states(tree: ast.Module, path: Path) -> Iterator[str]:
+    """Yield a paragraph for each enumeration of the module: the diagram of its transitions or, if
+    it has no table, the names of its members."""
+    drawn = tables(path)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(
+        if isinstance(node, ast.ClassDef) and node.name in drawn:
+            meaning = SENTENCE_END.split(ast.get_docstring(node) or "")[0].rstrip(".")
+            yield wrapped(f"`{node.name}`: {meaning[:1].lower()}{meaning[1:]}.")
+            yield diagram(drawn[node.name])
+        elif isinstance(node, ast.ClassDef) and any(
             ast.unparse(base).endswith("Enum") for base in node.bases
         ):
             members = [ast.unparse(x.targets[0]) for x in node.body if isinstance(x, ast.Assign)]
-            yield f"States of `{node.name}`: {quoted(members)}."
+            yield wrapped(f"States of `{node.name}`: {quoted(members)}.")
 
 
 def quoted(names: list[str]) -> str:
@@ -153,9 +189,8 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def section(path: Path) -> str:
-    """Return the section of a module; "" if the module has neither promises nor a method
-    `handle`.
-    """
+    """Return the section of a module; "" if the module has neither promises nor a table of
+    transitions nor a method `handle`."""
     tree = ast.parse(path.read_text())
     docstring = ast.get_docstring(tree) or ""
     numbered = promises(docstring)
@@ -165,7 +200,7 @@ def section(path: Path) -> str:
         for owner in owners
         if (names := events(owner))
     ]
-    if not numbered and not handled:
+    if not numbered and not handled and not tables(path):
         return ""
     purpose = (
         SENTENCE_END.split(" ".join(docstring.partition("\n\n")[0].split()))[0]
@@ -177,7 +212,8 @@ def section(path: Path) -> str:
     paragraphs = [
         wrapped(f"{purpose}{numbers}."),
         "\n".join(listed),
-        *map(wrapped, [*states(tree), *handled]),
+        *states(tree, path),
+        *map(wrapped, handled),
     ]
     return (
         "\n\n".join([f"### `{path.relative_to(ROOT / 'zmqdist')}`", *filter(None, paragraphs)])
