@@ -91,7 +91,7 @@ def secret_options(command: F) -> F:
 
 
 def _use_ports(context: click.Context, option: click.Parameter, ports: str | None) -> None:
-    from zmqdist.port_range import VARIABLE, parse_ports
+    from zmqdist.addresses import VARIABLE, parse_ports
 
     if ports is not None:
         try:
@@ -105,7 +105,7 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
 def use_ports_of(config: ClusterConfig) -> None:
     """Have this process choose free ports from the range in a cluster file. A range from --ports or
     the environment wins."""
-    from zmqdist.port_range import VARIABLE
+    from zmqdist.addresses import VARIABLE
 
     if config.ports is not None:
         os.environ.setdefault(VARIABLE, config.ports)

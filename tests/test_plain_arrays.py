@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.plain_arrays import joined, plain_array, what_is_lost
+from zmqdist.specs import joined, plain_array, what_is_lost
 
 
 class Metres(np.ndarray):

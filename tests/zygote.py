@@ -25,7 +25,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from tests.ports import free_port
-from zmqdist.process.zygote_process import ZygoteProcess
+from zmqdist.process.zygote_client import ZygoteProcess
 
 PATIENCE_S = 30.0
 

@@ -5,12 +5,19 @@ The garbage collector runs a finalizer in any thread, between any two lines, and
 holds any locks. While a finalizer runs, the process collects no other garbage. A finalizer
 therefore must not wait for a reply or a lock. It must not even wait until a thread has started, as
 `threading.Thread.start` does.
+
+`check_threads` refuses gevent and eventlet, whose monkey patches replace threads by greenlets of one
+thread. A loop that waits for its sockets would then stop the whole process. An error says so,
+before any thread or process is started.
 """
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
+import queue
+import select
 import sys
 import threading
 from _thread import start_new_thread
@@ -19,6 +26,7 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist import clock as time
+from zmqdist.errors import FailedPreconditionError
 
 log = logging.getLogger("zmqdist")
 
@@ -82,3 +90,22 @@ def _run(calls: list[Callable[[], object]], ended: threading.Event) -> None:
     finally:
         _unfinished.discard(ended)
         ended.set()
+
+
+def check_threads() -> None:
+    """Raise FailedPreconditionError if gevent or eventlet has replaced the threads, queues or polls
+    of this process."""
+    functions: tuple[Any, ...] = (
+        _thread.start_new_thread,
+        queue.SimpleQueue,
+        getattr(select, "epoll", None),
+    )
+    for library in ("gevent", "eventlet"):
+        if library in sys.modules and any(
+            fn is None or fn.__module__.startswith(library) for fn in functions
+        ):
+            raise FailedPreconditionError(
+                f"{library} has replaced Python's threads in this process (monkey patching), and "
+                f"zmqdist needs them: use zmqdist in "
+                "another process, which is not patched"
+            )

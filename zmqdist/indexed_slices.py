@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.field_types import converted
-from zmqdist.plain_arrays import plain_array
+from zmqdist.specs import plain_array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ import pytest
 from tests.coordination.kept import Caller, Keeper, until
 from tests.ports import free_address
 from zmqdist import errors
-from zmqdist.coordination import link
+from zmqdist.coordination import client as coordination_client
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.transport.credentials import Credentials
@@ -134,7 +134,7 @@ def test_who_is_no_task_and_waits_without_an_end_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(link, "WAIT_LOG_S", 0.02)
+    monkeypatch.setattr(coordination_client, "WAIT_LOG_S", 0.02)
     visitor = join(keep(1))
     with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
         waiting = Caller(visitor.kv.get, "k")

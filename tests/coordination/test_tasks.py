@@ -17,7 +17,7 @@ import pytest
 from tests.coordination.kept import KEEPER, TASK, Caller, Cut, Keeper, assert_waited_for, until
 from tests.ports import free_address
 from zmqdist import errors
-from zmqdist.coordination import link
+from zmqdist.coordination import client as coordination_client
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.servers.dispatch_server import DispatchServer
@@ -160,7 +160,7 @@ def test_a_barrier_can_be_cancelled_by_any_of_its_tasks(keep: Keep, join: Join) 
 def test_a_wait_without_an_end_says_for_whom(
     keep: Keep, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "WAIT_LOG_S", 0.05)
+    monkeypatch.setattr(coordination_client, "WAIT_LOG_S", 0.05)
     keeper = keep(2, heartbeat_timeout_s=4.0)
     client = join(keeper, "worker:0")
     with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
@@ -512,13 +512,15 @@ def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_w
     asked_early = Caller(client.kv.get, "k")
     until(lambda: keeper.waiting == 2)
     news = threading.Event()
-    become = link.KeeperLink._set_state  # reach: that moment cannot be held from outside
+    become = (
+        coordination_client.KeeperLink._set_state
+    )  # reach: that moment cannot be held from outside
 
-    def hold_back(self: link.KeeperLink, *state: Any) -> None:
+    def hold_back(self: coordination_client.KeeperLink, *state: Any) -> None:
         news.wait(30)
         become(self, *state)
 
-    monkeypatch.setattr(link.KeeperLink, "_set_state", hold_back)
+    monkeypatch.setattr(coordination_client.KeeperLink, "_set_state", hold_back)
     keeper.loop.stop()  # without a word to anybody
     assert isinstance(asked_early.ended(), errors.UnavailableError)
     asked_late = Caller(client.kv.get, "k")

@@ -14,8 +14,8 @@ from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import result_fetcher
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
-from zmqdist.scheduling.shared.fetch import Fetcher
 from zmqdist.scheduling.shared.references import Held, Reference, encode_reference
+from zmqdist.scheduling.shared.store import Fetcher
 from zmqdist.transport.credentials import Credentials
 
 Make = Callable[[Callable[[Reference], list[Any]]], "FetcherWithHolders"]

@@ -17,7 +17,7 @@ from tests.transport.wired import until
 from tests.zygote import slots_zygote
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.zygote import SILENT
-from zmqdist.process.zygote_process import ZygoteProcess
+from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.transport.loop import Loop
 
 MODULE = "tests.process.child_main"

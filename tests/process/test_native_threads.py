@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from zmqdist.background import check_threads
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.native_threads import check_threads
 from zmqdist.rpc import Client, ZmqServer
 
 TOLD = "has replaced Python's threads in this process \\(monkey patching\\), and zmqdist needs them: use zmqdist in another"

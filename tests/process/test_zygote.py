@@ -99,7 +99,7 @@ def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_
 
 INTERRUPTED = """
 import os, signal
-from zmqdist.process.zygote_process import fork_slots_zygote
+from zmqdist.process.zygote_client import fork_slots_zygote
 os.register_at_fork(after_in_child=lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)])
 zygote = fork_slots_zygote({})
 zygote.control.close()  # a zygote that works ends then, with exit code 0

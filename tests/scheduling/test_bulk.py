@@ -19,11 +19,11 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.shared import fetch, references
+from zmqdist.scheduling.shared import references
+from zmqdist.scheduling.shared import store as fetch
 from zmqdist.scheduling.shared.config import WorkerConfig
-from zmqdist.scheduling.shared.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference, encode_reference
-from zmqdist.scheduling.shared.store import BulkStore
+from zmqdist.scheduling.shared.store import CLIENTS_KEPT, BulkStore, Fetcher
 from zmqdist.scheduling.worker.worker_cache import WorkerCache
 from zmqdist.transport import shm_pool
 from zmqdist.transport.credentials import Credentials

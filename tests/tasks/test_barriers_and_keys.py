@@ -16,7 +16,7 @@ from tests.coordination.kept import Caller, assert_waited_for, until
 from tests.ports import free_addresses
 from zmqdist import errors
 from zmqdist.coordination.machine import CoordinationConfig
-from zmqdist.coordination.snapshot import KeeperSnapshot
+from zmqdist.coordination.service import KeeperSnapshot
 from zmqdist.tasks.coordination import config_of
 from zmqdist.tasks.server import Server
 from zmqdist.transport import keys
@@ -172,7 +172,7 @@ def test_a_leader_that_was_started_again_meets_those_who_were_there_before(made:
 def test_a_task_remembers_a_bounded_number_of_barriers(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.coordination.link.BARRIERS_MAX", 2)
+    monkeypatch.setattr("zmqdist.coordination.client.BARRIERS_MAX", 2)
     server = made(cluster(worker=1))
     for name in "abcb":
         server.barrier(name, timeout=30)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 
 import zmqdist as zd
-from zmqdist.addresses import advertised_address
+from zmqdist.addresses import VARIABLE, advertised_address, parse_ports
 from zmqdist.errors import InvalidArgumentError, UnknownError
 from zmqdist.launch.ports import Reserved
-from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.servers.worker_server import WorkerServer

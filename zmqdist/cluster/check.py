@@ -24,11 +24,11 @@ from zmqdist.addresses import (
     check_advertised,
     is_loopback,
     is_wildcard,
+    parse_ports,
     split_address,
 )
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster.file_sections import Job, Section, SingleJob
-from zmqdist.port_range import parse_ports
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""

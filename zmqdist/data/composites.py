@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.plain_arrays import plain_array
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import TensorSpec, plain_array
 from zmqdist.wire.namedtuples import known_namedtuple
 
 

@@ -35,8 +35,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data.composites import COMPOSITES, batched_spec, row_spec, spec_of_composite, stacked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
-from zmqdist.plain_arrays import plain_array
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import TensorSpec, plain_array
 from zmqdist.wire import safe
 from zmqdist.wire.namedtuples import generic_namedtuple
 

@@ -36,6 +36,7 @@ from typing import IO, Final
 
 from zmqdist import clock as time
 from zmqdist._version import __version__
+from zmqdist.addresses import VARIABLE as PORTS_ENV
 from zmqdist.child_command import path_variable
 from zmqdist.errors import OpError
 from zmqdist.launch.agent_code import ReceivedCode
@@ -63,7 +64,6 @@ from zmqdist.launch.agent_protocol import (
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder, write_private
 from zmqdist.launch.ports import Reserved
-from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import WorkerConfig
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
-from zmqdist.field_types import checked, checks_options
+from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.limits import CONNECT_S
-from zmqdist.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig

@@ -31,6 +31,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import limits
+from zmqdist.addresses import VARIABLE as PORTS_ENV
 from zmqdist.addresses import split_address
 from zmqdist.blas_threads import VARIABLES as THREAD_VARIABLES
 from zmqdist.cluster.check import split_command
@@ -45,7 +46,6 @@ from zmqdist.cluster.file_sections import (
     WorkerJob,
 )
 from zmqdist.cluster.launcher_sections import KubernetesConfig, PodResources
-from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import KEYS_DIR_VARIABLE
 

@@ -34,6 +34,7 @@ import msgspec
 
 from zmqdist import clock as time
 from zmqdist import errors
+from zmqdist.addresses import VARIABLE as PORTS_ENV
 from zmqdist.addresses import advertised_address, is_loopback, is_wildcard
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
@@ -63,7 +64,6 @@ from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.slurm import allocated_cores
 from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
-from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys

@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.addresses import is_ipv6, join_address
-from zmqdist.background import in_background
+from zmqdist.background import check_threads, in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.clock import duration
-from zmqdist.field_types import check_type, checked, checks_options
+from zmqdist.field_types import check_type, checked, checks_options, safe_repr
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster, check_count
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
-from zmqdist.native_threads import check_threads
 from zmqdist.process import zygote_client
-from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials

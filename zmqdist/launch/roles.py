@@ -141,7 +141,7 @@ def run_worker(
 def _run_worker(
     config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce
 ) -> int:
-    from zmqdist.process.zygote_process import fork_slots_zygote
+    from zmqdist.process.zygote_client import fork_slots_zygote
     from zmqdist.scheduling.worker.runtime import end_log
     from zmqdist.servers.children import import_modules
     from zmqdist.servers.worker_server import WorkerServer

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KILL, SPAWN, Order
-from zmqdist.process.zygote_process import ZygoteProcess
+from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.scheduling")

@@ -38,6 +38,10 @@ About each child, the zygote reports BORN with the pid, and later ENDED with the
 reports have the child's ticket. The zygote writes the reports about a bound child to the control
 socket. It writes the reports about an unbound child to the child's status socket, and sends a pidfd
 of the child with BORN.
+
+A child is reaped in two steps: first the exit code is read, later the process id is released. Between
+the two steps the kernel gives the process id to no other process, so that a signal to the dead child
+or its process group cannot reach another process.
 """
 
 from __future__ import annotations
@@ -63,7 +67,6 @@ from functools import partial
 from types import ModuleType
 
 from zmqdist import child_command
-from zmqdist.process import reaper
 
 CONTROL_RECORD = struct.Struct("<4sqq")
 """The form of KILL, BEAT, BORN and ENDED: the verb, the ticket of a child, and a number."""
@@ -126,6 +129,42 @@ class Order:
 def name_process(name: str) -> None:
     """Set the name of the calling thread in `ps -o comm` to the first 15 bytes of `name`."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def exit_code(pid: int) -> int:
+    """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The
+    process id of the child stays reserved until `reap`.
+    """
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def end_group(pid: int) -> None:
+    """Kill all processes in the process group that a child leads. The child may have ended, but
+    must not have been reaped."""
+    os.killpg(pid, signal.SIGKILL)
+
+
+def reap(pid: int) -> None:
+    """Release the process id of a child that has ended."""
+    os.waitpid(pid, 0)
+
+
+def wait_and_reap(pid: int, timeout_s: float) -> int | None:
+    """Wait at most `timeout_s` until a child has ended, and reap it. Return its exit code, or None
+    if the child still runs."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(math.ceil(timeout_s * 1000)):
+            return None
+    finally:
+        os.close(pidfd)
+    code = exit_code(pid)
+    reap(pid)
+    return code
 
 
 @dataclass
@@ -208,7 +247,7 @@ class Zygote:
                     data, descriptors = (b"", []) if fd == self._starter else self._receive()
                     if not data:
                         for child in self._bound.values():
-                            reaper.end_group(child.pid)
+                            end_group(child.pid)
                         return None
                     if (run := self._handle(data, descriptors)) is not None:
                         return run
@@ -224,7 +263,7 @@ class Zygote:
         self._beat(self._watch_s or 0.0)
         for child in self._bound.values():
             child.silenced = True
-            reaper.end_group(child.pid)
+            end_group(child.pid)
 
     def _beat(self, watch_s: float) -> None:
         self._watch_s = watch_s
@@ -254,7 +293,7 @@ class Zygote:
         if verb == BEAT:
             self._beat(number / 1000)
         elif ticket in self._bound:
-            reaper.end_group(self._bound[ticket].pid)
+            end_group(self._bound[ticket].pid)
         return None
 
     def _spawn(self, payload: int, *descriptors: int) -> Callable[[], int] | None:
@@ -357,12 +396,12 @@ class Zygote:
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        code = reaper.exit_code(child.pid)
+        code = exit_code(child.pid)
         if child.ticket:
             del self._bound[child.ticket]
-            reaper.end_group(child.pid)
+            end_group(child.pid)
             child.report(ENDED, SILENT if child.silenced else code)
-            reaper.reap(child.pid)
+            reap(child.pid)
         else:
             self._ended[child.report_to.fileno()] = child
             child.report(ENDED, code)
@@ -375,7 +414,7 @@ class Zygote:
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
-        reaper.reap(child.pid)
+        reap(child.pid)
 
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str], descriptors_in: Sequence[int]

@@ -54,7 +54,7 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.field_types import checked, checks_options
+from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.handler_errors import code_and_message
@@ -68,9 +68,7 @@ from zmqdist.rpc.methods import (
     decode_methods,
     is_flat,
 )
-from zmqdist.rpc.output_array import OutputArray
-from zmqdist.rpc.payload import snapshot
-from zmqdist.safe_repr import safe_repr
+from zmqdist.rpc.payload import OutputArray, snapshot
 from zmqdist.specs import checked_signature, convert
 from zmqdist.transport.calls_machine import NEVER_S, ClientCall
 from zmqdist.transport.channel import Channel

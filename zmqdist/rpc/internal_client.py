@@ -3,25 +3,33 @@ arguments, and has a point in time as its deadline.
 
 Users call differently: by an attribute of the client, or by `Client.call`, which flattens the
 arguments; and with a time-out instead of a deadline.
+
+A LoopClient calls over a connection that a loop already owns, as a worker calls its dispatcher. All
+its methods run in the loop. A call ends once, either with its reply or, when the connection ends,
+with UNAVAILABLE. The arguments of a call must fit into the header of a message, so large arrays
+cannot be sent.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from zmqdist import clock as time
-from zmqdist.errors import UnavailableError
+from zmqdist.errors import OpError, UnavailableError, from_code
+from zmqdist.messages import Call, Message, Replies, Reply
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, as_returned, channel_of
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import SERVER_INFO
-from zmqdist.rpc.output_array import OutputArray
-from zmqdist.rpc.payload import snapshot
+from zmqdist.rpc.payload import OutputArray, snapshot
 from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.port_probe import connect_failure
 from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
@@ -142,3 +150,70 @@ def _check_port(address: str, due: float) -> None:
         raise NotListeningError(
             f"no process listens at {address}: the server has ended or has not started"
         )
+
+
+Then = Callable[[Any, OpError | None], None]
+"""A function that is called with (value, None) or, if the call ended with an error, with (None,
+error)."""
+
+
+class LoopClient:
+    """Calls to the server at the other end of a DealerConnection. The connection's owner reports
+    its events and messages to this object."""
+
+    def __init__(self, dealer: DealerConnection) -> None:
+        self._dealer = dealer
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Then] = {}
+        self._incarnation = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._dealer.up
+
+    def up(self, incarnation: int) -> None:
+        """Record that the connection is up, and which incarnation of the server it leads to."""
+        self._incarnation = incarnation
+
+    def down(self) -> None:
+        """End all waiting calls with UNAVAILABLE, because the connection has ended."""
+        waiting, self._waiting = self._waiting, {}
+        for then in waiting.values():
+            then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
+
+    def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
+        """Call a method of the server, without a deadline. The loop calls `then` with the
+        outcome.
+        """
+        body, parts = payload.pack(args)
+        assert not parts, "arguments that do not fit into a header need a ZmqClient"
+        number = next(self._numbers)
+        self._waiting[number] = then
+        if not self._dealer.send(Call(number, method, self._incarnation, 0, body)):
+            del self._waiting[number]
+            then(None, UnavailableError(f"not connected to {self._dealer.address}"))
+
+    def handle_message(self, message: Message) -> bool:
+        """Process a message if it has replies, and return whether it has any."""
+        if isinstance(message, Reply):
+            self._ended(message)
+        elif isinstance(message, Replies):
+            for reply in message.items:
+                self._ended(reply)
+        else:
+            return False
+        return True
+
+    def _ended(self, reply: Reply) -> None:
+        then = self._waiting.pop(reply.id, None)
+        if then is None:
+            return
+        if reply.code:
+            then(None, from_code(reply.code, reply.message))
+            return
+        try:
+            value = payload.unpack(reply.body, [], self._dealer.address)
+        except Exception as error:  # for example, there is no memory for the value
+            then(None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
+        else:
+            then(value, None)

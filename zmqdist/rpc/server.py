@@ -10,11 +10,10 @@ from typing import Any
 from zmqdist.background import in_background
 from zmqdist.clock import duration
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
-from zmqdist.field_types import checked, checks_options, converted
+from zmqdist.field_types import checked, checks_options, converted, safe_repr
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
-from zmqdist.safe_repr import safe_repr
 from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.endpoint import split, strip_scheme
 from zmqdist.transport.loop import Loop

@@ -17,10 +17,9 @@ from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import ProcessExited
-from zmqdist.field_types import checked, checks_options
+from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.limits import JOIN_VALID_S
 from zmqdist.rpc.service import RpcService
-from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.dispatcher.broker import BrokerSnapshot
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.runtime import LEAVING_S, DispatcherRuntime

@@ -11,9 +11,8 @@ from zmqdist.background import in_background
 from zmqdist.clock import duration, seconds
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
-from zmqdist.field_types import checked, checks_options
-from zmqdist.process.zygote_process import ZygoteProcess
-from zmqdist.safe_repr import safe_repr
+from zmqdist.field_types import checked, checks_options, safe_repr
+from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.scheduling.shared.config import WorkerConfig, config_of
 from zmqdist.scheduling.shared.parts import WorkerSurroundings
 from zmqdist.scheduling.worker.runtime import WorkerRuntime

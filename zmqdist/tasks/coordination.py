@@ -19,8 +19,7 @@ from zmqdist.cluster.job_roles import coordination_leader
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.machine import CoordinationConfig
 from zmqdist.coordination.replies import task_name
-from zmqdist.coordination.service import CoordinationService
-from zmqdist.coordination.snapshot import KeeperSnapshot
+from zmqdist.coordination.service import CoordinationService, KeeperSnapshot
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import COORDINATION

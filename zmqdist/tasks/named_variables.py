@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
-from zmqdist.plain_arrays import plain_array
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import TensorSpec, plain_array
 from zmqdist.transport.shm_pool import memory_for
 
 

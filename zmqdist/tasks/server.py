@@ -24,10 +24,9 @@ from zmqdist.collectives import CommunicationOptions, checked_options
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.field_types import checked
+from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
-from zmqdist.safe_repr import safe_repr
 from zmqdist.tasks import options
 from zmqdist.tasks.collective_api import Group, Operations, Tasks
 from zmqdist.tasks.collectives import Collectives

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zmqdist.coordination.snapshot import KeeperSnapshot
+from zmqdist.coordination.service import KeeperSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.variables.storage import mean_of
+from zmqdist.variables.hosted_variable import mean_of
 
 
 class VariableAggregation(str, enum.Enum):

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.indexing import Rows, checked_numbers, select
-from zmqdist.variables.casts import cast
+from zmqdist.variables.hosted_variable import cast
 
 
 class ArrayLike(NDArrayOperatorsMixin):

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist.field_types import converted
-from zmqdist.plain_arrays import plain_array
-from zmqdist.variables.casts import cast
+from zmqdist.specs import plain_array
+from zmqdist.variables.hosted_variable import cast
 
 log = logging.getLogger("zmqdist.training")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.collectives import ReduceOp
-from zmqdist.plain_arrays import joined, plain_array
+from zmqdist.specs import joined, plain_array
 
 
 class PerReplica:

@@ -19,7 +19,7 @@ from typing import Any
 
 from zmqdist.futures import Future, ReadyValue
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.plain_arrays import plain_array
+from zmqdist.specs import plain_array
 from zmqdist.training import context, read_cache
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import ReplicaContext

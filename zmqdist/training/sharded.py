@@ -34,7 +34,7 @@ from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.indexing import Rows, checked_numbers
 from zmqdist.training.replicas import once_for_all
 from zmqdist.training.row_gather import split_rows, start_read, start_rows
-from zmqdist.variables.casts import cast
+from zmqdist.variables.hosted_variable import cast
 
 
 class ShardedVariable(ArrayLike):

@@ -29,9 +29,8 @@ from zmqdist import task_context
 from zmqdist.clock import duration
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.field_types import checked, checks_options
+from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.limits import CONNECT_TIMEOUT_S
-from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.training import (
     context,

@@ -31,10 +31,9 @@ from typing import Any, Final
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import task_context
-from zmqdist.field_types import checked, converted
+from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.safe_repr import safe_repr
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import converted
 from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
-from zmqdist.plain_arrays import how_to_make_plain
+from zmqdist.specs import how_to_make_plain
 from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import arrays as wire_arrays

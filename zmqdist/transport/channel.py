@@ -72,11 +72,10 @@ from math import inf
 from os import sched_yield
 from typing import Final, Literal
 
-from zmqdist.background import in_background
+from zmqdist.background import check_threads, in_background
 from zmqdist.callbacks import Callbacks
 from zmqdist.clock import monotonic, sleep
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION, FailedPreconditionError
-from zmqdist.native_threads import check_threads
 from zmqdist.transport import client_connection
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection

@@ -51,10 +51,9 @@ import zmq
 from zmq.backend import zmq_poll
 
 from zmqdist import clock as time
-from zmqdist.background import in_background
+from zmqdist.background import check_threads, in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError, naming_system_errors
 from zmqdist.files import fill_standard_streams
-from zmqdist.native_threads import check_threads
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
 
 log = logging.getLogger("zmqdist.transport")

@@ -25,10 +25,17 @@ from typing import Any, Final
 
 import zmq
 
-from zmqdist.addresses import is_ipv6, is_name, is_wildcard, join_address, one_spelling
+from zmqdist.addresses import (
+    VARIABLE,
+    is_ipv6,
+    is_name,
+    is_wildcard,
+    join_address,
+    one_spelling,
+    parse_ports,
+)
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.limits import UNSENT_BYTES_MAX
-from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.random import chance
 from zmqdist.transport import forks
 from zmqdist.transport.endpoint import split

@@ -13,14 +13,23 @@ Rules
     same time: a caller starts all of them, and then waits for each.
 
 Not here: the public API (training), execution at the ps (variable_host.py).
+
+A ps recognizes a repeated update by the sequence numbers of a client's updates (UpdateIds,
+updates_machine.py).
+
+Users' update functions: a function is pickled once for all parameter servers, which identify it
+by the digest of the pickle.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -41,15 +50,96 @@ from zmqdist.errors import (
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_GONE_POLL_S, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
-from zmqdist.plain_arrays import plain_array
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
-from zmqdist.specs import TensorSpec
+from zmqdist.rpc.client import new_incarnation
+from zmqdist.specs import TensorSpec, plain_array
 from zmqdist.transport.credentials import Credentials
-from zmqdist.variables.casts import cast
-from zmqdist.variables.functions import PackedFunction, UpdateFunctions
-from zmqdist.variables.ids import UpdateIds
+from zmqdist.variables.hosted_variable import cast
 from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
+
+
+@dataclass(frozen=True)
+class PackedFunction:
+    """A pickled function and its digest."""
+
+    digest: bytes
+    blob: bytes = field(repr=False)
+
+
+class UpdateFunctions:
+    """A cache of pickled functions. A function is pickled at its first use, so its pickle has the
+    values that the function captured then. The cache drops a pickle when its function is
+    garbage-collected.
+    """
+
+    def __init__(self) -> None:
+        self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def packed(self, fn: Any) -> PackedFunction:
+        """Return the pickle of a function with its digest. Raises InvalidArgumentError if `fn` is
+        not callable or cannot be pickled."""
+        if not callable(fn):
+            raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
+        try:
+            known = self._packed.get(fn)
+        except TypeError:  # `fn` cannot be hashed or weakly referenced, so it cannot be cached
+            return _packed(fn)
+        if known is None:
+            known = self._packed[fn] = _packed(fn)
+        return known
+
+
+def _packed(fn: Any) -> PackedFunction:
+    blob = trusted.pack_function(fn)
+    return PackedFunction(hashlib.blake2b(blob, digest_size=16).digest(), blob)
+
+
+class UpdateIds:
+    """The sequence numbers of one client. This class also computes the number up to which all
+    updates are settled, which means that the client will not send them again.
+    """
+
+    def __init__(self) -> None:
+        self.client = new_incarnation()
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: dict[int, None] = {}
+        self._loose: dict[int, StatusOrResult] = {}
+        self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
+        """Calls of `settled` that `next` has not processed yet. A finalizer may append at any
+        moment."""
+
+    def next(self) -> tuple[int, int, int]:
+        """Return (client, sequence number, settled) for a new update. All updates with numbers up
+        to `settled` are settled."""
+        with self._lock:
+            self._last += 1
+            while self._settled:
+                number, call = self._settled.popleft()
+                if call is None:
+                    self._open.pop(number, None)
+                else:
+                    self._loose[number] = call
+            for number in [number for number, call in self._loose.items() if call.done()]:
+                del self._loose[number]
+                self._open.pop(number, None)
+            self._open[self._last] = None
+            return self.client, self._last, next(iter(self._open)) - 1
+
+    def settled(self, number: int, call: StatusOrResult | None) -> None:
+        """Record that no caller waits for the result of this update any more. If the update's RPC
+        call is still in flight, pass the call as `call`. The update is then settled when the call
+        ends.
+
+        This method takes no lock, because finalizers call it.
+        """
+        if number:
+            self._settled.append((number, call))
+
 
 AGAIN_S: Final = 0.05
 """Seconds between two attempts to reach a lost ps, while the caller waits for its recovery."""

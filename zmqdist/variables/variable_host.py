@@ -15,21 +15,41 @@ Rules
 
 Not here: the effect of a change (hosted_variable.py), which update is applied (updates_machine.py),
 when requests are repeated (client.py).
+
+AppliedUpdates: the record of the updates with a key that are part of the value of each variable in
+a session. A restarted parameter server needs this record, so that it applies no update twice.
+    An update is recorded under the locks of the variables that it changes, so that the record
+    agrees with the value that is saved at the same time. A variable is restored from a checkpoint
+    together with the record of the updates that its value contains. A repeated update skips the
+    variables that contain it already, and changes the other variables.
+    The record has at most PS_UPDATE_KEYS_MAX updates, which is also the number of keys that
+    updates_machine.py keeps.
+
+Not here: replies to requests while an update is being executed (variable_host.py,
+updates_machine.py).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from zmqdist import clock as time
-from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
+from zmqdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnknownError,
+)
 from zmqdist.limits import (
     INLINE_BYTES_MAX,
     PS_CLIENTS_MAX,
@@ -41,15 +61,7 @@ from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
-from zmqdist.variables.hosted_variable import HostedVariable, Sum
-from zmqdist.variables.update_execution import (
-    apply_changes,
-    apply_missing,
-    initial_value,
-    is_small,
-    with_values,
-)
-from zmqdist.variables.update_keys import AppliedUpdates
+from zmqdist.variables.hosted_variable import HostedVariable, Sum, cast
 from zmqdist.variables.updates_machine import (
     APPLIED,
     LATE,
@@ -60,6 +72,173 @@ from zmqdist.variables.updates_machine import (
     Updates,
 )
 from zmqdist.wire import trusted
+
+AppliedUpdate: TypeAlias = "tuple[int, bool]"
+"""The outcome of an update for one variable: the variable's version, and whether the update changed
+it."""
+
+
+class _Saved(msgspec.Struct):
+    """The saved updates of one variable.
+
+    Attributes:
+      step: the last synchronous step that was applied; -1 if no step was applied.
+      updates: (key, version, changed) of each update.
+    """
+
+    step: int
+    updates: list[tuple[str, int, bool]]
+
+
+class AppliedUpdates:
+    """The updates of one session that have a key. Threads may share this object."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
+
+    def of(self, key: str) -> dict[int, AppliedUpdate]:
+        """Return the variables that contain the update with this key, as a dict: number of the
+        variable -> outcome for this variable."""
+        with self._lock:
+            return {
+                number: (version, changed)
+                for number, version, changed in self._updates.get(key, ())
+            }
+
+    def note(self, key: str, outcomes: Iterable[tuple[int, int, bool]]) -> None:
+        """Record that variables contain the update with this key. `outcomes` has (number, version,
+        changed) of each variable. The caller holds the variables' locks.
+        """
+        with self._lock:
+            self._updates[key] = (*self._updates.get(key, ()), *outcomes)
+            if len(self._updates) > PS_UPDATE_KEYS_MAX:
+                self._updates.popitem(last=False)
+
+    def saved(self, number: int, step: int) -> bytes:
+        """Return the encoded updates of a variable for `restore`; b"" if there are no updates and
+        no steps. The caller holds the variable's lock.
+
+        Args:
+          step: the last synchronous step that was applied to the variable; -1 if no step was
+            applied.
+        """
+        with self._lock:
+            found = [
+                (key, version, changed)
+                for key, outcomes in self._updates.items()
+                for other, version, changed in outcomes
+                if other == number
+            ]
+        return msgspec.json.encode(_Saved(step, found)) if found or step >= 0 else b""
+
+    def restore(self, number: int, saved: bytes) -> int:
+        """Restore the updates of a variable from the result of `saved`. Return the variable's last
+        synchronous step. Raises InvalidArgumentError if `saved` is damaged.
+        """
+        if not saved:
+            return -1
+        try:
+            found = msgspec.json.decode(saved, type=_Saved)
+        except msgspec.DecodeError as error:
+            raise InvalidArgumentError(
+                f"the saved list of a variable's updates is damaged: {error}"
+            ) from None
+        for key, version, changed in found.updates:
+            self.note(key, [(number, version, changed)])
+        return found.step
+
+
+Changes = Sequence[tuple[Any, ...]]
+
+
+def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
+    """Return whether an update takes only microseconds. If so, the loop may execute it."""
+    nbytes = 0
+    for each, change in zip(variables, changes, strict=True):
+        nbytes += each.storage.nbytes
+        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
+            return False
+    return True
+
+
+def apply_changes(
+    variables: Sequence[HostedVariable],
+    changes: Changes,
+    function: Callable[[bytes], tuple[str, Any]],
+) -> tuple[Any, ...]:
+    """Execute one change of each variable. The caller holds all locks. If this raises an error of
+    `HostedVariable.prepare`, no variable has changed.
+
+    Returns:
+      The version of each variable, and whether it was changed: (version, changed, version, changed,
+      ...).
+    """
+    commits = [
+        each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)
+    ]
+    outcomes: list[Any] = []
+    for each, commit in zip(variables, commits, strict=True):
+        changed = each.commit(commit)
+        outcomes += (each.version, changed)
+    return tuple(outcomes)
+
+
+def apply_missing(
+    applied: Mapping[int, AppliedUpdate],
+    variables: Sequence[HostedVariable],
+    changes: Changes,
+    function: Callable[[bytes], tuple[str, Any]],
+) -> tuple[Any, ...]:
+    """Execute changes as `apply_changes` does, but skip the variables in `applied`, which contain
+    the update already. For these variables, return the earlier outcomes.
+    """
+    missing = [index for index, change in enumerate(changes) if change[0] not in applied]
+    outcomes = iter(
+        apply_changes(
+            [variables[index] for index in missing], [changes[index] for index in missing], function
+        )
+    )
+    return tuple(
+        item
+        for change in changes
+        for item in applied.get(change[0]) or (next(outcomes), next(outcomes))
+    )
+
+
+def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
+    """Return a result of `apply_changes` with the values of the variables added: (version, changed,
+    value, version, ...). The caller holds all locks.
+    """
+    outcomes = zip(results[::2], results[1::2], variables, strict=True)
+    return tuple(
+        item for version, changed, each in outcomes for item in (version, changed, each.read())
+    )
+
+
+def initial_value(label: str, initial: Any) -> Any:
+    """Return the initial value of a variable as a new array. Raises UnknownError if the user's
+    function raises, and InvalidArgumentError if the function's result has the wrong shape or dtype.
+    """
+    if isinstance(initial, TensorSpec):
+        return np.zeros(initial.shape, initial.dtype)
+    if not isinstance(initial, tuple):
+        return np.array(initial, order="C")
+    blob, spec, named = initial
+    fn = trusted.unpack(blob)
+    try:
+        array = cast(fn(**named), spec.dtype, label)
+    except OpError as error:
+        raise UnknownError(f"the initializer of {label} raised: {error.message}") from error
+    except Exception as error:
+        raise UnknownError(
+            f"the initializer of {label} raised {type(error).__name__}: {error}"
+        ) from error
+    if array.shape != tuple(spec.shape):
+        text = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
+        raise InvalidArgumentError(text)
+    return np.array(array, order="C")
+
 
 PREFIX: Final = "zmqdist.ps."
 ROLES: Final = frozenset({"worker", "submit"})
@@ -321,7 +500,7 @@ class VariableHost:
         self._under_locks(call, variables, nbytes, read, sizes=False)
 
     def _saved(self, call: PendingCall, session: int, numbers: list[int]) -> None:
-        """Reply with version, value, slots and applied updates (update_keys.py) of each variable,
+        """Reply with version, value, slots and applied updates (variable_host.py) of each variable,
         read under all locks."""
         variables = self._variables(session, numbers)
         applied_updates = self._sessions[session].applied_updates

@@ -46,8 +46,7 @@ from zmqdist.limits import (
     NAMEDTUPLE_KINDS_MAX,
     SAFE_BODY_BYTES_MAX,
 )
-from zmqdist.plain_arrays import how_to_make_plain
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import TensorSpec, how_to_make_plain
 from zmqdist.wire.arrays import (
     BadArray,
     bytes_of,

@@ -13,7 +13,7 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.shared import fetch
+from zmqdist.scheduling.shared import store
 from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import this_pool
 
@@ -86,7 +86,7 @@ def test_a_result_for_which_there_is_no_memory_fails_only_its_own_work(
 
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         monkeypatch.setattr(
-            fetch,
+            store,
             "np",
             type(
                 "numpy", (), {"empty": staticmethod(empty), "copyto": np.copyto, "uint8": np.uint8}

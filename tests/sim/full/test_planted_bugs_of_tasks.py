@@ -26,8 +26,8 @@ from zmqdist.tasks import collectives_machine
 from zmqdist.tasks.agreement_machine import Agreed, Agreements
 from zmqdist.tasks.mailbox_machine import Mailbox, Outbox
 from zmqdist.tasks.watches_machine import WatchedTasks, WatchTask
-from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
+from zmqdist.variables.variable_host import AppliedUpdates
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
 

@@ -203,7 +203,7 @@ class SimKeeper:
 
 
 class SimKeptTask:
-    """A model of coordination/link.py and client.py, for one incarnation of a task."""
+    """A model of coordination/client.py and client.py, for one incarnation of a task."""
 
     def __init__(self, world: KeeperSim, index: int) -> None:
         self.world = world

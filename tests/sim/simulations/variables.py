@@ -17,7 +17,6 @@ from typing import Any
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from tests.sim.simulations.network import SimConnection
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
-from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import (
     APPLIED,
     LATE,
@@ -28,6 +27,7 @@ from zmqdist.variables.updates_machine import (
     UpdateKeys,
     Updates,
 )
+from zmqdist.variables.variable_host import AppliedUpdates
 
 FAULTS_S = 5.0
 WORKING_S = 7.0

@@ -30,8 +30,7 @@ from zmqdist.data.structure import (
 )
 from zmqdist.errors import DataLossError
 from zmqdist.field_types import converted
-from zmqdist.plain_arrays import joined
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import TensorSpec, joined
 
 
 def _default_padding(dtype: np.dtype[Any]) -> Any:

@@ -34,9 +34,8 @@ from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.callbacks import Callbacks, check_callback
 from zmqdist.clock import deadline, left, seconds
-from zmqdist.field_types import checked, converted
+from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.messages import CANCELLED, ERROR
-from zmqdist.safe_repr import safe_repr
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE

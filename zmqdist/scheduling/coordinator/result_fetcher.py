@@ -26,8 +26,8 @@ from typing import Any
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.scheduling.shared import remote_results
-from zmqdist.scheduling.shared.fetch import STALLED_S, Fetcher
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference
+from zmqdist.scheduling.shared.store import STALLED_S, Fetcher
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.coordinator")

@@ -53,9 +53,9 @@ from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJo
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.shared.config import DispatcherConfig
-from zmqdist.scheduling.shared.fetch import RELAY
 from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.shared.parts import DispatcherPart
+from zmqdist.scheduling.shared.store import RELAY
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from zmqdist.process.bound_children import BoundChildren
-from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop

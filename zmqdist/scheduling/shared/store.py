@@ -9,31 +9,53 @@ Rules
     snapshot of the same address in the caller's memory. It also compares them with the last part
     that has the same first and last bytes, because a pickle is at a different address each time. A
     frozen array is identified by its address alone.
-    A process that needs a part maps the part (fetch.py), requests it from the holder, or has the
+    A process that needs a part maps the part (Fetcher), requests it from the holder, or has the
     dispatcher read it in ranges.
 
 Not here: how long a payload is needed. The owner of the store decides that and calls `free`.
+
+The Fetcher gets the parts of a payload from their holder, the process that holds them
+    A part in shared memory of this host is mapped: no byte is copied, and the holder gets no
+    request.
+    Any other part is the reply to one request to the holder, and is received into memory that was
+    allocated once. If this process cannot reach the holder (for example behind a router), the
+    dispatcher reads the part in ranges over the holder's own connection. The size of the ranges
+    adapts to the speed of the connection (transport/pace.py).
+    A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived
+    for STALLED_S counts as lost. The caller of Fetcher owns the returned parts and may write to
+    them, except to the memory of frozen arrays.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import socket
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import clock as time
+from zmqdist import errors
 from zmqdist.errors import NOT_FOUND, NotFoundError
-from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
+from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
-from zmqdist.rpc import payload
+from zmqdist.rpc import internal_client, payload
+from zmqdist.rpc.client import StatusOrResult, ZmqClient
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.shared.references import Held, Memory, Reference
 from zmqdist.transport import memory_limits, shm_pool
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.pace import Pace
+from zmqdist.transport.shm_peer import PeerPool, open_peer
 from zmqdist.transport.shm_pool import Block, Handle, this_pool
+
+log = logging.getLogger("zmqdist.scheduling")
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
@@ -300,3 +322,353 @@ class BulkStore:
         """Reply to READ with a whole part, without a copy, because a held part does not change."""
         body, parts = payload.pack(self.view(bulk))
         call.reply_packed(body, parts)
+
+
+RELAY = "zmqdist_bulk_relay"
+"""The dispatcher's RPC method (store, bulk, offset, length) -> bytes. The dispatcher reads these
+bytes from the holder."""
+
+STALLED_S = 20.0
+"""Seconds of silence after which a holder counts as lost."""
+
+POLL_S = 1.0
+"""Seconds between two checks whether bytes have arrived and whether the payload is still wanted."""
+
+REACH_S = 3.0
+"""Seconds without a reply to the first small request after which this process counts a holder as
+unreachable."""
+
+UNREACHABLE_S = 60.0
+"""Seconds for which an unreachable address is not tried again."""
+
+CLIENTS_KEPT = 8
+"""The largest number of idle connections to holders that a process keeps open. Each takes four
+descriptors."""
+
+PEER_POOLS_KEPT = 64
+"""The largest number of processes whose shared memory is kept open. Each takes a descriptor and a
+page table."""
+
+
+class LocalMemories:
+    """The shared memory of holders on this host, kept open between fetches. Any thread may call the
+    methods."""
+
+    def __init__(self) -> None:
+        self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of holders whose memory is open."""
+        return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
+
+    def attach(self, reference: Reference) -> list[Any]:
+        """Return the parts of a payload: mapped parts where possible, and a `Held` for each other
+        part."""
+        return [
+            self._part(reference, part) if isinstance(part, Held) else part
+            for part in reference.parts
+        ]
+
+    def _part(self, reference: Reference, part: Held) -> Any:
+        peer_pool = self._peer_pool(reference) if part.handle is not None else None
+        if peer_pool is None or part.handle is None:
+            return part
+        try:
+            return peer_pool.attach(part.handle)
+        except errors.OpError as error:
+            # The part was freed, or its holder has ended. The caller's request to the holder will
+            # show which of the two is the case.
+            log.debug("part %d of %s: %s", part.bulk, reference.address, error)
+            return part
+
+    def _peer_pool(self, reference: Reference) -> PeerPool | None:
+        if reference.store not in self._peer_pools:
+            for store, peer_pool in list(self._peer_pools.items()):
+                if peer_pool is not None and not peer_pool.alive:
+                    # Arrays over this memory stay valid: the memory is unmapped when the last array
+                    # over it is garbage-collected.
+                    self._peer_pools.pop(store, None)
+            self._peer_pools[reference.store] = self._open(reference)
+            if len(self._peer_pools) > PEER_POOLS_KEPT:
+                self._peer_pools.popitem(last=False)
+        return self._peer_pools.get(reference.store)
+
+    def _open(self, reference: Reference) -> PeerPool | None:
+        """Open a holder's memory. Return None if it cannot be opened, or if its nonce is not the
+        nonce in the reference: then a process on this host has the same numbers as the holder,
+        which is on another host."""
+        if reference.memory is None:
+            return None
+        *offer, nonce = reference.memory
+        peer_pool = open_peer((offer[0], offer[1], offer[2]))
+        return peer_pool if peer_pool is not None and peer_pool.nonce == nonce else None
+
+
+class HolderClients:
+    """Connections to holders, one connection for each address. Any thread may use them.
+
+    At most CLIENTS_KEPT idle connections are kept open for later payloads, because otherwise
+    connections to processes that have left would pile up.
+
+    Args:
+      role: the role of this process at the holders: "worker" or "submit".
+    """
+
+    def __init__(self, credentials: Credentials, role: str) -> None:
+        self._credentials = credentials
+        self._role = role
+        self._holders: dict[tuple[str, bytes], Holder] = {}
+        self._unreachable: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Return the number of open connections."""
+        return len(self._holders)
+
+    @property
+    def unreachable(self) -> list[str]:
+        """The addresses that are not tried for now, because no holder has replied there lately."""
+        now = time.monotonic()
+        with self._lock:
+            return [address for address, until in self._unreachable.items() if until > now]
+
+    def close(self) -> None:
+        """Close all connections. Fetches in progress and later ones fail with UnavailableError."""
+        with self._lock:
+            self._closed = True
+            holders, self._holders = list(self._holders.values()), {}
+        for holder in holders:
+            holder.client.close()
+
+    @contextmanager
+    def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
+        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when the
+        connection is new.
+
+        After an error in the with-statement the connection is closed, and the next `use` makes a
+        new connection.
+
+        Args:
+          key: the public key of the process at the address, for example from a reference; empty for
+            the dispatcher and without CURVE.
+
+        Raises:
+          Unreachable: no process replies at this address.
+          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address
+            has another key.
+        """
+        endpoint = address, key
+        with self._lock:
+            if self._closed:
+                raise errors.UnavailableError("this process has closed its connections")
+            if self._unreachable.get(address, 0.0) > time.monotonic():
+                raise Unreachable(f"no process replies at {address}")
+            holder = self._holders.pop(endpoint, None)
+            if holder is None:
+                security = self._credentials.client(address, self._role, key)
+                holder = Holder(ZmqClient(address, security=security))
+            # Insert the connection at the end, so that the least recently used connections are
+            # first.
+            self._holders[endpoint] = holder
+            holder.users += 1
+        try:
+            self._reach(holder, address)
+            yield holder
+        except BaseException:
+            with self._lock:
+                if self._holders.get(endpoint) is holder:
+                    del self._holders[endpoint]
+            raise
+        finally:
+            with self._lock:
+                holder.users -= 1
+                ended = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
+                idle = [name for name, other in self._holders.items() if not other.users]
+                ended += [
+                    self._holders.pop(name)
+                    for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]
+                ]
+            for each in ended:
+                each.client.close()
+
+    def _reach(self, holder: Holder, address: str) -> None:
+        if holder.reached:
+            return
+        try:
+            internal_client.reach(holder.client, time.monotonic() + REACH_S)
+        except internal_client.NotListeningError:
+            # A holder listens before other processes know its address, so this holder has ended.
+            raise Unreachable(
+                f"no process listens at {address}: the connection was refused"
+            ) from None
+        except (errors.UnavailableError, errors.DeadlineExceededError) as error:
+            raise self._note_unreachable(address, error.message) from None
+        holder.reached = True
+
+    def _note_unreachable(self, address: str, reason: str) -> Unreachable:
+        """Record that an address cannot be reached, so that it is not tried for UNREACHABLE_S.
+        Return the error to raise."""
+        with self._lock:
+            self._unreachable[address] = time.monotonic() + UNREACHABLE_S
+        log.warning(
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads "
+            "from that port go through the dispatcher, "
+            "which is slower; open that port between the two hosts",
+            address,
+            socket.gethostname(),
+            reason,
+            UNREACHABLE_S,
+        )
+        return Unreachable(f"no process replies at {address}: {reason}")
+
+
+class Unreachable(errors.UnavailableError):
+    """This process cannot reach the holder. The dispatcher may still reach it."""
+
+
+class Holder:
+    """A connection to one holder, or to the dispatcher.
+
+    Attributes:
+      users: the number of threads that use the connection now.
+      reached: whether the holder has replied once.
+    """
+
+    def __init__(self, client: ZmqClient) -> None:
+        self.client = client
+        self.users = 0
+        self.reached = False
+
+
+class Fetcher:
+    """Fetches the payloads that one process needs. Any thread may call the methods.
+
+    Args:
+      role: the role of this process at the holders: "worker" or "submit".
+      dispatcher: the dispatcher's address, for holders that this process cannot reach.
+    """
+
+    def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
+        self.memories = LocalMemories()
+        self.clients = HolderClients(credentials, role)
+        self._dispatcher = dispatcher
+
+    def close(self) -> None:
+        self.clients.close()
+
+    def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
+        """Return the parts of a payload. Blocks while bytes arrive. Does not free the payload at
+        its holder.
+
+        Args:
+          wanted: returns whether the payload is still needed; called about once a second.
+
+        Raises:
+          CancelledError: `wanted` returned False.
+          NotFoundError: the holder has freed the payload.
+          UnavailableError: the holder has ended, or neither this process nor the dispatcher can
+            reach it.
+          DeadlineExceededError: the holder has stopped replying.
+        """
+        parts = self.memories.attach(reference)
+        far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
+        if far:
+            buffers = [np.empty(parts[index].size, np.uint8) for index in far]
+            self.read(reference, [parts[index] for index in far], buffers, wanted)
+            for index, buffer in zip(far, buffers, strict=True):
+                parts[index] = buffer
+        return parts
+
+    def read(
+        self,
+        reference: Reference,
+        held: Sequence[Held],
+        into: Sequence[NDArray[np.uint8]],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Read these parts into arrays of the same sizes. Raises the errors of `fetch`."""
+        try:
+            with self.clients.use(reference.address, reference.key) as holder:
+                read_parts(holder.client, held, into, wanted)
+                return
+        except Unreachable as error:
+            unreachable = error
+        try:
+            with self.clients.use(self._dispatcher) as holder:
+                _read_by_relay(holder.client, reference.store, held, into)
+        except errors.NotFoundError:
+            raise
+        except errors.OpError as error:
+            problem = f"{unreachable.message}; and through the dispatcher: {error.message}"
+            raise errors.UnavailableError(problem) from None
+
+
+def read_parts(
+    client: ZmqClient,
+    held: Sequence[Held],
+    into: Sequence[NDArray[np.uint8]],
+    wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Read parts from their holder, with one RPC call for each part. The reply for a part is
+    received into the part's array in `into`.
+
+    Raises:
+      OpError: the error with which a call ended.
+      DeadlineExceededError: nothing has arrived for STALLED_S.
+      CancelledError: `wanted` returned False.
+    """
+    calls = [
+        internal_client.start(client, READ, part.bulk, out=buffer, waits_for_server=False)
+        for part, buffer in zip(held, into, strict=True)
+    ]
+    try:
+        for call in calls:
+            _wait(client, call, wanted)
+            call.get_value()
+    finally:
+        for call in calls:
+            call.cancel()
+
+
+def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
+    """Wait until an RPC call has ended. Silence is counted in polls, so that time in which this
+    process is stopped does not count."""
+    ended = threading.Event()
+    call.add_done_callback(lambda _: ended.set())
+    received, silent_s = -1, 0.0
+    while not ended.wait(POLL_S):
+        if not wanted():
+            raise errors.CancelledError("this payload is no longer needed")
+        received, before = client.snapshot().messages_received, received
+        silent_s = 0.0 if received != before else silent_s + POLL_S
+        if silent_s >= STALLED_S:
+            raise errors.DeadlineExceededError(
+                f"no bytes have arrived from {client.address} for {STALLED_S:g} s"
+            )
+
+
+def _read_by_relay(
+    client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]
+) -> None:
+    """Read parts in ranges through the dispatcher. Raises the error of an RPC call that failed."""
+    pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
+    on_the_way: deque[tuple[int, StatusOrResult]] = deque()
+    for part, whole in zip(held, into, strict=True):
+        offset = 0
+        while offset < part.size:
+            buffer = whole[offset : offset + pace.chunk_bytes]
+            if not pace.fits(buffer.nbytes):
+                nbytes, call = on_the_way.popleft()
+                call.get_value()
+                pace.acknowledged(nbytes, time.monotonic())
+                continue
+            pace.sent(buffer.nbytes, time.monotonic())
+            due = time.monotonic() + STALLED_S
+            call = internal_client.start(
+                client, RELAY, store, part.bulk, offset, buffer.nbytes, due=due, out=buffer
+            )
+            on_the_way.append((buffer.nbytes, call))
+            offset += buffer.nbytes
+    for _, call in on_the_way:
+        call.get_value()

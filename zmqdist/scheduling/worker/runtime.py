@@ -27,14 +27,13 @@ from zmqdist.blas_threads import threads_in
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.bound_children import BoundChildren
-from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
-from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
+from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.shared.config import WorkerConfig
-from zmqdist.scheduling.shared.fetch import Fetcher
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import decode_reference, encode_reference
-from zmqdist.scheduling.shared.store import BulkStore
+from zmqdist.scheduling.shared.store import BulkStore, Fetcher
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.threads import ThreadSlots

@@ -32,7 +32,7 @@ from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
 from zmqdist.process.pipe import BlockingPipe
 from zmqdist.scheduling.shared import remote_results, resources
-from zmqdist.scheduling.shared.fetch import HolderClients
+from zmqdist.scheduling.shared.store import HolderClients
 from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.slot_messages import (
     SLOT_CODEC,

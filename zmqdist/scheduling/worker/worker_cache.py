@@ -19,9 +19,14 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.limits import WORKER_CACHE_BYTES_MAX
-from zmqdist.scheduling.shared.fetch import Fetcher, HolderClients, LocalMemories, read_parts
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference, encode_reference
-from zmqdist.scheduling.shared.store import BulkStore
+from zmqdist.scheduling.shared.store import (
+    BulkStore,
+    Fetcher,
+    HolderClients,
+    LocalMemories,
+    read_parts,
+)
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"

@@ -18,7 +18,7 @@ class Part:
       version: version of the variable at the moment when it was read.
       source: the identity of the variable: (number of its session, its number in the session). (0,
         0) means that the rows are not from a single variable.
-      once: encoded keys of the updates that the value contains (variables/update_keys.py). The keys
+      once: encoded keys of the updates that the value contains (variables/variable_host.py). The keys
         are valid for the variable `source` only.
     """
 

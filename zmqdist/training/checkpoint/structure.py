@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.plain_arrays import what_is_lost
+from zmqdist.specs import what_is_lost
 from zmqdist.training.checkpoint.shard_handles import is_handle
 from zmqdist.wire.arrays import BadArray, dtype_to_json
 

@@ -19,7 +19,7 @@ from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
-from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 

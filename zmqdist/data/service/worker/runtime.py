@@ -62,7 +62,7 @@ from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import with_key
