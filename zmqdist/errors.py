@@ -150,13 +150,8 @@ class OpError(Exception):
         return str(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, _extras(self))
-
-
-def _extras(error: BaseException) -> dict[str, Any]:
-    """Return all attributes of an error, including those that user code or zmqdist has added, such
-    as notes and the remote traceback."""
-    return dict(error.__dict__)
+        # all attributes, including notes, the remote traceback and what user code has added
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 def _rebuild(cls: type[OpError], args: tuple[Any, ...], state: dict[str, Any]) -> OpError:

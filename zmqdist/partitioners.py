@@ -149,9 +149,7 @@ class MaxSizePartitioner(Partitioner):
 def _along_axis_0(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     if axis != 0:
         raise ValueError(f"variables are split along axis 0 only, not along axis {axis}")
-    if not len(shape):
-        return []
-    return [max(1, min(shards, int(shape[0]))), *[1] * (len(shape) - 1)]
+    return [] if not len(shape) else [max(1, min(shards, int(shape[0]))), *[1] * (len(shape) - 1)]
 
 
 def _element_bytes(dtype: DTypeLike, bytes_per_string: int) -> int:

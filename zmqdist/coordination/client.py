@@ -127,7 +127,7 @@ class KeeperLink:
         self._was_up = False
         self._end_reason = ""
         """The reason why this link has ended."""
-        self._closed = False
+        self.closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
         """The requests that wait for a reply. Requests that `_cancel_unsent` has ended are not
@@ -262,11 +262,6 @@ class KeeperLink:
         with self._changed:
             return CoordinationSnapshot(self._state, len(self._requests), tuple(self._counters))
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
-
     # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -293,9 +288,9 @@ class KeeperLink:
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
         try:
             if notify and self._was_up:
                 due = time.monotonic() + LEAVE_S

@@ -30,7 +30,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from zmqdist.background import check_threads
 from zmqdist.blas_threads import VARIABLES
@@ -54,6 +54,8 @@ log = logging.getLogger("zmqdist.launch")
 
 CLOSE_S = 5.0
 """Seconds that a zygote may take to end. After this time it is killed."""
+
+Z = TypeVar("Z", bound="ZygoteProcess")
 
 
 class ZygoteProcess:
@@ -94,15 +96,6 @@ class ZygoteProcess:
         self._ended = 0
 
 
-def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start a zygote for unbound children, as a command.
-
-    The zygote's output is discarded: if the zygote does not work, children are started as commands,
-    and report the error themselves.
-    """
-    return _start(NAME, (), environment, subprocess.DEVNULL)
-
-
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
     """Start a zygote for bound children, as a command. The children have the environment of the
     zygote and the standard output of this process.
@@ -111,7 +104,7 @@ def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -
       modules: the modules that children run. The zygote imports these modules before it forks the
         first child.
     """
-    return _start(SLOTS_NAME, modules, environment, None)
+    return _start(ZygoteProcess, SLOTS_NAME, modules, environment, None)
 
 
 def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
@@ -161,8 +154,12 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
 
 
 def _start(
-    name: str, modules: Sequence[str], environment: Mapping[str, str], output: int | None
-) -> ZygoteProcess:
+    kind: type[Z],
+    name: str,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None,
+) -> Z:
     fill_standard_streams()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
@@ -188,7 +185,7 @@ def _start(
         os.close(starter)
     # ZygoteProcess waits for the process, so Popen must not warn that it runs
     process.returncode = 0
-    return ZygoteProcess(process.pid, control)
+    return kind(process.pid, control)
 
 
 BIRTH_S = 30.0
@@ -254,25 +251,15 @@ class ForkedProcess:
         return self.returncode
 
 
-class _Zygote:
-    """One zygote process.
+class _Zygote(ZygoteProcess):
+    """A zygote for unbound children.
 
     Attributes:
       has_forked: whether the zygote has forked a child, which shows that a zygote can work with the
         facts that it has inherited.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.has_forked = False
-        self._process = start_zygote(environment)
-        self._control = self._process.control
-
-    def fileno(self) -> int:
-        return self._control.fileno()
-
-    def request_import(self, module: str, arguments: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):  # the zygote has ended, and the next order notices that
-            self._control.send(json.dumps([module, list(arguments)]).encode())
+    has_forked = False
 
     def order(
         self, order: Order, descriptors: Sequence[int]
@@ -285,9 +272,7 @@ class _Zygote:
         try:
             with theirs:
                 try:
-                    socket.send_fds(
-                        self._control, [SPAWN], [payload, theirs.fileno(), *descriptors]
-                    )
+                    socket.send_fds(self.control, [SPAWN], [payload, theirs.fileno(), *descriptors])
                 finally:
                     os.close(payload)
             status.settimeout(BIRTH_S)
@@ -308,25 +293,16 @@ class _Zygote:
         sockets of a process before the process has ended.
         """
         with contextlib.suppress(OSError):
-            self._control.settimeout(0.0)
+            self.control.settimeout(0.0)
             try:
-                gone = self._control.recv(1) == b""
+                gone = self.control.recv(1) == b""
             except BlockingIOError:
                 gone = False
             finally:
-                self._control.settimeout(None)
+                self.control.settimeout(None)
             if not gone:
                 return None
-        return self._process.wait(CLOSE_S)
-
-    def close(self) -> None:
-        """End the zygote and wait until it has ended. Its children continue."""
-        self._process.close()
-
-    def forget(self) -> None:
-        """Release the zygote without ending it. This is for a process that was forked from the
-        owner of the zygote."""
-        self._process.forget()
+        return self.wait(CLOSE_S)
 
 
 _lock = threading.Lock()
@@ -350,7 +326,8 @@ def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.en
     """
     zygote = _zygote(environment)
     if zygote is not None:
-        zygote.request_import(module, arguments)
+        with contextlib.suppress(OSError):  # the zygote has ended, and the next order notices that
+            zygote.control.send(json.dumps([module, list(arguments)]).encode())
 
 
 def fork(
@@ -389,7 +366,7 @@ def control_descriptors() -> set[int]:
     """Return the file descriptors of the control sockets of this process's zygotes, which stay open
     as long as this process runs."""
     with _lock:
-        return {zygote.fileno() for zygote in _zygotes.values() if zygote is not None}
+        return {zygote.control.fileno() for zygote in _zygotes.values() if zygote is not None}
 
 
 def close() -> None:
@@ -412,7 +389,10 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
                 inherited = {
                     name: value for name, value in os.environ.items() if name not in VARIABLES
                 }
-                _zygotes[facts] = _Zygote({**inherited, **_thread_variables(environment)})
+                # The output is discarded: if the zygote does not work, children are started as
+                # commands, and report the error themselves.
+                variables = {**inherited, **_thread_variables(environment)}
+                _zygotes[facts] = _start(_Zygote, NAME, (), variables, subprocess.DEVNULL)
             except OSError as error:
                 log.warning(
                     "the zygote could not be started (%s); children are started by command", error

@@ -186,13 +186,6 @@ class Default(str):
         return str(self)
 
 
-def first_line(fn: Any) -> str:
-    """Return the first line of a function's docstring, or "" for a callable object, whose docstring
-    describes its class."""
-    doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
-    return doc.strip().partition("\n")[0] if doc else ""
-
-
 def _default(value: Any) -> str:
     if isinstance(value, Default):
         return str(value)
@@ -448,7 +441,9 @@ class Method:
         self.roles = None if roles is None else roles | {"admin"}
         self.input_signature = input_signature
         self.output_signature = output_signature
-        self._doc = first_line(fn)
+        # the docstring of a callable object describes its class
+        doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
+        self._doc = doc.strip().partition("\n")[0] if doc else ""
         self._parameters = Parameters(signature_of(partial(fn, None) if later else fn))
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:

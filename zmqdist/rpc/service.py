@@ -670,16 +670,6 @@ class PendingCall:
         self._service.reply_later(self._served, self.peer, failed(self._served.id, error), ())
 
 
-class _Submitted:
-    """The pool's key for work that is not a call, such as a batch. `refuse` is called with the
-    error if the work does not run."""
-
-    __slots__ = ("refuse",)
-
-    def __init__(self, refuse: Callable[[OpError], object] | None) -> None:
-        self.refuse = refuse
-
-
 class RpcService:
     """The methods of one server. After `attach`, a router passes its peers' calls to this service.
     A router may have several services."""
@@ -1127,7 +1117,8 @@ class RpcService:
     ) -> None:
         """Have a thread of the pool call `fn(*args)`. If the server stops before that, the loop
         calls `refuse`. Only the loop uses this."""
-        self._pool.ready(None, _Submitted(refuse), (fn, args))
+        # the key of work that is not a call is what to do if the work does not run
+        self._pool.ready(None, object() if refuse is None else partial(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
         """Have the loop call a function at a certain time (`Loop.set_timer`)."""
@@ -1154,8 +1145,8 @@ class RpcService:
                 elif peer.bulk is not None:
                     peer.bulk.call_ended(key.id)
                 self._finished(key, peer, failed(key.id, stopping()), ())
-            elif key.refuse is not None:
-                key.refuse(stopping())
+            elif callable(key):
+                key(stopping())
 
     def _check_blocked(self) -> None:
         deadline = self._blocked_log.look(self._loop.now(), self.where)

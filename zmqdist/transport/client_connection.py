@@ -141,10 +141,7 @@ class ClientConnection:
 
     # -- the socket of the current attempt ---------------------------------------------------------
 
-    def _opened(self) -> None:
-        socket, monitor = self._connector.socket, self._connector.monitor
-        assert socket is not None
-        assert monitor is not None
+    def _opened(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         # The socket is used without pyzmq's wrappers, which take as long as the functions of libzmq
         # themselves.
         backend: Any = super(zmq.Socket, socket)
@@ -155,7 +152,7 @@ class ClientConnection:
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
-    def _closing(self) -> None:
+    def _closing(self, *_: object) -> None:
         self._has_input = lambda: False
         self.bulk.connection_lost()
         self.monitor_fd = -1
@@ -489,15 +486,10 @@ class ClientConnection:
             ended = self.table.ticked(now)
             self.ended += ended
             if self.bulk.tracked:
-                self._cancel_transfers(ended)
+                # the server knows the calls' deadlines, but would still send or await chunks
+                for call in ended:
+                    if self.bulk.call_ended(call.id):
+                        self._put(headers.encode(CancelCall(call.id)))
+                self.read_arrived()
             if self.table.held_back:
                 self.flush()
-
-    def _cancel_transfers(self, calls: list[ClientCall]) -> None:
-        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but it
-        would still send chunks, or wait for chunks.
-        """
-        for call in calls:
-            if self.bulk.call_ended(call.id):
-                self._put(headers.encode(CancelCall(call.id)))
-        self.read_arrived()

@@ -366,8 +366,8 @@ class Connector:
         address: str,
         security: ClientSecurity,
         *,
-        opened: Callable[[], None],
-        closing: Callable[[], None],
+        opened: Callable[[zmq.Socket[bytes], zmq.Socket[bytes]], None],
+        closing: Callable[[zmq.Socket[bytes], zmq.Socket[bytes]], None],
     ) -> None:
         """Make a connector. Its first `tick` begins the first attempt.
 
@@ -404,8 +404,17 @@ class Connector:
         """
         if self.due is None or now < self.due:
             return None
-        if self._probe is not None:
-            return self._step_probe(self._probe, now)
+        probe = self._probe
+        if probe is not None:
+            if not probe.step(now):
+                self.due = now + PROBE_STEP_S
+                return None
+            self._probe = None
+            refusal = self._watch.judge(probe.mechanism)
+            if refusal is not None:
+                return self._refuse(refusal)
+            self._schedule_attempt(now)
+            return None
         if self._between_attempts:
             return self._begin(now)
         self._fail("no connection was made in time", now)
@@ -428,11 +437,17 @@ class Connector:
                 self._fail(verdict.why, now)
             elif isinstance(verdict, ProbeNeeded):
                 self._drop()
-                self._start_probe(now)
+                self._probe = PortProbe(self.address, now)
+                self.due = now
             elif isinstance(verdict, Rejected):
                 changes.append(self._refuse(verdict))
             elif verdict is not None:
-                self._note_change(isinstance(verdict, Up))
+                if isinstance(verdict, Up):
+                    self._failures = 0
+                    self.trouble = ""
+                else:
+                    self.trouble = "the connection was lost"
+                self.due = None
                 changes.append(verdict)
             elif self._watch.connected:
                 # from here ZeroMQ bounds the time of the handshake (HANDSHAKE_IVL)
@@ -507,16 +522,8 @@ class Connector:
             raise
         self.socket, self.monitor = socket, monitor
         _open_sockets.update((socket, monitor))
-        self._opened()
+        self._opened(socket, monitor)
         socket.connect(endpoint(self.address))
-
-    def _note_change(self, up: bool) -> None:
-        if up:
-            self._failures = 0
-            self.trouble = ""
-        else:
-            self.trouble = "the connection was lost"
-        self.due = None
 
     def _fail(self, why: str, now: float) -> None:
         self.trouble = why
@@ -546,29 +553,12 @@ class Connector:
         socket, monitor = self.socket, self.monitor
         if socket is None or monitor is None:
             return
-        self._closing()
+        self._closing(socket, monitor)
         self.socket = self.monitor = None
         socket.disable_monitor()
         monitor.close(linger=0)
         socket.close(linger=round(linger_s * 1000))
         _open_sockets.difference_update((socket, monitor))
-
-    # -- the probe of the server -------------------------------------------------------------------
-
-    def _start_probe(self, now: float) -> None:
-        self._probe = PortProbe(self.address, now)
-        self.due = now
-
-    def _step_probe(self, probe: PortProbe, now: float) -> Rejected | None:
-        if not probe.step(now):
-            self.due = now + PROBE_STEP_S
-            return None
-        self._probe = None
-        refusal = self._watch.judge(probe.mechanism)
-        if refusal is not None:
-            return self._refuse(refusal)
-        self._schedule_attempt(now)
-        return None
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
@@ -696,19 +686,13 @@ class DealerConnection:
 
     # -- the link ----------------------------------------------------------------------------------
 
-    def _opened(self) -> None:
-        socket, monitor = self._connector.socket, self._connector.monitor
-        assert socket is not None
-        assert monitor is not None
+    def _opened(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._watched = self._loop.add_socket(socket, self._read)
         self._raw_send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
         self._raw_recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop.add_socket(monitor, self._read_monitor)
 
-    def _closing(self) -> None:
-        socket, monitor = self._connector.socket, self._connector.monitor
-        assert socket is not None
-        assert monitor is not None
+    def _closing(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._loop.remove_socket(socket)
         self._loop.remove_socket(monitor)
         self._watched = None

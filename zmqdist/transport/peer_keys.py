@@ -267,23 +267,19 @@ class _Link:
                 self._waiting[question] = left
             else:
                 del self._waiting[question]
-                self._unanswered(question)
+                # If `keygen` made the folder, no reply counts as the reply "unknown", so that the
+                # files of the folder decide about the key. In the folder of a process that joined,
+                # the question stays open.
+                if keys.load_joined(self._folder) is None:
+                    if isinstance(question, str):
+                        self.addresses.setdefault(question, KeyState(b"", "", address=question))
+                    elif question not in self.keys:
+                        self.keys[question] = KeyState(question, "")
+                        self._fresh.add(question)
             for answer in late:
                 answer()
         if self._waiting:
             self.loop.set_timer(self, now + TICK_S, self._tick)
-
-    def _unanswered(self, question: bytes | str) -> None:
-        """Record that no reply arrived in time. If `keygen` made the folder, treat this as the
-        reply "unknown", so that the files of the folder decide about the key. In the folder of a
-        process that joined, the question stays open.
-        """
-        if keys.load_joined(self._folder) is None:
-            if isinstance(question, str):
-                self.addresses.setdefault(question, KeyState(b"", "", address=question))
-            elif question not in self.keys:
-                self.keys[question] = KeyState(question, "")
-                self._fresh.add(question)
 
     def _up(self, _hello: object) -> None:
         own = keys.decode_public(keys.load_role(self._folder, self._role).public)

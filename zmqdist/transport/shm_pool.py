@@ -565,7 +565,10 @@ class ShmPool:
             if found is None:
                 return None
             segment, offset = found
-            self._mark_used(segment)
+            segment.used += 1
+            if segment in self._idle:
+                del self._idle[segment]
+                self._idle_bytes -= segment.nbytes
             segment.sealable = False
             return Block(self, segment, offset, nbytes)
 
@@ -769,12 +772,6 @@ class ShmPool:
         self.sweep()
         self._reclaim()
         return self._pop_free(size)
-
-    def _mark_used(self, segment: Segment) -> None:
-        segment.used += 1
-        if segment in self._idle:
-            del self._idle[segment]
-            self._idle_bytes -= segment.nbytes
 
     def _grow(self, size: int) -> tuple[Segment, int] | None:
         nbytes = max(size, SHM_SLAB_BYTES // size * size)

@@ -679,8 +679,9 @@ class PsClient:
             try:
                 internal_client.reach(self._rpc, until)
             except DeadlineExceededError:
-                text = f"no reply from {self.address} for {time.monotonic() - began:.1f} s"
-                raise UnavailableError(text) from None
+                raise UnavailableError(
+                    f"no reply from {self.address} for {time.monotonic() - began:.1f} s"
+                ) from None
             self._sent.clear()
             self.reached = True
 

@@ -431,7 +431,11 @@ class HostedVariable:
 
     def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
         optimizer = Optimizer.from_wire(name, fields)
-        self._check_floats(name)
+        if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
+            # "V" is the kind of bfloat16 and similar dtypes.
+            raise self.wrong(
+                f"{name} needs a variable of floats, and this one is {self.storage.dtype}"
+            )
         checked = self.gradient(gradient)
         slots = self.slots.get(name)
         if slots is None:
@@ -463,8 +467,9 @@ class HostedVariable:
         try:
             returned = fn(value, gradient_given, slots, step)
         except Exception as error:
-            text = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
-            raise UnknownError(text) from error
+            raise UnknownError(
+                f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
+            ) from error
         new_value = value if returned is None else self._checked_result(name, returned)
         new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in new_slots.values()):
@@ -574,13 +579,6 @@ class HostedVariable:
     def _check_numbers(self) -> None:
         if self.storage.dtype.kind in "USbmM" or self.storage.dtype.names is not None:
             raise self.wrong(f"{self.storage.dtype} has no arithmetic: assign a value instead")
-
-    def _check_floats(self, name: str) -> None:
-        if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
-            # "V" is the kind of bfloat16 and similar dtypes.
-            raise self.wrong(
-                f"{name} needs a variable of floats, and this one is {self.storage.dtype}"
-            )
 
 
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:

@@ -317,10 +317,9 @@ class Steps:
             text = f"step {step} waits for {open_step.wanted} gradients, and this request says {wanted}"
             raise InvalidArgumentError(text)
         if open_step is None and step > self.applied and len(self._open) >= self._open_max:
-            text = (
+            raise ResourceExhaustedError(
                 f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
             )
-            raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
         """Add a gradient to a step. Raises the errors of `check`."""

@@ -56,16 +56,23 @@ def is_frozen(array: NDArray[Any]) -> bool:
     return isinstance(base, FrozenMemory)
 
 
-class _FrozenCopy(FrozenMemory):
-    """The owner of frozen memory that only this process maps. `kept` refers to the memory."""
+class _Shown:
+    """An object that shows the memory of an array to NumPy as read-only memory, or as writable
+    memory. `kept` refers to the memory."""
 
     __slots__ = ("__array_interface__", "kept")
 
-    def __init__(self, kept: NDArray[np.uint8]) -> None:
+    def __init__(self, kept: NDArray[np.uint8], read_only: bool) -> None:
         self.__array_interface__ = kept.__array_interface__ | {
-            "data": (kept.__array_interface__["data"][0], True)
+            "data": (kept.__array_interface__["data"][0], read_only)
         }
         self.kept = kept
+
+
+class _FrozenCopy(_Shown, FrozenMemory):
+    """The owner of frozen memory that only this process maps."""
+
+    __slots__ = ()
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -74,30 +81,18 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array
-    kept = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8)))
+    kept = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8), True))
     made: NDArray[Any] = np.ndarray(
         array.shape, array.dtype, kept, order="F" if is_fortran(array) else "C"
     )
     return made
 
 
-class _WritableAlias:
-    """An object that shows the memory of a read-only array to NumPy as writable memory."""
-
-    __slots__ = ("__array_interface__", "kept")
-
-    def __init__(self, kept: NDArray[np.uint8]) -> None:
-        self.__array_interface__ = kept.__array_interface__ | {
-            "data": (kept.__array_interface__["data"][0], False)
-        }
-        self.kept = kept
-
-
 def writable_alias(data: memoryview) -> NDArray[np.uint8]:
     """Return read-only bytes as an array that is marked as writable, so that its pickle describes a
     writable array. Never write to this array.
     """
-    return np.asarray(_WritableAlias(np.frombuffer(data, np.uint8)))
+    return np.asarray(_Shown(np.frombuffer(data, np.uint8), False))
 
 
 class BadArray(ValueError):
@@ -218,18 +213,14 @@ def _named_dtype(name: str) -> np.dtype[Any]:
             )
         return dtype
     if _ML.fullmatch(name):
-        return _ml_dtype(name)
+        try:
+            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+        except ImportError:
+            raise BadArray(f"an array of {name}: install ml_dtypes here to receive it") from None
+        if not (isinstance(found, type) and issubclass(found, np.generic)):
+            raise BadArray(f"no such dtype: {name}")
+        return np.dtype(found)
     raise BadArray(f"no such dtype: {name[:40]!r}")
-
-
-def _ml_dtype(name: str) -> np.dtype[Any]:
-    try:
-        found = getattr(importlib.import_module("ml_dtypes"), name, None)
-    except ImportError:
-        raise BadArray(f"an array of {name}: install ml_dtypes here to receive it") from None
-    if not (isinstance(found, type) and issubclass(found, np.generic)):
-        raise BadArray(f"no such dtype: {name}")
-    return np.dtype(found)
 
 
 def _fields_from_json(

@@ -57,9 +57,7 @@ def pack(value: Any) -> trusted.Packed:
             f"of these, or leave out "
             "`results: safe` if you trust the workers"
         ) from None
-    if not frames and len(body) < INLINE_BYTES_MAX:
-        return SAFE + body
-    return [SAFE + body, *frames]
+    return SAFE + body if not frames and len(body) < INLINE_BYTES_MAX else [SAFE + body, *frames]
 
 
 def unpack(packed: Any, *, safe_only: bool) -> Any:

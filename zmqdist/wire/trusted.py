@@ -329,15 +329,18 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     try:
         return _joined(_dumps(value, parts), parts)
     except MemoryError as error:
-        _raise_no_memory(roots[0][0], error)
+        # no part is at fault, so none is searched for
+        said = f": {error}" if str(error) else ""
+        raise ResourceExhaustedError(
+            f"no memory to pickle {roots[0][0]}{said}. Send less at a time; NumPy arrays are not copied "
+            "into the pickle, lists and text are"
+        ) from error
     except Exception as error:
         _raise_not_picklable(roots, error)
 
 
 def _joined(blob: bytes, parts: list[Any]) -> Packed:
-    if not parts and len(blob) <= INLINE_BYTES_MAX:
-        return blob
-    return [blob, *parts]
+    return blob if not parts and len(blob) <= INLINE_BYTES_MAX else [blob, *parts]
 
 
 class _Dump:
@@ -492,7 +495,9 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
         if (
             b"__main__" not in blob
             and b"__mp_main__" not in blob
-            and not _names_by_value_module(blob)
+            and not any(
+                module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value()
+            )
         ):
             return blob
     except Exception:  # cloudpickle may pickle the value; if not, it raises its own error below
@@ -506,10 +511,6 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
     return dump.file.getvalue()
-
-
-def _names_by_value_module(blob: bytes) -> bool:
-    return any(module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value())
 
 
 def _array(
@@ -564,14 +565,6 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
 
 
 # -- what cannot be pickled ------------------------------------------------------------------------
-
-
-def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
-    """Raise the error for missing memory. This does not search for a part of the value, because no
-    part is at fault."""
-    said = f": {error}" if str(error) else ""
-    text = f"no memory to pickle {what}{said}. Send less at a time; NumPy arrays are not copied into the pickle, lists and text are"
-    raise ResourceExhaustedError(text) from error
 
 
 def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:

@@ -405,9 +405,7 @@ def _or_of_environment(seconds: float | None, name: str) -> float:
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:
     """Convert milliseconds to seconds. `zero` is the result for 0 ms; if it is None, 0 ms means the
     default."""
-    if ms is None or (ms == 0 and zero is None):
-        return default_s
-    return ms / 1000 or zero or 0.0
+    return default_s if ms is None or (ms == 0 and zero is None) else ms / 1000 or zero or 0.0
 
 
 def _invalid(problem: str) -> errors.InvalidArgumentError:

@@ -600,8 +600,9 @@ class Fetcher:
         except errors.NotFoundError:
             raise
         except errors.OpError as error:
-            problem = f"{unreachable.message}; and through the dispatcher: {error.message}"
-            raise errors.UnavailableError(problem) from None
+            raise errors.UnavailableError(
+                f"{unreachable.message}; and through the dispatcher: {error.message}"
+            ) from None
 
 
 def read_parts(
