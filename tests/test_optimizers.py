@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.optimizers import PIECE, SGD, Adagrad, Adam, Momentum, Optimizer, summed
+from zmqdist.specs import IndexedSlices
 
 ALL = [
     SGD(0.1),

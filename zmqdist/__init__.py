@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from zmqdist.cluster import ClusterDef as ClusterDef
     from zmqdist.cluster import JobDef as JobDef
     from zmqdist.cluster import ServerDef as ServerDef
-    from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.connection import connect
     from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.coordinator.remote_value import RemoteValue
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
-    from zmqdist.specs import TensorSpec, function
+    from zmqdist.specs import IndexedSlices, TensorSpec, function
     from zmqdist.task_context import cancelled
     from zmqdist.tasks.connect import check_alive as check_alive
     from zmqdist.tasks.connect import connect_to_cluster as connect_to_cluster
@@ -69,7 +68,7 @@ _WHERE = {
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.servers.dispatch_server",
     "Executor": "zmqdist.launch.executor",
-    "IndexedSlices": "zmqdist.indexed_slices",
+    "IndexedSlices": "zmqdist.specs",
     "JobDef": "zmqdist.cluster",
     "ParameterServerStrategy": "zmqdist.training.strategy",
     "RemoteValue": "zmqdist.scheduling.coordinator.remote_value",

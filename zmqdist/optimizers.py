@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 
 PIECE: Final = 16_384
 """Elements that are computed at a time. Together with their slots and temporaries they fit into the

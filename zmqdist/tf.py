@@ -18,11 +18,10 @@ from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
 from zmqdist.cluster.resolvers.union import UnionResolver
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CollectiveHints, CommunicationOptions, CrossDeviceOps, ReduceOp
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
-from zmqdist.specs import TensorSpec, function
+from zmqdist.specs import IndexedSlices, TensorSpec, function
 from zmqdist.task_context import get_current_worker_index
 from zmqdist.tasks.connect import check_alive, connect_to_cluster, connect_to_host
 from zmqdist.tasks.server import Server

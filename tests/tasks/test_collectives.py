@@ -36,7 +36,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 from zmqdist.tasks.server import Server
 
 Made = Callable[..., Server]

@@ -178,7 +178,7 @@ def folder(tmp_path: Path) -> Path:
 def test_keys_are_private_and_belong_together(folder: Path) -> None:
     assert mode(folder) == 0o700
     assert {mode(path) for path in folder.iterdir()} == {0o600}
-    server = keys.load_server(folder)
+    server = keys.load_role(folder, "server")
     assert keys.load_server_public(folder) == server.public == zmq.curve_public(server.secret)
     authorized = keys.load_authorized(folder)
     assert sorted(authorized.values()) == sorted(ROLES)
@@ -188,14 +188,14 @@ def test_keys_are_private_and_belong_together(folder: Path) -> None:
 
 
 def test_keys_are_replaced_only_by_force(folder: Path) -> None:
-    before = keys.load_server(folder)
+    before = keys.load_role(folder, "server")
     with pytest.raises(
         AlreadyExistsError, match=r"has keys already \(server\.key\); --force replaces them"
     ):
         keys.keygen(folder)
-    assert keys.load_server(folder) == before
+    assert keys.load_role(folder, "server") == before
     keys.keygen(folder, force=True)
-    assert keys.load_server(folder) != before
+    assert keys.load_role(folder, "server") != before
 
 
 def damage_text(path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
 
 
 def load_all(folder: Path) -> None:
-    keys.load_server(folder)
+    keys.load_role(folder, "server")
     keys.load_server_public(folder)
     keys.load_authorized(folder)
     keys.load_role(folder, "worker")
@@ -279,7 +279,7 @@ def load_all(folder: Path) -> None:
 def test_a_key_file_that_cannot_be_used_is_named(
     folder: Path, name: str, spoil: Callable[[Path], object], problem: str
 ) -> None:
-    secret = keys.load_server(folder).secret.decode()
+    secret = keys.load_role(folder, "server").secret.decode()
     spoil(folder / name)
     with pytest.raises(FailedPreconditionError, match=problem) as raised:
         load_all(folder)

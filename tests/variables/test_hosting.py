@@ -14,9 +14,8 @@ import pytest
 from tests.asking import asking_with
 from tests.variables.conftest import SESSION, Make
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.optimizers import SGD, Adam
-from zmqdist.specs import TensorSpec
+from zmqdist.specs import IndexedSlices, TensorSpec
 from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, UpdateOutcome

@@ -15,9 +15,9 @@ from zmqdist.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import SGD
+from zmqdist.specs import IndexedSlices
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsCall, PsClient, Ref
 

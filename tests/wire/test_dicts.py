@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from zmqdist.errors import WireError
-from zmqdist.wire import dicts, safe
+from zmqdist.wire import safe
 
 PRIME = 2**61 - 1
 """Python's hash of a number is its remainder."""
@@ -151,10 +151,10 @@ def test_the_probe_count_equals_that_of_inserting_one_key_after_the_other(seed: 
         drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step
         for number in range(170)
     ]
-    assert dicts.probe_count(np.array(hashes, np.int64), 8) == looked(hashes, 8)
+    assert safe.probe_count(np.array(hashes, np.int64), 8) == looked(hashes, 8)
     chain = chained(9, 300)
     drawn.shuffle(chain)
-    assert dicts.probe_count(np.array(chain), 9) == looked(chain, 9)
+    assert safe.probe_count(np.array(chain), 9) == looked(chain, 9)
 
 
 drawn = random.Random(5)

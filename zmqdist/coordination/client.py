@@ -32,7 +32,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist import clock as time
 from zmqdist.background import in_background
-from zmqdist.clock import deadline, left
 from zmqdist.cluster.devices import Device
 from zmqdist.coordination.machine import UP
 from zmqdist.coordination.replies import Task, task_name
@@ -146,6 +145,10 @@ class KeeperLink:
         self._thread.start()
 
     # -- requests ----------------------------------------------------------------------------------
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Send a request to which the keeper replies at once. Raises the errors of `request`."""
+        return self.request(method, *args, due=time.monotonic() + LEADER_WAIT_S)
 
     def request(
         self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None
@@ -589,7 +592,7 @@ class CoordinationClient:
         Raises:
           FailedPreconditionError: no task waits in this round, or the round is over.
         """
-        self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
+        self._link.ask("cancel_barrier", self._identity(), name, self._link.counter(name))
 
     def wait_for_all(self, devices: Iterable[str] = (), timeout: float | None = None) -> list[str]:
         """Wait until all tasks of the cluster have called this method. Use it at the start, to know
@@ -624,7 +627,7 @@ class CoordinationClient:
           InvalidArgumentError: a task is not in the cluster, or this task is not among `tasks`.
         """
         return [
-            task_name(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))
+            task_name(task) for task in self._link.ask("alive", self._identity(), _tasks_of(tasks))
         ]
 
     # -- states of tasks ---------------------------------------------------------------------------
@@ -633,7 +636,7 @@ class CoordinationClient:
         """Return the state of every task, or of the tasks of some jobs, by name and in the order of
         the cluster. In a cluster of servers, evaluators and dispatchers are left out.
         """
-        rows = self._request("states", None if jobs is None else list(jobs))
+        rows = self._link.ask("states", None if jobs is None else list(jobs))
         return {task_name((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
     def check_alive(self, task: TaskName) -> bool:
@@ -657,7 +660,7 @@ class CoordinationClient:
         Args:
           code: a code of zmqdist.errors, but not OK. `reset` clears the error.
         """
-        self._request("report_error", self._identity(), code, message)
+        self._link.ask("report_error", self._identity(), code, message)
 
     def on_error(self, fn: OnError) -> None:
         """Have `fn(task, error)` called when a task of the cluster fails, with the name of the task
@@ -700,7 +703,7 @@ class CoordinationClient:
         Raises:
           OpError: this task is in error, and this is its error.
         """
-        self._request("beat", self._identity())
+        self._link.ask("beat", self._identity())
 
     def reset(self) -> None:
         """Have the keeper forget the error or the earlier incarnation of this task, and register
@@ -759,9 +762,6 @@ class CoordinationClient:
             )
         return self._link.identity
 
-    def _request(self, method: str, *args: Any) -> Any:
-        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
-
 
 class KeyValues:
     """A key-value store that all tasks share. A key is a str of up to KEY_CHARS_MAX characters;
@@ -783,7 +783,7 @@ class KeyValues:
           ResourceExhaustedError: the store has KEYS_MAX keys already, or would have more than
             KEYS_BYTES_MAX bytes with this value.
         """
-        self._request("kv_set", key, value, overwrite)
+        self._link.ask("kv_set", key, value, overwrite)
 
     def get(self, key: str, timeout: float | None = None) -> Any:
         """Return the value of a key. If the key has no value, wait until a task sets it.
@@ -809,17 +809,17 @@ class KeyValues:
 
     def try_get(self, key: str) -> Any:
         """Return the value of a key. Raises NotFoundError if the key has no value."""
-        return self._request("kv_try_get", key)
+        return self._link.ask("kv_try_get", key)
 
     def delete(self, key: str) -> int:
         """Remove a key and all keys below it ("a" also removes "a/b"). Return the number of removed
         keys."""
-        return int(self._request("kv_delete", key))
+        return int(self._link.ask("kv_delete", key))
 
     def list(self, prefix: str = "") -> dict[str, Any]:
         """Return all keys below a directory, in order, with their values. For "a" these include
         "a/b" and "a/b/c", but not "a" or "ab"."""
-        return dict(self._request("kv_list", prefix))
+        return dict(self._link.ask("kv_list", prefix))
 
     def increment(self, key: str, by: int = 1) -> int:
         """Add `by` to the whole number that is the value of a key, and return the sum. A key
@@ -830,10 +830,7 @@ class KeyValues:
         Raises:
           FailedPreconditionError: the value of the key is not a whole number.
         """
-        return int(self._request("kv_increment", key, by))
-
-    def _request(self, method: str, *args: Any) -> Any:
-        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
+        return int(self._link.ask("kv_increment", key, by))
 
 
 def task_of(name: TaskName) -> Task:
@@ -868,10 +865,10 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
 def _due(timeout: float | None) -> float:
     """Return the time at which a time-out is over, by the clock of `time.monotonic`; `inf` for
     None."""
-    until = deadline(timeout)
+    until = time.deadline(timeout)
     return inf if until is None else until
 
 
 def _left(due: float) -> float | None:
     """Return the seconds until `due`; None for `inf`."""
-    return None if due == inf else left(due)
+    return None if due == inf else time.left(due)

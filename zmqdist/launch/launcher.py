@@ -227,7 +227,7 @@ class Launch:
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:
-            keys.load_server(folder)
+            keys.load_role(folder, "server")
             keys.load_server_public(folder)
             keys.load_authorized(folder)
             for role in ("worker", "submit"):

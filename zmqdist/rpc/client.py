@@ -43,11 +43,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zmqdist import errors, nest
+from zmqdist import nest
 from zmqdist.background import in_background
 from zmqdist.callbacks import NotAFuture, check_callback
 from zmqdist.clock import monotonic, seconds
 from zmqdist.errors import (
+    FAILED_PRECONDITION,
+    UNAVAILABLE,
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
@@ -440,7 +442,7 @@ class Stream:
                 call.code, call.message.replace(repr(call.method), repr(self._method))
             )
             if (
-                call.code != errors.UNAVAILABLE
+                call.code != UNAVAILABLE
             ):  # the connection has not ended, so the generator may still wait for calls
                 _close(self._channel, call, self._number)
             return
@@ -468,7 +470,7 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
     close_call = _control_call(CLOSE, number, inf)
     try:
         channel.submit(close_call)
-        if close_call.code != errors.FAILED_PRECONDITION:
+        if close_call.code != FAILED_PRECONDITION:
             # The channel is open, so `call` may be in flight. A closed channel has ended it
             # already.
             channel.cancel(call)

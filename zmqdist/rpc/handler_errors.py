@@ -11,16 +11,25 @@ import os
 import traceback
 from typing import Final
 
-from zmqdist import errors
-from zmqdist.errors import OpError, UnavailableError
+from zmqdist.errors import (
+    INVALID_ARGUMENT,
+    OK,
+    OUT_OF_RANGE,
+    RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
+    UNIMPLEMENTED,
+    UNKNOWN,
+    OpError,
+    UnavailableError,
+)
 from zmqdist.limits import ERROR_CHARS_MAX
 from zmqdist.messages import Reply
 
 _CODES: Final = (
-    (NotImplementedError, errors.UNIMPLEMENTED),
-    ((ValueError, TypeError), errors.INVALID_ARGUMENT),
-    (MemoryError, errors.RESOURCE_EXHAUSTED),
-    (StopIteration, errors.OUT_OF_RANGE),
+    (NotImplementedError, UNIMPLEMENTED),
+    ((ValueError, TypeError), INVALID_ARGUMENT),
+    (MemoryError, RESOURCE_EXHAUSTED),
+    (StopIteration, OUT_OF_RANGE),
 )
 TRACEBACK: Final = "\n\nTraceback at the server:\n"
 """The text that separates the class and message of an error from the traceback."""
@@ -40,7 +49,7 @@ def no_room(id: int, reason: str) -> Reply:
     """Return the error reply to call `id`, for whose arguments the server has no room. `reason`
     names the bound that they exceed."""
     message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
-    return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
+    return Reply(id, RESOURCE_EXHAUSTED, message, b"")
 
 
 def stopping() -> UnavailableError:
@@ -58,22 +67,18 @@ def code_and_message(error: BaseException) -> tuple[int, str]:
     try:
         if isinstance(error, OpError):
             return _code(error), _encodable(_cut(_message(error), ERROR_CHARS_MAX))
-        code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
+        code = next((code for kinds, code in _CODES if isinstance(error, kinds)), UNKNOWN)
         return code, _encodable(_text(error))
     except BaseException:
         # an attribute of the error has raised an exception, or its text is not a str
-        return errors.UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
+        return UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
 
 
 def _code(error: OpError) -> int:
     """Return the error's code. Return UNKNOWN if the error has no code, or has the code OK, which
     would turn the error into a value."""
     code = getattr(error, "error_code", getattr(error, "code", None))
-    return (
-        int(code)
-        if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED
-        else errors.UNKNOWN
-    )
+    return int(code) if isinstance(code, int) and OK < code <= UNAUTHENTICATED else UNKNOWN
 
 
 def _message(error: OpError) -> str:

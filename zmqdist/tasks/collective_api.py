@@ -29,9 +29,8 @@ from zmqdist.collectives import ReduceOp
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
 from zmqdist.field_types import converted
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
-from zmqdist.specs import TensorSpec, joined, plain_array
+from zmqdist.specs import IndexedSlices, TensorSpec, joined, plain_array
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.collective_leader import RESULT

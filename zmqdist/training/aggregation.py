@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 from zmqdist.variables.hosted_variable import mean_of
 
 

@@ -22,7 +22,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 from zmqdist.training.indexing import Rows, checked_numbers, select
 from zmqdist.variables.hosted_variable import cast
 

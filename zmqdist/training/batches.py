@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.futures import Future, all_values
-from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.specs import joined, plain_array
+from zmqdist.specs import IndexedSlices, joined, plain_array
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import thread_state
 from zmqdist.training.per_replica import PerReplica

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from zmqdist.futures import Future, ReadyValue
-from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.specs import plain_array
+from zmqdist.specs import IndexedSlices, plain_array
 from zmqdist.training import context, read_cache
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import ReplicaContext

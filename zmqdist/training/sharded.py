@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.field_types import checked
 from zmqdist.futures import Future, Gathered
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 from zmqdist.training import embedding
 from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.indexing import Rows, checked_numbers

@@ -33,7 +33,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist import task_context
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.futures import Future, ReadyValue, Then
-from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.specs import IndexedSlices
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike

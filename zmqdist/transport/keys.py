@@ -313,15 +313,18 @@ def _write(path: Path, text: str) -> None:
     shutil.move(part, path)
 
 
-def load_server(folder: str | Path) -> KeyPair:
-    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable
-    by other users, or damaged."""
-    return _load_pair(Path(folder), _SERVER)
-
-
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """Return the key pair of a role, or of "server". Raises the errors of `load_server`."""
-    return _load_pair(Path(folder), role)
+    """Return the key pair of a role, or of "server". Raises FailedPreconditionError if the file is
+    missing, damaged or not private."""
+    path = Path(folder, f"{role}.key")
+    lines = _lines(path, 0o077)
+    pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise FailedPreconditionError(
+            f"{path} is damaged: its public and secret key do not belong together; copy it again, "
+            f"or make new keys"
+        )
+    return pair
 
 
 def load_server_public(folder: str | Path) -> bytes:
@@ -363,18 +366,6 @@ def decode_public(public: bytes) -> bytes:
 def encode_public(public: bytes) -> str:
     """Return a public key of 32 bytes as the 40 characters that key files contain."""
     return z85.encode(public).decode()
-
-
-def _load_pair(folder: Path, name: str) -> KeyPair:
-    path = folder / f"{name}.key"
-    lines = _lines(path, 0o077)
-    pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
-    if zmq.curve_public(pair.secret) != pair.public:
-        raise FailedPreconditionError(
-            f"{path} is damaged: its public and secret key do not belong together; copy it again, "
-            f"or make new keys"
-        )
-    return pair
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:

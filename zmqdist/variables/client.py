@@ -47,12 +47,11 @@ from zmqdist.errors import (
     PSUnavailableError,
     UnavailableError,
 )
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_GONE_POLL_S, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.rpc.client import new_incarnation
-from zmqdist.specs import TensorSpec, plain_array
+from zmqdist.specs import IndexedSlices, TensorSpec, plain_array
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.hosted_variable import cast
 from zmqdist.variables.variable_host import PREFIX

@@ -44,10 +44,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX, SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.optimizers import Optimizer, summed_rows
-from zmqdist.specs import TensorSpec, convert, what_is_lost
+from zmqdist.specs import IndexedSlices, TensorSpec, convert, what_is_lost
 from zmqdist.transport.arrays import freeze
 from zmqdist.variables.updates_machine import Steps
 from zmqdist.wire.arrays import is_frozen

@@ -98,7 +98,7 @@ def _openness(folder: Path, subject: str) -> list[Finding]:
 
 def _serving(folder: Path, subject: str) -> list[Finding]:
     try:
-        pair = keys.load_server(folder)
+        pair = keys.load_role(folder, "server")
         authorized = keys.load_authorized(folder)
         public = (
             keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public

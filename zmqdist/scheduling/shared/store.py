@@ -42,7 +42,6 @@ from numpy.typing import NDArray
 
 from zmqdist import clock as time
 from zmqdist import errors
-from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
 from zmqdist.rpc import internal_client, payload
@@ -204,7 +203,9 @@ class BulkStore:
         part was freed."""
         entry = self._entries.get(bulk)
         if entry is None:
-            raise NotFoundError(f"payload {bulk} is no longer held here: its owner has freed it")
+            raise errors.NotFoundError(
+                f"payload {bulk} is no longer held here: its owner has freed it"
+            )
         return entry.view()
 
     def free(self, bulks: Sequence[int]) -> None:
@@ -254,8 +255,8 @@ class BulkStore:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
             piece = self.view(read.bulk)[first : first + length]
             return ReadDone(read.request, 0, ""), [memoryview(piece)]  # type: ignore[arg-type]
-        except NotFoundError as error:
-            return ReadDone(read.request, NOT_FOUND, error.message), []
+        except errors.NotFoundError as error:
+            return ReadDone(read.request, errors.NOT_FOUND, error.message), []
 
     def _hold(self, part: Part, size: int, shared: bool) -> Held:
         if isinstance(part, Block):
