@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from zmqdist.errors import (
     CancelledError,
@@ -49,6 +49,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     OpError,
 )
+from zmqdist.transitions import enter
 
 
 class SnapshotMode(Enum):
@@ -60,14 +61,31 @@ class SnapshotMode(Enum):
     ERROR = "error"
 
 
+SNAPSHOT_TRANSITIONS: Final[Mapping[SnapshotMode, frozenset[SnapshotMode]]] = {
+    SnapshotMode.ACTIVE: frozenset(
+        {SnapshotMode.WINDING_DOWN, SnapshotMode.DONE, SnapshotMode.ERROR}
+    ),
+    SnapshotMode.WINDING_DOWN: frozenset({SnapshotMode.DONE, SnapshotMode.ERROR}),
+    SnapshotMode.DONE: frozenset(),
+    SnapshotMode.ERROR: frozenset(),
+}
+
+
 class StreamState(Enum):
     """The state of a stream. An ORPHAN is a stream whose worker is lost and that no other worker
     has taken over yet."""
 
-    UNKNOWN = 0
     ASSIGNED = 1
     DONE = 2
     ORPHAN = 3
+
+
+STREAM_TRANSITIONS: Final[Mapping[StreamState, frozenset[StreamState]]] = {
+    StreamState.ASSIGNED: frozenset({StreamState.DONE, StreamState.ORPHAN}),
+    # DONE: the worker was only thought lost, and has ended the stream
+    StreamState.ORPHAN: frozenset({StreamState.ASSIGNED, StreamState.DONE}),
+    StreamState.DONE: frozenset(),
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,11 @@ class StreamAssignment:
     owner: str
     state: StreamState = StreamState.ASSIGNED
     runs: dict[tuple[int, int], list[PositionRun]] = field(default_factory=dict)
+
+    def enter(self, state: StreamState) -> None:
+        """Change the state, if it is another one."""
+        if state is not self.state:
+            self.state = enter(STREAM_TRANSITIONS, self.state, state, "stream", self.index)
 
 
 # -- records: changes that are written into the folder ---------------------------------------------
@@ -180,9 +203,9 @@ class SnapshotMachine:
         if error is not None:
             self.apply(SnapshotFailed(error))
         elif done:
-            self.mode = SnapshotMode.DONE
+            self._enter(SnapshotMode.DONE)
         elif any(stream.state is StreamState.DONE for stream in streams):
-            self.mode = SnapshotMode.WINDING_DOWN
+            self._enter(SnapshotMode.WINDING_DOWN)
         if self.over:
             return []
         if failures:
@@ -193,6 +216,9 @@ class SnapshotMachine:
     def over(self) -> bool:
         """Whether the snapshot is complete or has failed."""
         return self.mode in (SnapshotMode.DONE, SnapshotMode.ERROR)
+
+    def _enter(self, mode: SnapshotMode) -> None:
+        self.mode = enter(SNAPSHOT_TRANSITIONS, self.mode, mode, "snapshot", self.path)
 
     def _unfinished(self) -> list[StreamAssignment]:
         return [stream for stream in self.streams if stream.state is not StreamState.DONE]
@@ -210,7 +236,7 @@ class SnapshotMachine:
             return None, []
         for stream in self._unfinished():
             if stream.owner == worker:
-                stream.state = StreamState.ASSIGNED
+                stream.enter(StreamState.ASSIGNED)
                 return stream.index, []
         if not may_begin:
             return None, []
@@ -316,7 +342,7 @@ class SnapshotMachine:
         """Mark the stream that a worker was writing as an orphan."""
         for stream in self.streams:
             if stream.owner == worker and stream.state is StreamState.ASSIGNED:
-                stream.state = StreamState.ORPHAN
+                stream.enter(StreamState.ORPHAN)
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -326,17 +352,20 @@ class SnapshotMachine:
             case OwnerChanged(index, worker) if index == len(self.streams):
                 self.streams.append(StreamAssignment(index, worker))
             case OwnerChanged(index, worker):
-                self.streams[index].owner, self.streams[index].state = worker, StreamState.ASSIGNED
+                self.streams[index].owner = worker
+                self.streams[index].enter(StreamState.ASSIGNED)
             case PositionsGiven(index, source, repetition, run):
                 self.streams[index].runs.setdefault((source, repetition), []).append(run)
                 self._next[source, repetition] = run.start + run.count
             case StreamCompleted(index):
-                self.streams[index].state = StreamState.DONE
-                self.mode = SnapshotMode.WINDING_DOWN
+                self.streams[index].enter(StreamState.DONE)
+                if self.mode is SnapshotMode.ACTIVE:
+                    self._enter(SnapshotMode.WINDING_DOWN)
             case SnapshotCompleted():
-                self.mode = SnapshotMode.DONE
+                self._enter(SnapshotMode.DONE)
             case SnapshotFailed(error):
-                self.mode, self.error = SnapshotMode.ERROR, error
+                self._enter(SnapshotMode.ERROR)
+                self.error = error
 
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of a record that could not be written.
