@@ -23,7 +23,7 @@ from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.data.service.worker import task_process
 from zmqdist.data.service.worker.task_main import ROWS_BYTES, progress_of_replies
 from zmqdist.data.service.worker.task_process import TaskProcesses
-from zmqdist.data.service.worker.tasks_machine import WorkerTask
+from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import UnavailableError, UnknownError
 from zmqdist.limits import TASK_PROCESSES_PER_CORE
 from zmqdist.transport.loop import Loop
@@ -142,7 +142,7 @@ def test_further_tasks_join_the_process_that_has_the_fewest_unfinished_ones(
         fakes.begin(number)
     assert fakes.running() == [3, 2]
     fakes.loop.run(fakes.tasks.drop, 4003)
-    first.done = True
+    first.enter(WorkerTaskState.DONE)
     fakes.begin(4005)
     assert fakes.running() == [3, 2]
     fakes.begin(4006)

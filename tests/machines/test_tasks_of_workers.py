@@ -25,6 +25,7 @@ from zmqdist.data.service.worker.tasks_machine import (
     RequestWorkLater,
     WorkerTasks,
     WorkerTasksEffect,
+    WorkerTaskState,
 )
 from zmqdist.errors import CancelledError, InternalError
 
@@ -96,7 +97,7 @@ def test_t2_an_ended_task_is_reported_until_it_is_dropped() -> None:
 
 def test_t2_the_end_of_an_unknown_or_deleted_task_is_ignored() -> None:
     machine, _ = with_tasks(definition(1))
-    machine.tasks[1].deleted = True
+    machine.tasks[1].enter(WorkerTaskState.DELETED)
     assert machine.finished(1) == machine.finished(9) == []
     assert machine.num_tasks == 0
 

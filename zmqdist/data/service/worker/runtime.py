@@ -56,6 +56,7 @@ from zmqdist.data.service.worker.tasks_machine import (
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
+    WorkerTaskState,
 )
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
@@ -469,7 +470,7 @@ class TaskThreads:
         found = {}
         for number, task in self._tasks.items():
             figures = getattr(task.runner, "figures", None)
-            if figures is not None and not task.done:
+            if figures is not None and task.state is not WorkerTaskState.DONE:
                 found[number] = figures()
         return found
 
@@ -527,7 +528,8 @@ class TaskThreads:
     def _delete(self, number: int) -> None:
         task = self._tasks.get(number)
         if task is not None:
-            task.deleted = True
+            if task.state is WorkerTaskState.RUNNING:
+                task.enter(WorkerTaskState.DELETED)
             if task.runner is not None:
                 task.runner.close()
 
@@ -536,7 +538,7 @@ class TaskThreads:
             reply.fail(CancelledError(f"worker {self.address} stops"))
             return
         task = self._tasks.get(number)
-        if task is not None and task.deleted:
+        if task is not None and task.state is WorkerTaskState.DELETED:
             text = f"Got a request for local task {number}, which has been deleted."
             reply.fail(FailedPreconditionError(text))
             return
@@ -544,7 +546,9 @@ class TaskThreads:
             reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
-            if task.done:  # an earlier process of this task has sent the last element
+            if (
+                task.state is WorkerTaskState.DONE
+            ):  # an earlier process of this task has sent the last element
                 reply.end()
                 return
             task.runner = self._run(task)
@@ -560,7 +564,7 @@ class TaskThreads:
         """Create the runner of a task before its first request. A task that serves requests in
         order of arrival begins to compute elements. Call this in the loop thread.
         """
-        if task.runner is None and not task.done:
+        if task.runner is None and task.state is not WorkerTaskState.DONE:
             task.runner = self._run(task)
             self.began()
             if isinstance(task.runner, FirstComeRunner):

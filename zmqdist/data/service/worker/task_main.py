@@ -34,7 +34,7 @@ import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
 from zmqdist import clock as time
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
-from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask
+from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
@@ -180,7 +180,8 @@ class _Process:
         task = WorkerTask(begin.task, progress)
         if begin.failure is not None:
             task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
-        task.done = begin.done
+        if begin.done:
+            task.enter(WorkerTaskState.DONE)
         self._pipes[task.id] = pipe
         # While n tasks compute, the loop waits for n of Python's intervals each time that it needs
         # the GIL.

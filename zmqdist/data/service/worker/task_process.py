@@ -71,7 +71,7 @@ from zmqdist.data.service.worker.task_main import (
     progress_of_replies,
     row,
 )
-from zmqdist.data.service.worker.tasks_machine import WorkerTask
+from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, UnknownError
 from zmqdist.limits import TASK_PROCESSES_PER_CORE
 from zmqdist.process.bound_children import SpawnChild
@@ -204,7 +204,7 @@ class TaskProcesses:
             cache_bytes=self.cache_bytes,
             failure=failure,
             for_good=for_good,
-            done=task.done,
+            done=task.state is WorkerTaskState.DONE,
         )
 
 
@@ -334,7 +334,7 @@ class _Task:
 
     @property
     def done(self) -> bool:
-        return self._task.done
+        return self._task.state is WorkerTaskState.DONE
 
     def _wait_for_readers(self) -> None:
         if not self._ended:
@@ -366,8 +366,8 @@ class _Task:
             self.figures = tuple(msgspec.msgpack.decode(message))
 
     def _finish(self) -> None:
-        if not self._task.done:
-            self._task.done = True
+        if not self.done:
+            self._task.enter(WorkerTaskState.DONE)
             self.figures = ()
             self._owner.finished(self._task.id)
 
@@ -386,7 +386,7 @@ class _Task:
             return
         # An exit after the last element is no crash, because no element is lost. The code SILENT is
         # no crash either: the zygote ended the process, because the worker was suspended.
-        crashed = not self._task.done and code != SILENT
+        crashed = not self.done and code != SILENT
         if crashed:
             self._crashed(code, tail, progress, others)
         self._close_pipe()

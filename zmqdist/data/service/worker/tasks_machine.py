@@ -20,14 +20,35 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+import enum
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
+from zmqdist.transitions import enter
 
 PROGRESS: Final = 3
 """The length of a task's `progress`, a sequence of numbers (element_replies.py)."""
+
+
+class WorkerTaskState(enum.Enum):
+    """The state of a data task in its worker."""
+
+    RUNNING = enum.auto()
+    """Readers request its elements, or may come."""
+    DONE = enum.auto()
+    """It has ended, because its last element was taken or because the worker leaves."""
+    DELETED = enum.auto()
+    """Its only reader has deleted it."""
+
+
+TRANSITIONS: Final[Mapping[WorkerTaskState, frozenset[WorkerTaskState]]] = {
+    WorkerTaskState.RUNNING: frozenset({WorkerTaskState.DONE, WorkerTaskState.DELETED}),
+    # the worker leaves before the dispatcher has dropped the task
+    WorkerTaskState.DELETED: frozenset({WorkerTaskState.DONE}),
+    WorkerTaskState.DONE: frozenset(),
+}
 
 
 class WorkerTask:
@@ -41,9 +62,6 @@ class WorkerTask:
       runner: the Runner of the task, set by the TaskHost.
       pipeline: the pipeline that the TaskHost runs over each portion, set when it begins the first
         portion.
-      done: whether the task has ended, because its last element was taken or because the worker
-        leaves.
-      deleted: whether the only reader of the task has deleted it.
     """
 
     def __init__(
@@ -66,8 +84,10 @@ class WorkerTask:
         self.failed: Any = None
         self.runner: Any = None
         self.pipeline: Any = None
-        self.done = False
-        self.deleted = False
+        self.state = WorkerTaskState.RUNNING
+
+    def enter(self, state: WorkerTaskState) -> None:
+        self.state = enter(TRANSITIONS, self.state, state, "data task", self.id)
 
     def describe(self, worker: str) -> str:
         """Return a description of the task for error texts."""
@@ -144,7 +164,7 @@ class WorkerTasks:
         """Number of tasks that the dispatcher has assigned to this worker and that have not
         ended.
         """
-        return sum(not (task.done or task.deleted) for task in self.tasks.values())
+        return sum(task.state is WorkerTaskState.RUNNING for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
         """Request work, with the current list of tasks. Call this when the worker has been
@@ -152,7 +172,9 @@ class WorkerTasks:
         if self._left:
             return []
         self._request += 1
-        done = tuple(number for number, task in self.tasks.items() if task.done)
+        done = tuple(
+            number for number, task in self.tasks.items() if task.state is WorkerTaskState.DONE
+        )
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
@@ -180,22 +202,29 @@ class WorkerTasks:
         """Record that a task has ended, because its last element was taken, or because it had no
         readers when the worker was drained."""
         task = self.tasks.get(number)
-        if task is None or task.deleted:
+        if task is None or task.state is WorkerTaskState.DELETED:
             # do not report that a deleted task is done: the dispatcher drops it, because it has no
             # readers
             return []
-        task.done = True
+        if task.state is WorkerTaskState.RUNNING:
+            task.enter(WorkerTaskState.DONE)
         return self.ask()
 
     def drain(self) -> list[WorkerTasksEffect]:
         """End the DYNAMIC tasks as promise T4 says, so that the worker can leave when all tasks
         have ended."""
         dynamic = [
-            task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done
+            task
+            for task in self.tasks.values()
+            if task.terms.mode == DYNAMIC and task.state is not WorkerTaskState.DONE
         ]
         for task in dynamic:
-            task.done = task.terms.portioned
-        return [*(GiveBackPositions(task.id) for task in dynamic if not task.done), *self.ask()]
+            if task.terms.portioned:
+                task.enter(WorkerTaskState.DONE)
+        return [
+            *(GiveBackPositions(task.id) for task in dynamic if not task.terms.portioned),
+            *self.ask(),
+        ]
 
     def leave(self) -> None:
         """Send no further request, because the dispatcher has released this worker."""
