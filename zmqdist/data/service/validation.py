@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from zmqdist.errors import InvalidArgumentError
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-"""A count or an identifying number that a peer sends. -1 means no number or no end."""
 
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-
-
-def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
+def checked(
+    name: str, fn: Callable[..., None], like: Callable[..., Any] | None = None
+) -> Callable[..., None]:
     """Return a function that calls `fn(call, *args)` after it has checked the arguments against the
-    annotations of `fn`.
+    annotations of `like`, or of `fn`. Both take another argument first.
 
     The returned function raises InvalidArgumentError if arguments do not fit. `name` names the
     method in the error text.
     """
-    hints = get_type_hints(fn, include_extras=True)
+    hints = get_type_hints(like or fn, include_extras=True)
     fields = [
         (
             each.name,
             hints[each.name],
             msgspec.NODEFAULT if each.default is each.empty else each.default,
         )
-        for each in list(inspect.signature(fn).parameters.values())[1:]
+        for each in list(inspect.signature(like or fn).parameters.values())[1:]
     ]
     wanted = msgspec.defstruct(
         f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True

@@ -52,6 +52,7 @@ from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine, not_registered
+from zmqdist.data.service.dispatcher.machine.records import Number, Seconds
 from zmqdist.data.service.dispatcher.machine.snapshot import (
     DataSnapshot,
     DataTaskRow,
@@ -65,7 +66,7 @@ from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
-from zmqdist.data.service.validation import Number, Seconds, checked
+from zmqdist.data.service.validation import checked
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.errors import (
     DataLossError,
@@ -86,6 +87,18 @@ PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
 
 READ_AGAIN_S: Final = 1.0
+
+REQUESTS: Final[dict[str, Callable[..., ev.Request]]] = {
+    "release": ev.ReleaseRequest,
+    "acknowledge": ev.AcknowledgeRequest,
+    "missed": ev.MissedRequest,
+    "portions": ev.PortionsRequest,
+    "splits": ev.SplitsRequest,
+    "crashed": ev.CrashReport,
+    "hand_back": ev.HandBackRequest,
+    "leave": ev.LeaveRequest,
+}
+"""The methods whose arguments are the fields of a request of the machine."""
 
 SAVED: TypeAlias = tuple[
     Number,
@@ -153,6 +166,9 @@ class DataDispatcher:
             )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
+        for name, kind in REQUESTS.items():
+            make = partial(self._make_request, kind)
+            service.register_later(PREFIX + name, checked(name, make, kind), roles=ROLES)
         loop.on_stop(self._close)
 
     # -- the journal -------------------------------------------------------------------------------
@@ -246,15 +262,7 @@ class DataDispatcher:
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,
-            "release": self._release,
-            "acknowledge": self._acknowledge,
-            "missed": self._missed,
-            "portions": self._portions,
             "work": self._work,
-            "splits": self._splits,
-            "crashed": self._crashed,
-            "hand_back": self._hand_back,
-            "leave": self._leave,
             "compression": self._compression,
         }
 
@@ -385,6 +393,9 @@ class DataDispatcher:
     def _tick(self) -> None:
         self._due = inf
         self.handle(Ticked())
+
+    def _make_request(self, kind: Callable[..., ev.Request], call: PendingCall, *args: Any) -> None:
+        self._handle_request(call, kind(call, *args))
 
     def _handle_request(self, call: PendingCall, event: ev.Request) -> None:
         call.on_dropped(partial(self.handle, ev.CallerGone(call)))
@@ -525,23 +536,6 @@ class DataDispatcher:
             call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s)
         )
 
-    def _release(self, call: PendingCall, state: Number, client: Number) -> None:
-        self._handle_request(call, ev.ReleaseRequest(call, state, client))
-
-    def _acknowledge(
-        self,
-        call: PendingCall,
-        state: Number,
-        client: Number,
-        marks: tuple[tuple[Number, Number, bool], ...],
-    ) -> None:
-        self._handle_request(call, ev.AcknowledgeRequest(call, state, client, marks))
-
-    def _missed(
-        self, call: PendingCall, state: Number, client: Number, incarnation: Number
-    ) -> None:
-        self._handle_request(call, ev.MissedRequest(call, state, client, incarnation))
-
     def _work(
         self,
         call: PendingCall,
@@ -553,63 +547,9 @@ class DataDispatcher:
     ) -> None:
         self._handle_request(call, ev.WorkRequest(call, state, incarnation, has, done, figures))
 
-    def _portions(
-        self,
-        call: PendingCall,
-        state: Number,
-        task: Number,
-        incarnation: Number,
-        client: Number,
-        request: Number,
-        count: Number,
-    ) -> None:
-        self._handle_request(
-            call, ev.PortionsRequest(call, state, task, incarnation, client, request, count)
-        )
-
-    def _crashed(
-        self, call: PendingCall, state: Number, task: Number, incarnation: Number, how: str
-    ) -> None:
-        self._handle_request(call, ev.CrashReport(call, state, task, incarnation, how))
-
-    def _leave(self, call: PendingCall, incarnation: Number) -> None:
-        self._handle_request(call, ev.LeaveRequest(call, incarnation))
-
     def _compression(self, call: PendingCall, id: str, off: bool) -> None:
         self._dataset(id)
         self._handle_request(call, ev.CompressionRequest(call, id, off))
-
-    def _splits(
-        self,
-        call: PendingCall,
-        state: Number,
-        task: Number,
-        incarnation: Number,
-        source: Number,
-        request: Number,
-        repetition: Number,
-        count: Number,
-    ) -> None:
-        self._handle_request(
-            call,
-            ev.SplitsRequest(call, state, task, incarnation, source, request, repetition, count),
-        )
-
-    def _hand_back(
-        self,
-        call: PendingCall,
-        state: Number,
-        task: Number,
-        incarnation: Number,
-        source: Number,
-        request: Number,
-        repetition: Number,
-        runs: tuple[tuple[Number, Number], ...],
-    ) -> None:
-        self._handle_request(
-            call,
-            ev.HandBackRequest(call, state, task, incarnation, source, request, repetition, runs),
-        )
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)

@@ -36,9 +36,10 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist.data import snapshot_layout, storage
+from zmqdist.data.service.dispatcher.machine.records import Number
 from zmqdist.data.service.snapshots.machine import SnapshotMode, StreamAssignment
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
-from zmqdist.data.service.validation import Number, checked
+from zmqdist.data.service.validation import checked
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from zmqdist.data.service.dispatcher.machine.records import Terms
+from zmqdist.data.service.dispatcher.machine.records import Number, Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
@@ -184,8 +184,8 @@ class ReleaseRequest:
     """Release a client whose reader was closed. -> None."""
 
     token: Token
-    state: int
-    client: int
+    state: Number
+    client: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ class AcknowledgeRequest:
     """
 
     token: Token
-    state: int
-    client: int
-    marks: tuple[tuple[int, int, bool], ...]
+    state: Number
+    client: Number
+    marks: tuple[tuple[Number, Number, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,9 @@ class MissedRequest:
     computed again. -> None."""
 
     token: Token
-    state: int
-    client: int
-    incarnation: int
+    state: Number
+    client: Number
+    incarnation: Number
 
 
 # -- requests of workers ---------------------------------------------------------------------------
@@ -246,13 +246,13 @@ class SplitsRequest:
     """
 
     token: Token
-    state: int
-    task: int
-    incarnation: int
-    source: int
-    request: int
-    repetition: int
-    count: int
+    state: Number
+    task: Number
+    incarnation: Number
+    source: Number
+    request: Number
+    repetition: Number
+    count: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +266,12 @@ class PortionsRequest:
     """
 
     token: Token
-    state: int
-    task: int
-    incarnation: int
-    client: int
-    request: int
-    count: int
+    state: Number
+    task: Number
+    incarnation: Number
+    client: Number
+    request: Number
+    count: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +284,9 @@ class CrashReport:
     """
 
     token: Token
-    state: int
-    task: int
-    incarnation: int
+    state: Number
+    task: Number
+    incarnation: Number
     how: str
 
 
@@ -295,13 +295,13 @@ class HandBackRequest:
     """Hand back positions that a leaving worker has not used. -> None."""
 
     token: Token
-    state: int
-    task: int
-    incarnation: int
-    source: int
-    request: int
-    repetition: int
-    runs: tuple[tuple[int, int], ...]
+    state: Number
+    task: Number
+    incarnation: Number
+    source: Number
+    request: Number
+    repetition: Number
+    runs: tuple[tuple[Number, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class LeaveRequest:
     further tasks. -> None."""
 
     token: Token
-    incarnation: int
+    incarnation: Number
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,12 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 """The names of the processing modes, by number."""
 
 INFINITE = -1
+
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+"""A count or an identifying number that a peer sends. -1 means no number or no end."""
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class IterationState(enum.Enum):
