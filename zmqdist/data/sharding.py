@@ -85,7 +85,13 @@ def shard_for_worker(
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
-        return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
+        return dataset.rewrite(
+            lambda one: (
+                put(one.inputs[0])
+                if isinstance(one.op, ShardOp) and one.op.count == SHARD_HINT
+                else one
+            )
+        )
     if policy not in ("OFF", "DYNAMIC"):
         raise ValueError(
             f"{policy!r} is no sharding policy: use the name of a "
@@ -134,10 +140,6 @@ def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
 
 def _then(op: Op, below: Tree) -> Tree:
     return type(below)(op, (below,))
-
-
-def _is_hint(dataset: Tree) -> bool:
-    return isinstance(dataset.op, ShardOp) and dataset.op.count == SHARD_HINT
 
 
 def _by_element(dataset: Tree, put: Put) -> Tree:

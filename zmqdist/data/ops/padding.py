@@ -33,10 +33,6 @@ from zmqdist.field_types import converted
 from zmqdist.specs import TensorSpec, joined
 
 
-def _default_padding(dtype: np.dtype[Any]) -> Any:
-    return {"U": "", "S": b"", "b": False}.get(dtype.kind, 0)
-
-
 def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     """Stack leaves of one rank on a new axis 0. Each leaf is padded at the end of each axis to
     `shape`, in which None means the largest size.
@@ -69,9 +65,9 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
             f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to "
             f"{tuple(sizes)}"
         )
-    batch = np.full(
-        (len(arrays), *sizes), _default_padding(dtype) if value is None else value, dtype
-    )
+    if value is None:
+        value = {"U": "", "S": b"", "b": False}.get(dtype.kind, 0)
+    batch = np.full((len(arrays), *sizes), value, dtype)
     for row, array in enumerate(arrays):
         place: Any = (row, *map(slice, array.shape))
         batch[place] = array

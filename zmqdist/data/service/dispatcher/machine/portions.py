@@ -89,7 +89,8 @@ class PortionAssignment:
             self._restore(client, earlier, done, open_)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        if call.saved is None and self._has_one_reader_per_lane(iteration):
+        terms = self._terms(iteration)
+        if call.saved is None and (terms.ordered or terms.num_consumers > 0):
             # A second reader of a lane takes over the portions of the first reader, because a lane
             # has one reader at a time.
             lane = range_math.lane_of(portions, client)
@@ -119,10 +120,6 @@ class PortionAssignment:
         )
         for earlier in self._earlier(call, iteration):
             self._check_continued(iteration, portions, earlier, done, elements)
-
-    def _has_one_reader_per_lane(self, iteration: r.Iteration) -> bool:
-        terms = self._terms(iteration)
-        return terms.ordered or terms.num_consumers > 0
 
     def _terms(self, iteration: r.Iteration) -> r.Terms:
         return self._tables.state.jobs[iteration.job].terms
@@ -264,15 +261,16 @@ class PortionAssignment:
         client = self._clients.registered_client(call.state, call.client)
         iteration, portions = self._of(client)
         self._tables.last_heard[client.id] = now
-        marks = [mark for mark in call.marks if self._is_mine(portions, client.id, mark[0])]
+        marks = [
+            mark
+            for mark in call.marks
+            if (portion := portions.open.get(mark[0])) is not None and portion.client == client.id
+        ]
         if marks:
             self._tables.change(r.Acknowledge(client.id, marks))
             if any(done for _, _, done in marks):
                 self._tables.iterations_to_serve.add(iteration.id)
         self._tables.reply(call.token, None)
-
-    def _is_mine(self, portions: r.PortionsEntry, client: int, number: int) -> bool:
-        return number in portions.open and portions.open[number].client == client
 
     def missed(self, call: ev.MissedRequest) -> None:
         client = self._clients.registered_client(call.state, call.client)
@@ -390,7 +388,12 @@ class PortionAssignment:
         before = self._tables.portion_requests.pop((client.id, call.incarnation), None)
         if before is not None:
             self._tables.reply(before.token, [])
-        again = [number for number, each in portions.open.items() if self._was_reply_to(each, call)]
+        reply_to = call.client, call.incarnation, call.request
+        again = [
+            number
+            for number, each in portions.open.items()
+            if (each.client, each.incarnation, each.request) == reply_to
+        ]
         if again:
             self._tables.reply(
                 call.token, [self._reply_entry(portions, number) for number in again]
@@ -435,7 +438,8 @@ class PortionAssignment:
             for key in [
                 key
                 for key in self._tables.portion_requests
-                if key[1] == call.incarnation and self._reads(key[0], iteration)
+                if key[1] == call.incarnation
+                and self._tables.state.clients[key[0]].iteration == iteration.id
             ]:
                 # No process waits for the reply, because the process that sent the request has
                 # died.
@@ -443,16 +447,6 @@ class PortionAssignment:
             died = f"{worker.name} ({call.how})" if call.how else ""
             self._lose(iteration, call.incarnation, 0, died, crashed=True)
         self._tables.reply(call.token, None)
-
-    def _reads(self, client: int, iteration: r.Iteration) -> bool:
-        return self._tables.state.clients[client].iteration == iteration.id
-
-    def _was_reply_to(self, portion: r.Portion, call: ev.PortionsRequest) -> bool:
-        return (portion.client, portion.incarnation, portion.request) == (
-            call.client,
-            call.incarnation,
-            call.request,
-        )
 
     def _reply_entry(
         self, portions: r.PortionsEntry, number: int
@@ -488,7 +482,12 @@ class PortionAssignment:
                 portions.failed or range_math.is_over(portions)
             ):
                 self._workers.end(iteration, r.FinishIteration(number))
-            elif len(portions.next) > 1 and any(map(self._has_finished_lane, iteration.clients)):
+            elif len(portions.next) > 1 and any(
+                range_math.is_lane_over(
+                    portions, range_math.lane_of(portions, self._tables.state.clients[each])
+                )
+                for each in iteration.clients
+            ):
                 self._clients.notify(number)
             for key, call in list(self._tables.portion_requests.items()):
                 client = self._tables.state.clients[call.client]
@@ -505,11 +504,6 @@ class PortionAssignment:
                     self._tables.reply(
                         call.token, [self._reply_entry(portions, each) for each in given]
                     )
-
-    def _has_finished_lane(self, number: int) -> bool:
-        client = self._tables.state.clients[number]
-        _, portions = self._of(client)
-        return range_math.is_lane_over(portions, range_math.lane_of(portions, client))
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]

@@ -202,11 +202,6 @@ def lose(
             portion.lost[incarnation] = died
 
 
-def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
-    for portion in portions.open.values():
-        portion.lost.pop(incarnation, None)
-
-
 def leave(portions: r.PortionsEntry, client: int) -> None:
     """Make the unfinished portions of a client free for other clients."""
     for number, portion in portions.open.items():

@@ -129,7 +129,8 @@ class DurableState(msgspec.Struct):
             case r.LosePortions(_, incarnation, client, died, crashed):
                 range_math.lose(portions, incarnation, client, died, crashed)
             case r.RevokeDeath(_, incarnation):
-                range_math.revoke_death(portions, incarnation)
+                for portion in portions.open.values():
+                    portion.lost.pop(incarnation, None)
             case r.FailPortions(_, why):
                 portions.failed = why
             case r.TakeOver(client, old):
