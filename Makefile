@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all test-engines endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
+.PHONY: help run test test-all test-engines endurance campaign lint types layers wheel-check versions constraints sim protocol machines transcripts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -75,6 +75,9 @@ protocol: $(VENV)/ready-dev ## write the list of docs/protocol.md anew
 
 machines: $(VENV)/ready-dev ## write docs/machines.md anew
 	$(BIN)/python docs/generate_machines.py
+
+transcripts: $(VENV)/ready-dev ## write the effects in tests/machines/transcripts anew; read the difference
+	TRANSCRIPTS=write $(BIN)/python -m pytest tests/machines/test_coordinator_transcripts.py
 
 clean: ## remove what make, the tests and the example have made
 	rm -rf $(VENV) .venvs .editable build dist *.egg-info digits.png

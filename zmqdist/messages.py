@@ -34,6 +34,9 @@ Item: TypeAlias = tuple[int, int, int, int, bytes]
 `attempt` is the number of the first attempt after this submission. `lost` is the number of attempts
 that were lost before it.
 """
+SUBMISSION_SHIFT = 16
+"""The bits of an attempt number that count within one submission of a work item: each submission,
+retry and recomputation begins a new range of 65,536 numbers."""
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that the dispatcher sends to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
@@ -279,8 +282,9 @@ class Submit(Message, tag=24):
 
 
 class CancelWork(Message, tag=25):
-    """Cancel these work items. Waiting items are dropped, and running items are killed after
-    `grace_s`. Each item ends with a Result.
+    """Cancel these work items, each (work, attempt), where the attempt is one of the submission that
+    is cancelled. Waiting items are dropped, and running items are killed after `grace_s`. Each item
+    ends with a Result.
 
     The kind of the Result is CANCELLED, unless the item has ended in another way before. With
     `unless_begun`, items that have begun continue. The coordinator, which has subscribed to Begun,
@@ -289,7 +293,7 @@ class CancelWork(Message, tag=25):
     """
 
     SENT = "coordinator -> dispatcher"
-    works: list[int]
+    works: list[tuple[int, int]]
     grace_s: _Seconds
     unless_begun: bool = False
 
@@ -369,14 +373,14 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """The dispatcher knows that workers have begun these items. This is sent to coordinators that
-    have subscribed (`report_starts`).
+    """The dispatcher knows that workers have begun these items, each (work, attempt). This is sent
+    to coordinators that have subscribed (`report_starts`).
 
     An item that ends quickly may be missing in all such messages.
     """
 
     SENT = "dispatcher -> coordinator"
-    works: list[int]
+    works: list[tuple[int, int]]
 
 
 class DescribeWork(Message, tag=35):

@@ -77,13 +77,8 @@ def test_nothing_is_left_in_any_table_when_the_results_are_taken(
     in_processes.join(20)
     assert in_processes.fetch(values) == list(range(WORKS))
     snapshot = in_processes.snapshot()
-    assert (snapshot.unfinished, snapshot.queued, snapshot.values, snapshot.called_back) == (
-        0,
-        0,
-        0,
-        0,
-    )
-    assert (snapshot.owners, snapshot.held.parts, snapshot.kept, snapshot.planned) == (0, 0, 0, 0)
+    assert (snapshot.unfinished, snapshot.queued, snapshot.records) == (0, 0, 0)
+    assert (snapshot.held.parts, snapshot.kept) == (0, 0)
 
     def is_empty() -> bool:
         snapshot = processes.dispatcher.snapshot()

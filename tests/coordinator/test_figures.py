@@ -66,7 +66,7 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     full = coordinator.snapshot()
     assert full.queued == 4
     assert (full.connected, full.workers, full.busy, full.waiting_for_end) == (True, 1, True, 0)
-    assert (full.scheduled, full.unfinished, full.values) == (6, 6, 6)
+    assert (full.scheduled, full.unfinished, full.records) == (6, 6, 6)
     snapshot = worker.snapshot()
     assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_pinned) == (
         True,
@@ -80,7 +80,7 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     coordinator.join(20)
     assert coordinator.fetch(values) == list(range(9))
     ended = coordinator.snapshot()
-    assert (ended.scheduled, ended.unfinished, ended.queued, ended.values) == (10, 0, 0, 0)
+    assert (ended.scheduled, ended.unfinished, ended.queued, ended.records) == (10, 0, 0, 0)
     assert (ended.busy, ended.waiting_for_room, ended.functions, ended.functions_pickled) == (
         False,
         0,
@@ -129,16 +129,11 @@ def test_plans_their_inputs_and_what_is_held_for_them(
     second = coordinator.schedule(lambda name, array: array.size, (first, zeros()), retries=1)
     until(lambda: coordinator.snapshot().waiting_for_inputs == 1)
     snapshot = coordinator.snapshot()
-    assert (snapshot.planned, snapshot.attempts, snapshot.held.parts, snapshot.held.copies) == (
-        1,
-        0,
-        1,
-        1,
-    )
+    assert (snapshot.records, snapshot.held.parts, snapshot.held.copies) == (2, 1, 1)
     assert snapshot.held.bytes == LARGE
     go(tmp_path)
     assert second.get(20) == LARGE
-    until(lambda: coordinator.snapshot().planned == 0)
+    until(lambda: coordinator.snapshot().records == 0)
     assert coordinator.snapshot().held == (0, 0, 1)
 
 

@@ -137,7 +137,7 @@ def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) ->
 def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(abs, (-2,), timeout=60).fetch(20) == 2
     coordinator.join(20)
-    assert coordinator.snapshot().planned == 0
+    assert coordinator.snapshot().records == 0
 
 
 # -- lineage ---------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_what_a_value_was_made_of_goes_with_it(
     assert large.exception(20) is None
     del value
     assert held() == 2
-    assert in_threads.snapshot().planned == 2
+    assert in_threads.snapshot().records == 2
     del large
-    until(lambda: in_threads.snapshot().planned == held() == 0)
+    until(lambda: in_threads.snapshot().records == held() == 0)
     assert in_threads.snapshot().held.parts == 0

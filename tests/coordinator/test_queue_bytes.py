@@ -15,7 +15,8 @@ import zmqdist as zd
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
-from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBytes
+from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBounds
+from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.transport.memory_limits import usable_bytes
 
 MIB = 2**20
@@ -315,21 +316,22 @@ SIZES = {1: 100, 2: 50}
 def test_what_fits(
     bytes_max: int, before: list[tuple[int, list[int]]], nbytes: int, parts: list[int], fits: bool
 ) -> None:
-    count = QueueBytes(bytes_max, SIZES.__getitem__)
-    for work, (size, of_work) in enumerate(before):
-        count.begin(work, size, of_work)
+    count = QueueBounds(10, bytes_max, SIZES.__getitem__)
+    for size, of_work in before:
+        count.begin(Extra(), size, of_work)
     assert count.fits(nbytes, parts) is fits
 
 
 def test_the_count_is_that_of_what_has_not_ended() -> None:
-    count = QueueBytes(1000, SIZES.__getitem__)
-    count.begin(1, 300, [1])
-    count.begin(2, 400, [1, 2])
-    count.begin(3, SMALL_BYTES_MAX, [])
-    assert (count.held, sorted(count.works)) == (300 + 400 + 150, [1, 2])
-    count.end(1)
-    count.end(3)
-    count.end(1)
+    count = QueueBounds(10, 1000, SIZES.__getitem__)
+    one, other, small = Extra(), Extra(), Extra()
+    count.begin(one, 300, [1])
+    count.begin(other, 400, [1, 2])
+    count.begin(small, SMALL_BYTES_MAX, [])
+    assert count.held == 300 + 400 + 150
+    count.end(one)
+    count.end(small)
+    count.end(one)
     assert count.held == 400 + 150
-    count.end(2)
-    assert (count.held, count.works) == (0, {})
+    count.end(other)
+    assert count.held == 0

@@ -151,7 +151,7 @@ def test_it_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_p
 
         runner = threading.Thread(target=run)
         runner.start()
-        until(lambda: len(begun(tmp_path)) > 0)
+        until(lambda: len(begun(tmp_path)) == len(coordinator.workers()))
         coordinator.close()
         runner.join(20)
         assert len(found) == 1

@@ -49,10 +49,10 @@ BESIDE_MACHINES = {
     "zmqdist/data/service/worker": ("task_replies",),
     "zmqdist/scheduling/coordinator": (
         "affinity",
-        "closures",
         "coordinator_events",
-        "dependencies_and_retries",
         "effects",
+        "options",
+        "work",
     ),
     "zmqdist/scheduling/dispatcher": (
         "broker",

@@ -452,7 +452,7 @@ def test_a_worker_that_is_back_keeps_the_work_that_it_holds_and_the_rest_is_assi
     submit(broker, 1, 2, 3)
     assert broker.handle(PeerGone("w"), 1.0) == []
     assert broker.snapshot().workers[0].state == "away"
-    hear(broker, "c", CancelWork([3], 2.0), 1.1)
+    hear(broker, "c", CancelWork([(3, 0)], 2.0), 1.1)
     effects = worker(broker, "w2", slots=2, held=[1, 3, 77], now=1.5)
     assert effects == [
         Send("w2", WELCOME),

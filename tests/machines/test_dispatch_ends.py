@@ -70,7 +70,7 @@ def test_waiting_work_that_is_withdrawn_is_cancelled_at_once_and_other_work_stay
 ) -> None:
     coordinator(broker)
     submit(broker, 1, 2, 3)
-    assert hear(broker, "c", CancelWork([3, 1, 99], 2.0)) == [cancelled(1, 3)]
+    assert hear(broker, "c", CancelWork([(3, 0), (1, 0), (99, 0)], 2.0)) == [cancelled(1, 3)]
     assert [work for _, _, work, _ in given(worker(broker))] == [2]
 
 
@@ -91,7 +91,7 @@ def test_assigned_work_that_is_withdrawn_is_aborted_and_cancelled_however_it_end
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
-    assert hear(broker, "c", CancelWork([41], 2.0)) == [Send("w", AbortLeases([1], 2.0))]
+    assert hear(broker, "c", CancelWork([(41, 0)], 2.0)) == [Send("w", AbortLeases([1], 2.0))]
     assert hear(broker, "w", message) == [cancelled(41), *more]
     assert (broker.snapshot().queued, broker.snapshot().coordinators[0].out) == (0, 0)
 
@@ -104,7 +104,7 @@ def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(
     worker(broker, "w")
     submit(broker, 41)
     begin(broker, *([1] if started else []))
-    hear(broker, "c", CancelWork([41], 2.0))
+    hear(broker, "c", CancelWork([(41, 0)], 2.0))
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
@@ -115,7 +115,7 @@ def test_withdrawn_work_with_a_bulk_result_does_not_run_again_when_its_worker_is
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert hear(broker, "c", CancelWork([41], 2.0)) == [], "it may still be fetched"
+    assert hear(broker, "c", CancelWork([(41, 0)], 2.0)) == [], "it may still be fetched"
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
@@ -124,7 +124,7 @@ def test_one_coordinator_cannot_withdraw_the_work_of_another(broker: Broker) -> 
     coordinator(broker, "d", 2)
     worker(broker, "w")
     submit(broker, 1, 2, 3, peer="d")
-    assert hear(broker, "c", CancelWork([1, 2, 3], 2.0)) == []
+    assert hear(broker, "c", CancelWork([(1, 0), (2, 0), (3, 0)], 2.0)) == []
 
 
 # -- the end of a round ----------------------------------------------------------------------------

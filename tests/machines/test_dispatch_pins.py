@@ -196,7 +196,7 @@ def test_pinned_work_is_withdrawn_and_ends_with_its_round_and_coordinator_like_o
     broker: Broker,
 ) -> None:
     pin(broker, 1, 2, 3)
-    assert hear(broker, "c", CancelWork([2], 1.0)) == [cancelled(2)]
+    assert hear(broker, "c", CancelWork([(2, 0)], 1.0)) == [cancelled(2)]
     assert end(broker) == [Send("c", RoundEnded(1))]
     assert broker.snapshot().queued == 0
     hear(broker, "c", Submit(2, [(4, 0, 0, 7, b"4")], "worker:0"))
@@ -211,7 +211,7 @@ def test_queues_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> 
     pin(broker, 2, to="worker:7")
     session = broker.dispatch.sessions["c"]
     assert set(session.queues) == {"worker:7"}
-    hear(broker, "c", CancelWork([2], 1.0))
+    hear(broker, "c", CancelWork([(2, 0)], 1.0))
     assert not session.queues
     assert pin(broker, to="worker:8") == []
     assert not session.queues, "a message without work makes none"
@@ -279,7 +279,7 @@ def test_p14_detached_work_is_withdrawn_like_other_work(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
-    effects = hear(broker, "c", CancelWork([1, 2], 1.0))
+    effects = hear(broker, "c", CancelWork([(1, 0), (2, 0)], 1.0))
     assert effects == [cancelled(2), Send("w", AbortLeases([1], 1.0))]
 
 
@@ -326,7 +326,7 @@ def test_p15_a_loss_is_reported_before_its_effects_on_work(broker: Broker) -> No
     hear(broker, "d", Define([(7, b"f")]))
     worker(broker, "w", 0)
     pin(broker, 1, peer="d")
-    hear(broker, "d", CancelWork([1], 5.0))
+    hear(broker, "d", CancelWork([(1, 0)], 5.0))
     to_coordinator = [effect.message for effect in broker.handle(SEEN, 1.0) if effect.to == "d"]
     assert to_coordinator[0] == Members([], [("worker:0", 1, "its process ended")])
     assert Results([(1, 0, CANCELLED, b"")]) in to_coordinator

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,14 +13,15 @@ import pytest
 from zmqdist.events import Heard, Send
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import VALUE
-from zmqdist.scheduling.coordinator.affinity import Scheduled
-from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherUp,
     FunctionsDefined,
     FunctionsDropped,
+    Scheduled,
 )
-from zmqdist.scheduling.coordinator.effects import Resolve
+from zmqdist.scheduling.coordinator.effects import Resolve, SubmitWork
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.coordinator.work import Work
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
@@ -49,8 +51,14 @@ class Wired:
         self.resolved: Counter[int] = Counter()
         self._mail: deque[tuple[str, Any]] = deque()
         self.broker = Broker(BrokerSettings())
-        self.closures = Closures(
-            coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0
+        self.coordinator = CoordinatorMachine(
+            coordinator=5,
+            queue_max=10**6,
+            cancel_grace_s=1.0,
+            lost_limit_s=60.0,
+            now=0.0,
+            decode_loss=lambda payload: (int(payload), b""),
+            recomputations_max=1,
         )
         self.workers = {
             name: WorkerMachine(
@@ -77,12 +85,15 @@ class Wired:
         self._mail.extend((who, event) for event in events)
         while self._mail:
             to, event = self._mail.popleft()
-            machine = {"b": self.broker, "c": self.closures, **self.workers}[to]
+            machine = {"b": self.broker, "c": self.coordinator, **self.workers}[to]
             for effect in machine.handle(event, self.now):  # type: ignore[attr-defined]
                 self._follow(to, effect)
 
     def _follow(self, who: str, effect: Any) -> None:
         match effect:
+            case SubmitWork():
+                for message in effect.messages(lambda work: work.payload):
+                    self._follow(who, Send("dispatcher", message))
             case Send(to, message):
                 self.counts[type(message).__name__] += 1
                 self.functions[type(message).__name__] += len(getattr(message, "functions", ()))
@@ -96,9 +107,13 @@ class Wired:
                     (who, SlotFinished(slot, [(position, VALUE, b"r") for position, *_ in items]))
                 )
             case Resolve(items):
-                self.resolved.update(work for work, _, _ in items)
+                self.resolved.update(work.number for work, _, _ in items)
             case ForgetFunctions():
                 self.counts["forgotten by slots"] += 1
+
+
+def works_of(numbers: Iterable[int]) -> list[Work]:
+    return [Work(number, 7, "f", b"") for number in numbers]
 
 
 @pytest.fixture
@@ -107,14 +122,14 @@ def wired() -> Wired:
     wired = Wired()
     wired.tell("c", FunctionsDefined([(7, b"f")]))
     for start in range(0, 20 * WORKS, WORKS):
-        wired.tell("c", Scheduled([(-1 - work, 7, b"") for work in range(start, start + WORKS)]))
+        wired.tell("c", Scheduled(works_of(-1 - number for number in range(start, start + WORKS))))
     return wired
 
 
 def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: Wired) -> None:
     wired.counts.clear()
     wired.resolved.clear()
-    wired.tell("c", Scheduled([(work, 7, b"") for work in range(1, WORKS + 1)]))
+    wired.tell("c", Scheduled(works_of(range(1, WORKS + 1))))
     assert wired.resolved == Counter(range(1, WORKS + 1)), "each work item once"
     full = math.ceil(WORKS / BATCH_ITEMS_MAX)
     per_worker = math.ceil(WORKS / SLOT_BATCH_MAX) + 1
@@ -128,7 +143,7 @@ def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: 
 
 def test_one_work_item_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> None:
     wired.counts.clear()
-    wired.tell("c", Scheduled([(1, 7, b"")]))
+    wired.tell("c", Scheduled(works_of([1])))
     assert wired.counts == {"Submit": 1, "Assign": 1, "Give": 1, "Done": 1, "Results": 1}
 
 
@@ -140,10 +155,10 @@ def test_a_function_travels_once_to_the_dispatcher_to_each_worker_and_to_each_sl
 
 
 def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
-    closures, dispatch = wired.closures, wired.broker.dispatch
+    coordinator, dispatch = wired.coordinator, wired.broker.dispatch
     (session,) = dispatch.sessions.values()
-    assert (closures.unfinished, closures.queued) == (0, 0)
-    assert not any((closures._unsent, closures._lost_starts))  # reach: a leak shows nowhere else
+    assert (coordinator.unfinished, coordinator.queued) == (0, 0)
+    assert not any((coordinator.works, coordinator._unsent))  # reach: a leak shows nowhere else
     assert (dispatch.queued, session.queued, session.outstanding, len(session.held)) == (0, 0, 0, 0)
     for hands in dispatch.loads.values():
         assert not any((hands.leases, hands.held, hands.steal_requested))
@@ -164,11 +179,11 @@ def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
     wired.tell("c", FunctionsDropped([7]))
     (session,) = wired.broker.dispatch.sessions.values()
     assert wired.counts["forgotten by slots"] == len(WORKERS)
-    closures = wired.closures
+    coordinator = wired.coordinator
     left = (
-        closures._functions,
-        closures._uses,
-        closures._dropped,
+        coordinator._functions,
+        coordinator._uses,
+        coordinator._dropped,
     )  # reach: a leak shows nowhere else
     assert not any((*left, session.functions))
     assert not any(hands.known_functions for hands in wired.broker.dispatch.loads.values())

@@ -17,7 +17,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow
 from zmqdist.messages import Message, Ping, ResultReceived, WorkDescribed
-from zmqdist.scheduling.coordinator.work_names import WorkNames
+from zmqdist.scheduling.coordinator import runtime as coordinator_runtime
 from zmqdist.scheduling.dispatcher import drain_report, drain_reporter
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.transport.dealer import DealerConnection
@@ -187,7 +187,7 @@ def test_values_of_a_program_that_does_not_reply_count_as_lost(
     with ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(make, (1,), lineage=True)
         coordinator.join()
-        monkeypatch.setattr(WorkNames, "described", lambda names, question: Ping())
+        monkeypatch.setattr(coordinator_runtime, "described", lambda *_: Ping())
         monkeypatch.setattr(drain_reporter, "DESCRIBED_S", 0.1)
         monkeypatch.setattr(drain_report, "DESCRIBED_S", 0.1)
         (report,) = cluster.dispatcher.drain_reports()

@@ -230,7 +230,7 @@ OF_COORDINATORS: list[Message] = [
     enlist(5),
     Define([(1, b"x")]),
     Submit(1, [(1, 1, 0, 1, b"")]),
-    CancelWork([1], 0.0),
+    CancelWork([(1, 1)], 0.0),
     EndRound(1, 0.0),
     ResultReceived([(1, 1)]),
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.simulations.cluster import SimCluster, simulate
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 
 
 def test_with_any_faults_every_promise_holds_and_all_work_ends(seed: int) -> None:
@@ -56,7 +57,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.coordinator.closures.Closures._submit", lambda self: [])
+    monkeypatch.setattr(CoordinatorMachine, "_submit", lambda self: [])
     with pytest.raises(
         AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"
     ):

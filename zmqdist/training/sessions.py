@@ -206,8 +206,8 @@ class StrategySession:
         packing = get_ident()
         for user in self._users:
             runtime = user()
-            if runtime is not None and runtime.packing_thread == packing:
-                runtime.uses.append(storage)
+            if runtime is not None and runtime.packing.thread == packing:
+                runtime.packing.uses.append(storage)
                 return True
         return False
 

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
-from zmqdist.scheduling.coordinator.affinity import worker_name
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
+from zmqdist.scheduling.coordinator.options import worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.training import context, read_cache
 from zmqdist.training.cluster_connection import ClusterConnection
@@ -153,7 +153,7 @@ class StrategyCoordinator(ClusterCoordinator):
         fn, once = fn if isinstance(fn, _Chosen) else (fn, self._is_once(None))
         if callable(fn):
             if once:
-                args = f"{self._runtime.number:x}-{next(self._onces)}", *args
+                args = f"{self._runtime.machine.coordinator:x}-{next(self._onces)}", *args
             if not isinstance(fn, FunctionSnapshot):
                 fn = self._wrapped(fn, once)
         return super()._schedule(fn, args, *how)
@@ -173,7 +173,10 @@ class StrategyCoordinator(ClusterCoordinator):
         with runtime.lock:
             # `join` may have raised this loss already as the error of a function. Then the loss
             # must not fail the next round, too.
-            if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
+            if (
+                error.address not in self._raised_losses
+                and runtime.progress.scheduled > runtime.progress.resolved
+            ):
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
 

@@ -78,7 +78,7 @@ def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(
 
     asking = threading.Thread(target=asks)
     asking.start()
-    until(lambda: coordinator.snapshot().attempts)
+    until(lambda: coordinator.snapshot().kept == 0)
     coordinator.close()
     asking.join(20)
     assert isinstance(told[0], errors.UnavailableError)

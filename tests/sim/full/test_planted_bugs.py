@@ -14,9 +14,7 @@ import pytest
 
 from tests.sim.simulations.cluster import simulate
 from zmqdist.events import Send
-from zmqdist.messages import Assign, Begun, Define, Members, Submit
-from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkerAffinity
-from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.messages import Assign, Begun, Members, Submit
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership_and_leases import Membership
@@ -79,25 +77,6 @@ def drop_returned(self: Dispatch, member: Any, numbers: list[int], now: float) -
         self.loads[member].leases.pop(number, None)
 
 
-def nothing_unsent(self: Closures, effects: Any) -> Any:
-    self._unsent = {}
-    return effects
-
-
-def no_losses_told(self: Closures, effects: list[Any]) -> list[Any]:
-    for effect in effects:
-        if isinstance(effect, Send) and isinstance(effect.message, Submit):
-            effect.message.items = [
-                (work, attempt, 0, fn, payload)
-                for work, attempt, _, fn, payload in effect.message.items
-            ]
-    return effects
-
-
-def no_defines(self: Closures, effects: list[Any]) -> list[Any]:
-    return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, Define))]
-
-
 def never_careful(self: WorkerMachine, message: Any, now: float) -> None:
     if isinstance(message, Assign):
         message.report_before_start = False
@@ -114,18 +93,6 @@ def never_first(self: WorkerMachine, message: Any, now: float) -> None:
 
 def no_charge(self: Dispatch, lost: Any, worker: str) -> list[Send]:
     return self._give_back([lease for lease, _, _ in lost], report_before_start=True)
-
-
-def resolve_and_keep(self: Closures, items: list[Any]) -> Any:
-    saved = {work: self._works[work] for work, *_ in items if work in self._works}
-    effects = RESOLVE(self, items)
-    for work, record in saved.items():
-        self._works[work] = record
-        self._uses[record[3]] = self._uses.get(record[3], 0) + 1
-    return effects
-
-
-RESOLVE = Closures._resolve  # reach: planted bugs change what it does
 
 
 def never_stop(self: WorkerMachine, effects: Any) -> Any:
@@ -199,14 +166,6 @@ def losses_untold(self: Dispatch, effects: list[Send]) -> list[Send]:
     return [effect for effect in effects if not isinstance(effect.message, Members)]
 
 
-def all_plain(self: WorkerAffinity, items: list[Any]) -> Any:
-    return [(PLAIN, items)]
-
-
-def all_count(self: WorkerAffinity, apart: bool) -> bool:
-    return False
-
-
 def all_spare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         placement,
@@ -236,7 +195,6 @@ def nothing_begun(self: Dispatch, effects: list[Send]) -> list[Send]:
 
 
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
-    ("a result is accepted twice", instead(Closures, "_resolve", resolve_and_keep), "closures P1"),
     (
         "the leases of a lost worker are forgotten",
         before(Dispatch, "lost", forget_leases),
@@ -263,21 +221,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "the end of a generation does not wait for what was lost from sight",
         instead(CoordinatorSession, "is_quiet", lambda self, now: self.outstanding == 0),
         "dispatch P5",
-    ),
-    (
-        "what is unfinished is not submitted again",
-        after(Closures, "_handle_registered", nothing_unsent),
-        ("dispatch P7", "dispatch P17"),
-    ),
-    (
-        "lost starts are not counted over dispatchers",
-        after(Closures, "_submit", no_losses_told),
-        "closures P5",
-    ),
-    (
-        "functions are not sent to a new dispatcher",
-        after(Closures, "_handle_registered", no_defines),
-        "dispatch P7",
     ),
     (
         "careful work is begun like any other",
@@ -316,11 +259,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "worker P",
     ),
     (
-        "functions are never forgotten",
-        instead(Closures, "_forget_unused", lambda self, functions: []),
-        "closures P7",
-    ),
-    (
         "a kept result is made again when its worker is lost",
         before(Dispatch, "_lose_results", not_kept),
         "dispatch P11",
@@ -329,11 +267,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "a kept result is released with its round",
         before(Dispatch, "end_round", none_kept),
         "dispatch P11",
-    ),
-    (
-        "what was kept and dropped stays with its worker",
-        instead(Closures, "_release_kept", lambda self, works: []),
-        "dispatch P9",
     ),
     (
         "work for one worker goes to any",
@@ -346,11 +279,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "dispatch P1",
     ),
     ("work for one worker is called back", all_spare, "dispatch P12"),
-    (
-        "the options of work are not sent",
-        instead(WorkerAffinity, "grouped", all_plain),
-        ("dispatch P1", "closures P13"),
-    ),
     ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
     (
@@ -359,26 +287,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         ("dispatch P7", "dispatch P14"),
     ),
     (
-        "an error of work apart ends the round",
-        after(WorkerAffinity, "ended", all_count),
-        "closures P10",
-    ),
-    (
         "a loss is not told to those who watch",
         after(Dispatch, "lost", losses_untold),
         ("dispatch P7", "dispatch P15"),
     ),
-    (
-        "nobody is missed",
-        instead(WorkerAffinity, "deadline", property(lambda self: None)),
-        "dispatch P7",
-    ),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
-    (
-        "the width is ignored",
-        instead(WorkerAffinity, "within", lambda self, width, out, unsent: unsent),
-        "closures P13",
-    ),
     (
         "who asks too late is not told so",
         after(Dispatch, "_cancel_unbegun", nothing_begun),

@@ -22,9 +22,10 @@ from random import Random
 from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.coordinator import SimCoordinator
 from tests.sim.simulations.network import SimConnection
-from tests.sim.simulations.worker import Oracle, SimWorker
+from tests.sim.simulations.worker import SUBMISSIONS_SHIFT, Oracle, SimWorker, submission_of
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import (
+    SUBMISSION_SHIFT,
     Assign,
     Forget,
     FreeResult,
@@ -34,8 +35,7 @@ from zmqdist.messages import (
     ResultReceived,
     StealRequest,
 )
-from zmqdist.scheduling.coordinator.affinity import PLAIN
-from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.options import PLAIN
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
@@ -251,7 +251,9 @@ class SimCluster:
         session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
         if session is not None:
             self.oracle.kept.update(
-                (session.coordinator, item[0]) for item in message.items if item in session.held
+                (session.coordinator, submission_of(*item))
+                for item in message.items
+                if item in session.held
             )
 
     def _feed(self, event: BrokerEvent) -> None:
@@ -369,10 +371,10 @@ class SimCluster:
                 continue
             if worker.has_disconnected and not self._can_kill:
                 continue
-            for owner, work in worker.executing():
-                user = coordinator.plans.user_of.get(work, work)
+            for owner, submission in worker.executing():
+                work = submission >> SUBMISSIONS_SHIFT
                 assert (
-                    owner != coordinator.number or user > last_work or coordinator.is_detached(work)
+                    owner != coordinator.number or work > last_work or coordinator.is_detached(work)
                 ), (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} "
                     f"after its round has ended"
@@ -405,7 +407,7 @@ class SimCluster:
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
-            work = int(payload.split(b"|")[2])
+            work = int(payload.split(b"|")[2]) >> SUBMISSIONS_SHIFT
             worker, priority, detached = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), (
                 f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
@@ -534,7 +536,7 @@ class SimCluster:
         for session in snapshot.coordinators:
             assert session.out == 0, "dispatch P1: work is with a worker at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
-            assert session.functions <= 3, "closures P7: unused functions are remembered"
+            assert session.functions <= 3, "coordinator P7: unused functions are remembered"
         members = {
             member.name: member.incarnation for member in self.broker.membership.members.values()
         }

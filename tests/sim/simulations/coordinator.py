@@ -3,6 +3,7 @@ cancels work and calls `join`."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -16,7 +17,7 @@ from tests.sim.simulations.coordinator_plans import (
     decode_loss,
 )
 from tests.sim.simulations.network import SimConnection
-from tests.sim.simulations.worker import Oracle, SimWorker
+from tests.sim.simulations.worker import SUBMISSIONS_SHIFT, Oracle, SimWorker, submission_of
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import (
     CANCELLED,
@@ -26,11 +27,11 @@ from zmqdist.messages import (
     CancelWork,
     Forget,
     Message,
+    Results,
     StartsLost,
     Submit,
 )
-from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
-from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     CancelRequested,
@@ -41,36 +42,43 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
+    Scheduled,
     TakeBackRequested,
-)
-from zmqdist.scheduling.coordinator.dependencies_and_retries import (
-    FIRST_ATTEMPT,
-    INPUT_FAILED,
-    LOST,
-    TIMED_OUT,
-    UNAVAILABLE,
-    Dependencies,
-    Free,
-    HandIn,
-    Recomputed,
 )
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
     Fetch,
+    Free,
     KeepInput,
-    KeptAt,
-    Replace,
+    Recomputed,
     Resolve,
     RoomMade,
     RoundSettled,
+    SubmitWork,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.coordinator.work import (
+    AWAITING_RESULT,
+    INPUT_FAILED,
+    LOST,
+    TIMED_OUT,
+    UNAVAILABLE,
+    UNFINISHED,
+    Extra,
+    KeptAt,
+    State,
+    Work,
+)
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 ANSWER_S = 2.0
 """Seconds within which, without faults, the program gets the reply to a request to take back work.
 The reply says whether the work has begun."""
+
+LATE_COPIES = 0.1
+"""The share of results that come once more, late."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -153,6 +161,8 @@ class SimCoordinator:
         self._tick_at: float | None = None
         self.ending = False
         self.order: dict[int, int] = {}
+        self._submissions = itertools.count()
+        self._cancels_sent: set[tuple[int, int]] = set()
         self._first_failure: int | None = None
         self.plans = SimPlans(self, cluster.random, calm=calm)
         self._fetching: dict[int, int] = {}
@@ -161,19 +171,19 @@ class SimCoordinator:
         self._width = (
             cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
         )
-        closures = Closures(
+        self.machine = CoordinatorMachine(
             coordinator=number,
             queue_max=queue_max,
             cancel_grace_s=cluster.settings.cancel_grace_s,
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
+            recomputations_max=RECOMPUTATIONS_MAX,
+            decode_loss=decode_loss,
             now=cluster.clock.now,
             starts=self._starts_reported,
             width=self._width,
         )
-        self.machine = CoordinatorMachine(
-            closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss
-        )
+        self.works: dict[int, Work] = {}
         self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
@@ -183,7 +193,7 @@ class SimCoordinator:
     def finished(self) -> bool:
         """Whether the program has scheduled all its work, all of it has ended, and the program
         holds no value."""
-        busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
+        busy = self._left or self.ending or self.machine.works
         return not (busy or self.kept) and self.plans.finished
 
     def connect(self) -> None:
@@ -206,7 +216,7 @@ class SimCoordinator:
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
             assert not self._pending_take_backs, (
-                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the "
+                f"coordinator P14: {self._pending_take_backs.keys()} have no reply at the end of the "
                 f"connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
@@ -220,7 +230,7 @@ class SimCoordinator:
             if not self.finished:
                 self.cluster.clock.after(1.0, self._schedule)
             return
-        if not self.ending and self.machine.closures.queued < self._queue_max:
+        if not self.ending and self.machine.queued < self._queue_max:
             count = min(self._left, self._random.randint(1, 12))
             self._left -= count
             for _ in range(count):
@@ -234,20 +244,14 @@ class SimCoordinator:
             self.options[work] = self._options()
         if self._random.random() < 0.3 and not self.is_detached(work):
             self.kinds[work] = "plan"
-            self.handle(self.plans.plan(work, self._fn()))
-            return
-        self.kinds[work] = kind = self._random.choices(KINDS, self._weights)[0]
-        self.hands_in(work, work)
-        options = {work: self.options[work]} if work in self.options else None
-        item = (work, self._fn(), f"{kind}|{self.number}|{work}".encode())
-        self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
-
-    def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets the work item `number`. It is `work` itself, or an
-        attempt of `work` with the same options."""
-        self.order[number] = len(self.order)
-        if work in self.options:
-            self.options[number] = self.options[work]
+            record = self.plans.plan(work, self._fn())
+        else:
+            kind = self.kinds[work] = self._random.choices(KINDS, self._weights)[0]
+            record = Work(work, self._fn(), kind, b"")
+            if work in self.options or kind == "keep":
+                record.extra = Extra(self.options_of(work), keep=kind == "keep")
+        self.works[work] = record
+        self.handle(Scheduled([record]))
 
     def options_of(self, work: int) -> WorkOptions:
         return self.options.get(work, PLAIN)
@@ -343,21 +347,33 @@ class SimCoordinator:
     def _receive(self, message: Message) -> None:
         if isinstance(message, StartsLost):
             self._check_charges(message)
+        if isinstance(message, Results) and self._random.random() < LATE_COPIES:
+            self._hear_again(message, self.connection)
         self.plans.hear(message)
         self.handle(Heard("dispatcher", message))
 
+    def _hear_again(self, message: Results, connection: SimConnection | None) -> None:
+        """Have the machine get results once more some time later, over the same connection. No real
+        dispatcher sends them twice, but a late message about an earlier attempt must not count for a
+        later one."""
+        items = [item for item in message.items if item[2] in (VALUE, ERROR, CANCELLED)]
+
+        def hear() -> None:
+            if connection is self.connection and items:
+                self.handle(Heard("dispatcher", Results(items)))
+
+        self.cluster.clock.after(self._random.uniform(0.0, 1.0), hear)
+
     def handle(self, event: Event) -> None:
-        events: list[Event] = [event]
-        while events:
-            self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
-        self.plans.check_cancelled()
+        self._perform(self.machine.handle(event, self.cluster.clock.now))
+        self._check_counts()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
             self.cluster.clock.at(at, lambda: self._tick(at))
         failed = self.machine.failed
         assert failed == self._first_failure, (
-            f"coordinator C2: the round fails by {failed}, not by {self._first_failure}"
+            f"coordinator P18: the round fails by {failed}, not by {self._first_failure}"
         )
         if failed is not None and not self.ending:
             self.cluster.clock.after(self._random.uniform(0.0, 1.0), self.raise_error)
@@ -367,32 +383,67 @@ class SimCoordinator:
             self._tick_at = None
             self.handle(Ticked())
 
-    def _perform(self, effects: list[Effect], answers: list[Event]) -> None:
+    def _check_counts(self) -> None:
+        """Check that what the machine counts agrees with the states of the records."""
+        machine, works = self.machine, self.machine.works.values()
+        states = Counter(work.state for work in works)
+        assert machine.unfinished == sum(states[state] for state in UNFINISHED), "unfinished"
+        assert machine.waiting == states[State.WAITING], "waiting"
+        in_rounds = Counter(work.state for work in works if not work.is_detached)
+        there = sum(in_rounds[state] for state in (*AWAITING_RESULT, State.ABANDONED))
+        assert machine.at_dispatcher == there, (machine.at_dispatcher, there, works)
+        for work in works:
+            if work.state is State.ABANDONED:
+                assert (work.number, work.attempt) in self._cancels_sent, (
+                    f"coordinator P26: work {work.number} goes on at the dispatcher"
+                )
+        assert not states[State.SUCCEEDED] + states[State.FAILED], "an ended work item is kept"
+
+    def _submit(self, effect: SubmitWork) -> None:
+        for work in effect.works:
+            self.order[work.number] = next(self._submissions)
+            if work.number in self.plans.plans:
+                self.plans.submitted(work)
+        if self.connection is None:
+            return
+        for message in effect.messages(self._pack):
+            self._check_width(message)
+            self.connection.send_up(message)
+
+    def _pack(self, work: Work) -> bytes:
+        kind, *runs = work.name.split("|")
+        submission = submission_of(work.number, work.attempt)
+        return "|".join((kind, str(self.number), str(submission), *runs)).encode()
+
+    def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, message):
+                    if isinstance(message, Forget):
+                        self.plans.check_forgotten(message.functions)
                     if isinstance(message, CancelWork):
-                        self.plans.cancel(message.works)
+                        self._cancels_sent.update(message.works)
                     if self.connection is not None:
-                        self._check_width(message)
                         self.connection.send_up(message)
+                case SubmitWork():
+                    self._submit(effect)
                 case Resolve(items, failures):
                     for work, kind, payload in items:
-                        self._resolve(work, kind, payload)
-                        self._check_failure(work, kind, work in failures)
-                case HandIn():
-                    answers.append(self.plans.hand_in(effect))
+                        if self.resolved[work.number] and work.number in self.plans.plans:
+                            assert work not in failures, "P18: a lost value fails the round"
+                            self.plans.replaced(work.number, kind, payload)
+                        else:
+                            self._resolve(work.number, kind, payload)
+                            self._check_failure(work.number, kind, work in failures)
                 case KeepInput():
                     self.plans.keep_input(effect)
-                case Replace():
-                    self.plans.replaced(effect)
-                case Recomputed():
-                    self.plans.remade(effect)
+                case Recomputed(work):
+                    self.plans.remade(work.number)
                 case Free(work):
-                    self.plans.free(work)
+                    self.plans.free(work.number)
                 case Fetch(work, attempt, reference):
-                    self._fetching[work] = attempt
-                    self._fetch(work, attempt, reference)
+                    self._fetching[work.number] = attempt
+                    self._fetch(work.number, attempt, reference)
                 case RoundSettled():
                     self._round_ended()
                 case WorkBegun(works):
@@ -410,7 +461,7 @@ class SimCoordinator:
             INPUT_FAILED,
             TIMED_OUT,
         ) and not self.is_detached(work)
-        promise = "closures P10" if self.is_detached(work) else "coordinator C2"
+        promise = "coordinator P10" if self.is_detached(work) else "coordinator P18"
         assert fails == expected, (
             f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
         )
@@ -420,48 +471,45 @@ class SimCoordinator:
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
             assert self._starts_reported, (
-                "closures P14: a report of begun work that was not requested"
+                "coordinator P14: a report of begun work that was not requested"
             )
-            assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
+            assert not self.resolved[work], f"coordinator P14: work {work} has begun after its end"
             if self._pending_take_backs.pop(work, None) is not None:
                 self._goes_on.add(work)
 
-    def _check_width(self, message: Message) -> None:
-        if isinstance(message, Forget):
-            self.plans.check_forgotten(message.functions)
-        if isinstance(message, Submit) and not message.detached:
-            unfinished = self.machine.closures
-            self._with_dispatcher = {
-                n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished
-            }
+    def _check_width(self, message: Submit) -> None:
+        if not message.detached:
             self._with_dispatcher.update(item[0] for item in message.items)
-            assert self._width is None or len(self._with_dispatcher) <= self._width, (
-                f"closures P13: {len(self._with_dispatcher)} pieces of work are with the "
+            with_dispatcher = {
+                number
+                for number in self._with_dispatcher
+                if number in self.machine.works
+                and self.machine.works[number].state in {*AWAITING_RESULT, State.ABANDONED}
+            }
+            self._with_dispatcher = with_dispatcher
+            assert self._width is None or len(with_dispatcher) <= self._width, (
+                f"coordinator P13: {len(with_dispatcher)} pieces of work are with the "
                 f"dispatcher, and the width is {self._width}"
             )
 
     def _resolve(self, work: int, kind: int, payload: Any) -> None:
-        assert work < FIRST_ATTEMPT, f"coordinator C1: attempt {work} is resolved"
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
         self._pending_take_backs.pop(work, None)
         assert kind != CANCELLED or self.ending or work not in self._goes_on - self._cancelled, (
-            f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
+            f"coordinator P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
         assert kind != LOST or len(payload) == self.cluster.settings.attempts_max, (
-            "closures P5: fails after attempts_max lost starts"
+            "coordinator P5: fails after attempts_max lost starts"
         )
-        assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
-        assert work not in self.machine.closures, (
-            f"closures P1: work {work} was resolved and may be resolved again"
-        )
+        assert self.resolved[work] == 1, f"coordinator P1: work {work} was resolved twice"
         if kind in (VALUE, ERROR, KEPT) and payload != INPUT_GONE:
             self._check_result(work, payload.reference if isinstance(payload, KeptAt) else payload)
         if work in self.plans.plans:
             self.plans.resolved(work, kind, payload)
         elif kind == KEPT:
-            run = int(payload.split(b"|")[3])
+            run = int(payload.reference.split(b"|")[3])
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
         if self.is_detached(work) and work not in self._cancelled:
@@ -470,16 +518,18 @@ class SimCoordinator:
             )
         if kind == UNAVAILABLE:
             assert self.options[work].worker, (
-                f"closures P11: work {work} is for any worker, and fails for want of one"
+                f"coordinator P11: work {work} is for any worker, and fails for want of one"
             )
 
     def _check_result(self, work: int, payload: bytes) -> None:
         _, coordinator, number, run = payload.decode().split("|")
         oracle = self.cluster.oracle.runs[int(run)]
-        user = self.plans.user_of.get(int(number), int(number))
         assert oracle == (int(coordinator), int(number)), "dispatch P2: a result of another work"
-        assert (int(coordinator), user) == (self.number, work), (
+        assert (int(coordinator), int(number) >> SUBMISSIONS_SHIFT) == (self.number, work), (
             "dispatch P2: a result of another work"
+        )
+        assert int(number) == submission_of(work, self.works[work].attempt), (
+            f"coordinator P16: work {work} ends by a result of an earlier submission"
         )
 
     def is_detached(self, work: int) -> bool:
@@ -488,10 +538,10 @@ class SimCoordinator:
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:
             assert self.members.pop(name, None) == incarnation, (
-                f"closures P12: {name} leaves and was not a member"
+                f"coordinator P12: {name} leaves and was not a member"
             )
         for name, incarnation, _, _ in changed.joined:
-            assert name not in self.members, f"closures P12: {name} joins twice"
+            assert name not in self.members, f"coordinator P12: {name} joins twice"
             self.members[name] = incarnation
 
     def _drop(self, work: int, run: int) -> None:
@@ -507,13 +557,13 @@ class SimCoordinator:
             work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)
         ]
         assert not unresolved, (
-            f"closures P3: {unresolved} are not resolved at the end of their round"
+            f"coordinator P3: {unresolved} are not resolved at the end of their round"
         )
         self.cluster.check_nothing_executes(self, len(self.kinds))
 
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:
-            charged = 1 + self.machine.closures.lost_starts(work)
+            charged = 1 + self.machine.lost_starts(work)
             begun = len(self.cluster.oracle.reported.get((self.number, work), ()))
             assert charged <= begun or self.resolved[work], (
                 f"dispatch P3: work {work} was charged {charged} starts of {begun}"
@@ -522,7 +572,7 @@ class SimCoordinator:
     # -- bulk --------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        if not self.machine.closures.wants(work, attempt):
+        if not self.machine.wants(work, attempt):
             # no result of this attempt is wanted, because the work has ended or was submitted again
             return
         holder = self.cluster.holder(reference)
@@ -542,6 +592,6 @@ class SimCoordinator:
             self._fetch(work, attempt, reference)
             return
         assert not self.resolved[work] or self.outcomes[work] == CANCELLED, (
-            "closures P2: resolved before its value had arrived"
+            "coordinator P2: resolved before its value had arrived"
         )
         self.handle(BulkArrived(work, attempt, reference))

@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.network import SimConnection
-from zmqdist.messages import ERROR, KEPT, VALUE, Message, Results
-from zmqdist.scheduling.coordinator.affinity import WorkOptions
-from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, Event, KeptDropped
-from zmqdist.scheduling.coordinator.dependencies_and_retries import (
+from zmqdist.messages import ERROR, KEPT, SUBMISSION_SHIFT, VALUE, Message, Results
+from zmqdist.scheduling.coordinator.coordinator_events import Event, KeptDropped, ValueLost
+from zmqdist.scheduling.coordinator.effects import KeepInput
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.coordinator.options import WorkOptions
+from zmqdist.scheduling.coordinator.work import (
+    AWAITING_RESULT,
     INPUT_FAILED,
     TIMED_OUT,
-    HandIn,
-    Planned,
-    Recomputed,
-    ValueLost,
+    Extra,
+    KeptAt,
+    Work,
 )
-from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
-from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 
 RECOMPUTATIONS_MAX = 3
 SLACK_S = 0.001
@@ -92,6 +92,7 @@ class PlanningUser(Protocol):
     kinds: dict[int, str]
     resolved: Counter[int]
     outcomes: dict[int, int]
+    works: dict[int, Work]
     kept: dict[int, SimConnection | None]
     ending: bool
 
@@ -105,10 +106,6 @@ class PlanningUser(Protocol):
         """Have the machine handle an event after the current event. The real program defers the
         events of its finalizers, too."""
 
-    def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine now gets the work item `number`: `work` itself, or an attempt of
-        `work`, which has the same options."""
-
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
 
@@ -116,21 +113,13 @@ class PlanningUser(Protocol):
 
 
 class SimPlans:
-    """All plans of one coordinator.
-
-    Attributes:
-      user_of: number of each attempt so far -> the work of the attempt.
-    """
+    """All plans of one coordinator."""
 
     def __init__(self, owner: PlanningUser, random: Random, *, calm: bool) -> None:
         self._owner = owner
         self._random = random
         self._calm = calm
         self.plans: dict[int, SimPlan] = {}
-        self.user_of: dict[int, int] = {}
-        self._cancelled: set[int] = set()
-        self._freed: list[SimPlan] = []
-        """The plans that the current event has freed."""
 
     @property
     def finished(self) -> bool:
@@ -142,8 +131,8 @@ class SimPlans:
 
     # -- the program -------------------------------------------------------------------------------
 
-    def plan(self, work: int, fn: int) -> Planned:
-        """Return the event that plans this work, with random earlier work as its inputs."""
+    def plan(self, work: int, fn: int) -> Work:
+        """Return the record of this work, with random earlier work as its inputs."""
         owner, random = self._owner, self._random
         known = [other for other in owner.kinds if other != work and self._usable(other)]
         recent = known[-8:]
@@ -160,31 +149,24 @@ class SimPlans:
             until = owner.cluster.clock.now + random.uniform(0.01, 4.0)
         plan = SimPlan(work, fn, kind, inputs, random.choice((0, 1, 3)), until, lineage)
         self.plans[work] = plan
-        named: list[int] = []
-        failed = 0
         for other in inputs:
             source = self.plans.get(other)
             if source is not None:
                 source.users.add(work)
-            if not owner.resolved[other] or (source is not None and source.value is not None):
-                named.append(other)
-            elif owner.outcomes[other] == VALUE:
+            if owner.resolved[other] and owner.outcomes[other] == VALUE:
                 plan.arrived.add(other)
-            else:
-                failed = failed or other
         if until is not None:
             owner.cluster.clock.at(until + SLACK_S, lambda: self._check_time(plan))
-        return Planned(
-            work,
-            fn,
-            tuple(named),
-            failed,
-            plan.retries,
-            until,
-            lineage,
-            lineage,
+        record = Work(work, fn, kind, b"")
+        record.extra = Extra(
             owner.options_of(work),
+            keep=lineage,
+            retries=plan.retries,
+            until=until,
+            lineage=lineage,
+            inputs=[owner.works[other] for other in inputs],
         )
+        return record
 
     def _usable(self, work: int) -> bool:
         """Return whether work can be an input. The program must hold its RemoteValue, and if only a
@@ -196,7 +178,7 @@ class SimPlans:
 
     def _check_time(self, plan: SimPlan) -> None:
         assert self._owner.resolved[plan.work], (
-            f"dependencies G6: work {plan.work} has not ended at its time"
+            f"coordinator P26: work {plan.work} has not ended at its time"
         )
 
     def look(self) -> None:
@@ -208,7 +190,7 @@ class SimPlans:
                 continue
             if self._owner.cluster.holder(value.reference) is None:
                 plan.wanted = True
-                self._owner.handle(ValueLost(plan.work, value.attempt))
+                self._owner.handle(ValueLost(self._owner.works[plan.work], value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
         """Have one user drop a value. The user is a plan, or 0 for the program."""
@@ -229,7 +211,7 @@ class SimPlans:
         assert plan.value is not None
         value, plan.value = plan.value, None
         self._owner.kept.pop(_run_of(value), None)
-        self._owner.later(KeptDropped([value.attempt]))
+        self._owner.later(KeptDropped([plan.work]))
 
     # -- effects of the machine --------------------------------------------------------------------
 
@@ -238,101 +220,111 @@ class SimPlans:
         their function."""
         if not isinstance(message, Results):
             return
-        for number, _, kind, _ in message.items:
-            if kind == ERROR and number in self.user_of and number in self._owner.machine.closures:
-                self.plans[self.user_of[number]].errors += 1
+        for number, attempt, kind, _ in message.items:
+            work = self._owner.machine.works.get(number)
+            if (
+                kind == ERROR
+                and number in self.plans
+                and work is not None
+                and work.state in AWAITING_RESULT
+                and not (attempt ^ work.attempt) >> SUBMISSION_SHIFT
+            ):
+                self.plans[number].errors += 1
 
-    def hand_in(self, effect: HandIn) -> AttemptPacked:
-        """Check that the machine may submit this attempt now. Return the packed attempt."""
-        plan = self.plans[effect.work]
+    def submitted(self, work: Work) -> None:
+        """Check that the machine may submit this work now, and name its inputs in its payload."""
+        plan = self.plans[work.number]
         owner = self._owner
         assert not owner.ending, (
-            f"dependencies G5: work {plan.work} is handed in while its round ends"
+            f"coordinator P25: work {plan.work} is submitted while its round ends"
         )
         assert (
             not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users
-        ), f"dependencies G1: work {plan.work} is handed in after its end"
+        ), f"coordinator P21: work {plan.work} is submitted after its end"
         assert plan.errors <= plan.retries or plan.lost, (
-            f"dependencies G4: work {plan.work} is tried too often"
+            f"coordinator P24: work {plan.work} is tried too often"
         )
         runs = []
-        for work in plan.inputs:
-            source = self.plans.get(work)
+        for number in plan.inputs:
+            source = self.plans.get(number)
             if source is not None and source.value is not None and source.lineage:
-                runs.append(f"{work}:{_run_of(source.value)}")
+                runs.append(f"{number}:{_run_of(source.value)}")
                 continue
-            assert owner.resolved[work], (
-                f"dependencies G2: work {plan.work} is handed in before its input {work}"
+            assert owner.resolved[number], (
+                f"coordinator P22: work {plan.work} is submitted before its input {number}"
             )
-            assert owner.outcomes[work] == VALUE, (
-                f"dependencies G3: work {plan.work} is handed in with the failed {work}"
+            assert owner.outcomes[number] == VALUE, (
+                f"coordinator P23: work {plan.work} is submitted with the failed {number}"
             )
-            assert work in plan.arrived, (
-                f"coordinator C3: work {plan.work} is handed in and has not got its input {work}"
+            assert number in plan.arrived, (
+                f"coordinator P19: work {plan.work} is submitted and has not got its input {number}"
             )
-        assert len(plan.attempts) < 60, (
-            f"dependencies G4: work {plan.work} is handed in again and again"
+        assert len(plan.attempts) < 200, (
+            f"coordinator P24: work {plan.work} is submitted again and again"
         )
-        plan.attempts.append(effect.attempt)
-        self.user_of[effect.attempt] = plan.work
+        plan.attempts.append(work.attempt)
         kind = self._random.choice(("raise", "quick")) if plan.kind == "flaky" else plan.kind
-        owner.hands_in(effect.attempt, plan.work)
-        text = "|".join((kind, str(owner.number), str(effect.attempt), *runs))
-        return AttemptPacked(effect.attempt, text.encode())
+        work.name = "|".join((kind, *runs))
 
     def keep_input(self, effect: KeepInput) -> None:
-        assert self._owner.outcomes.get(effect.work) == VALUE, (
-            "coordinator C3: an input is here before its end was reported"
+        assert self._owner.outcomes.get(effect.work.number) == VALUE, (
+            "coordinator P19: an input is here before its end was reported"
         )
-        for work in effect.plans:
-            plan = self.plans[work]
-            assert not plan.freed, "dependencies G9: an input for a freed plan"
-            plan.arrived.add(effect.work)
+        for dependent in effect.dependents:
+            plan = self.plans[dependent.number]
+            assert not plan.freed, "coordinator P29: an input for a freed plan"
+            plan.arrived.add(effect.work.number)
 
     def resolved(self, work: int, kind: int, payload: Any) -> None:
         """Check that a plan may end with this outcome, and record where its value is."""
         plan = self.plans[work]
         if kind == KEPT:
             self._has_value(plan, payload)
-        elif kind == INPUT_FAILED:
+            return
+        if kind == INPUT_FAILED:
             assert payload in plan.inputs, (
-                f"dependencies G3: work {work} fails by {payload}, which is no input"
+                f"coordinator P23: work {work} fails by {payload}, which is no input"
             )
             source = self.plans.get(payload)
             bad = self._owner.outcomes.get(payload) not in (None, VALUE, KEPT)
             assert bad or (source is not None and source.lost), (
-                f"dependencies G3: input {payload} has not failed"
+                f"coordinator P23: input {payload} has not failed"
             )
         elif kind == TIMED_OUT:
-            assert plan.until is not None, "dependencies G6: it has no time"
-            assert self._owner.cluster.clock.now >= plan.until, "dependencies G6: too early"
+            assert plan.until is not None, "coordinator P26: it has no time"
+            assert self._owner.cluster.clock.now >= plan.until, "coordinator P26: too early"
         elif kind == ERROR and payload != INPUT_GONE:
             spent = (
                 plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
             )
             assert spent, (
-                f"dependencies G4: work {work} ends after {plan.errors} errors, and has "
+                f"coordinator P24: work {work} ends after {plan.errors} errors, and has "
                 f"{plan.retries} retries"
             )
+        self.free(work)
 
-    def replaced(self, effect: Replace) -> None:
-        plan = self.plans[effect.work]
-        assert plan.lineage, "dependencies G7: a value without a lineage is recomputed"
-        assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
+    def replaced(self, work: int, kind: int, payload: Any) -> None:
+        plan = self.plans[work]
+        assert plan.lineage, "coordinator P27: a value without a lineage is recomputed"
+        assert self._owner.resolved[plan.work], "coordinator P27: it has no value yet"
         plan.wanted = False
         if plan.value is not None:
-            self._forget(plan)
-        if effect.kind == KEPT:
+            self._owner.kept.pop(_run_of(plan.value), None)
+            plan.value = None
+        if kind == KEPT:
             plan.replaced += 1
             assert plan.replaced <= RECOMPUTATIONS_MAX, (
-                f"dependencies G7: work {plan.work} is made again too often"
+                f"coordinator P27: work {plan.work} is made again too often"
             )
-            self._has_value(plan, effect.payload)
+            self._has_value(plan, payload)
         else:
             plan.lost = True
+            self.free(work)
 
     def _has_value(self, plan: SimPlan, value: KeptAt) -> None:
-        assert value.attempt in plan.attempts, "coordinator C1: the value of another work"
+        assert value.attempt >> SUBMISSION_SHIFT << SUBMISSION_SHIFT in plan.attempts, (
+            "coordinator P16: the value of an attempt that was not submitted"
+        )
         plan.value = value
         self._owner.kept[_run_of(value)] = self._owner.connection
         self._let_go(plan)
@@ -340,43 +332,29 @@ class SimPlans:
             after = self._random.uniform(0.0, 6.0)
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
-    def remade(self, effect: Recomputed) -> None:
-        self.plans[effect.work].wanted = False
+    def remade(self, work: int) -> None:
+        self.plans[work].wanted = False
 
     def free(self, work: int) -> None:
         plan = self.plans[work]
-        assert not plan.freed, f"dependencies G9: work {work} is freed twice"
-        assert self._owner.resolved[work], f"dependencies G9: work {work} is freed before its end"
+        assert not plan.freed, f"coordinator P29: work {work} is freed twice"
+        assert self._owner.resolved[work], f"coordinator P29: work {work} is freed before its end"
         assert plan.value is None or not plan.lineage or plan.lost, (
-            f"dependencies G9: the value of work {work} is in use"
+            f"coordinator P29: the value of work {work} is in use"
         )
         plan.freed = True
-        self._freed.append(plan)
         for other in plan.inputs:
             self.drop(other, work)
-
-    def cancel(self, works: list[int]) -> None:
-        self._cancelled.update(works)
-
-    def check_cancelled(self) -> None:
-        """Check after an event that the machine has withdrawn every attempt of the plans that it
-        has freed."""
-        freed, self._freed = self._freed, []
-        for plan in freed:
-            left = [number for number in plan.attempts if number in self._owner.machine.closures]
-            assert self._cancelled.issuperset(left), (
-                f"dependencies G6: {left} of work {plan.work} are not cancelled"
-            )
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():
             assert plan.freed or plan.fn not in functions, (
-                f"dependencies G8: function {plan.fn} is forgotten too early"
+                f"coordinator P28: function {plan.fn} is forgotten too early"
             )
 
     def check_end(self) -> None:
         left = [plan.work for plan in self.plans.values() if not plan.freed]
-        assert not left, f"dependencies G9: {left} are not freed at the end"
+        assert not left, f"coordinator P29: {left} are not freed at the end"
 
 
 def _run_of(value: KeptAt) -> int:

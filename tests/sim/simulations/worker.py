@@ -19,6 +19,7 @@ from zmqdist.messages import (
     BULK,
     ERROR,
     INPUT_LOST,
+    SUBMISSION_SHIFT,
     VALUE,
     Assign,
     Done,
@@ -66,6 +67,16 @@ PIPE_S = 0.0001
 """Seconds that a message to a slot takes."""
 
 
+SUBMISSIONS_SHIFT = 20
+"""The bits of a submission below the work number (`submission_of`)."""
+
+
+def submission_of(work: int, attempt: int) -> int:
+    """Return a number that stands for one submission, retry or recomputation of a work item. It is
+    in the payload, so that each run says what it was started for."""
+    return work << SUBMISSIONS_SHIFT | attempt >> SUBMISSION_SHIFT
+
+
 @dataclass
 class Oracle:
     """The facts that the checks of a simulation need, and that no single part of the cluster
@@ -73,11 +84,11 @@ class Oracle:
     """
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Number of a run -> (coordinator, work)."""
+    """Number of a run -> (coordinator, submission of a work item)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) of each result that the dispatcher had when a coordinator told the
+    """(coordinator, submission) of each result that the dispatcher had when a coordinator told the
     dispatcher to keep the result."""
 
 
@@ -301,7 +312,7 @@ class SimWorker:
     def _receive(self, message: Message) -> None:
         if isinstance(message, Assign):
             for lease, coordinator, _, _, payload in message.items:
-                self._what[lease] = (coordinator, int(payload.split(b"|")[2]))
+                self._what[lease] = (coordinator, int(payload.split(b"|")[2]) >> SUBMISSIONS_SHIFT)
         self.process.post(lambda: self.handle(Heard(DISPATCHER, message)))
 
     def handle(self, event: Event) -> None:

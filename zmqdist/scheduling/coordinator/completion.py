@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.clock import deadline, left, seconds
-from zmqdist.scheduling.coordinator.affinity import whole
+from zmqdist.scheduling.coordinator.options import whole
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, forget_waiter, release_at_end
 
 T = TypeVar("T")

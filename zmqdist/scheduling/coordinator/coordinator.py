@@ -25,25 +25,34 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions, worker_name
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
+from zmqdist.scheduling.coordinator.options import (
+    NO_OPTIONS,
+    PLAIN,
+    PlanOptions,
+    WorkOptions,
+    worker_name,
+)
 from zmqdist.scheduling.coordinator.per_worker import (
     PerWorkerDataset,
     PerWorkerValues,
     per_worker_dataset,
     per_worker_resource,
 )
-from zmqdist.scheduling.coordinator.queue_bounds import checked_bytes_max, checked_queue_max
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
+from zmqdist.scheduling.coordinator.queue_bounds import (
+    SMALL_BYTES_MAX,
+    checked_bytes_max,
+    checked_queue_max,
+)
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.submitter import Submitter, TaskOptions
-from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOptions
-from zmqdist.scheduling.shared.references import KEEP
+from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
@@ -275,9 +284,10 @@ class ClusterCoordinator:
         with runtime.schedule_lock:
             if raise_earlier and runtime.failures.unseen:
                 self._end_round()
-            runtime.packing_thread = get_ident()
+            packing = runtime.packing
+            packing.thread = get_ident()
             if options is not PLAIN and options.detached:
-                runtime.by_reference = True  # detached work cannot wait for inputs
+                packing.by_reference = True  # detached work cannot wait for inputs
             try:
                 packed = self._pack(args, kwargs)
                 function: trusted.Packed
@@ -289,11 +299,11 @@ class ClusterCoordinator:
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing_thread, runtime.by_reference = None, False
-                uses, inputs = runtime.uses, runtime.inputs
+                packing.thread, packing.by_reference = None, False
+                uses, inputs = packing.uses, packing.inputs
                 if uses or inputs:
-                    runtime.uses, runtime.inputs = [], {}
-            plan: Plan | None = None
+                    packing.uses, packing.inputs = [], {}
+            extra: Extra | None = None
             bulks = list(held)
             try:
                 if isinstance(function, list):
@@ -302,30 +312,41 @@ class ClusterCoordinator:
                 if isinstance(packed, list):
                     packed, of_arguments = runtime.hold(packed)
                     bulks += of_arguments
-                payload = packed
-                if inputs or plan_options is not NO_OPTIONS:
-                    plan = Plan(payload, bulks, inputs, uses, keep, plan_options, options)
-                    plan.take(runtime.hold)
-                elif keep:
-                    payload = KEEP + payload
+                if (
+                    inputs
+                    or uses
+                    or bulks
+                    or keep
+                    or plan_options is not NO_OPTIONS
+                    or options is not PLAIN
+                    or len(packed) > SMALL_BYTES_MAX
+                ):
+                    extra = Extra(
+                        options,
+                        keep=keep,
+                        retries=plan_options.retries,
+                        until=plan_options.until,
+                        lineage=plan_options.lineage,
+                        inputs=[work_of(value) for value in inputs.values()],
+                    )
+                    extra.timeout, extra.bulks, extra.uses = plan_options.timeout, bulks, uses
+                    if inputs:
+                        extra.input_values = inputs
+                        runtime.copy_inputs(extra)
                 with runtime.lock:
                     # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the
                     # fork and `schedule` needs no getpid.
                     if (
-                        runtime.room <= 0
+                        runtime.queue.room <= 0
                         or runtime.closed
-                        or not runtime.queue_bytes.fits(len(payload), bulks)
+                        or not runtime.queue.fits(len(packed), bulks)
                     ):
-                        self._wait_for_room(len(payload), bulks, options, raise_earlier)
+                        self._wait_for_room(len(packed), bulks, options, raise_earlier)
                     work = next(self._works)
                     number, name_of_fn = runtime.functions.number(fn, function, held)
                     if name is None:
                         name = name_of_fn
-                    if plan is not None:
-                        return runtime.plans.enqueue(plan, work, number, name, self._alive)
-                    return runtime.enqueue(
-                        work, number, name, payload, bulks, keep, uses, options, self._alive
-                    )
+                    return runtime.enqueue(work, number, name, packed, extra, self._alive)
             except BaseException:
                 runtime.drop(bulks)
                 raise
@@ -441,7 +462,7 @@ class ClusterCoordinator:
                     return False
         if runtime.failures:
             self._end_round()
-        return runtime.resolved == runtime.scheduled
+        return runtime.progress.resolved == runtime.progress.scheduled
 
     @property
     def failures(self) -> list[BaseException]:
@@ -554,7 +575,7 @@ class ClusterCoordinator:
         workers are not cancelled.
         """
         self._check_open()
-        return self._runtime.cancel_all()
+        return self._runtime.cancel_all(next(self._works))
 
     def workers(self) -> list[str]:
         """Return the names of the present workers, such as "worker:1". Waits until the dispatcher
@@ -728,13 +749,13 @@ class ClusterCoordinator:
     @property
     def target(self) -> str:
         """The address of the dispatcher, as "zmq://host:port"."""
-        return f"zmq://{self._runtime.address}"
+        return f"zmq://{self._runtime.target.address}"
 
     @property
     def credentials(self) -> Credentials:
         """The paths of the secrets for the dispatcher. The data service uses them when a
         coordinator is passed as its address."""
-        return self._runtime.credentials
+        return self._runtime.target.credentials
 
     def close(self) -> None:
         """Cancel all work, kill running functions and disconnect. Idempotent. Never raises. Has no
@@ -750,10 +771,10 @@ class ClusterCoordinator:
 
     def __repr__(self) -> str:
         runtime = self._runtime
-        state = f"{runtime.scheduled - runtime.resolved} unfinished"
+        state = f"{runtime.progress.unfinished} unfinished"
         if runtime.closed:
             state = "closed"
-        elif not runtime.machine.closures.registered:
+        elif not runtime.machine.registered:
             state += ", no dispatcher"
         elif (members := runtime.members) is not None:
             state += f", {len(members)} worker{'s' if len(members) != 1 else ''}"
@@ -781,9 +802,9 @@ class ClusterCoordinator:
         runtime = self._runtime
         self._check_open()
         while not options.detached and not runtime.has_room(nbytes, bulks):
-            idle = runtime.machine.closures.workers - (runtime.scheduled - runtime.resolved)
-            runtime.queue_bytes.warn_if_workers_idle(idle, nbytes, bulks)
-            runtime.waiting_for_room += 1
+            idle = runtime.machine.workers - (runtime.progress.unfinished)
+            runtime.queue.warn_if_workers_idle(idle, nbytes, bulks)
+            runtime.progress.waiting_for_room += 1
             try:
                 self._wait_until(
                     lambda: (
@@ -793,7 +814,7 @@ class ClusterCoordinator:
                     )
                 )
             finally:
-                runtime.waiting_for_room -= 1
+                runtime.progress.waiting_for_room -= 1
             self._check_open()
             # Check this even if the queue has room by now, because the program must see the error
             # before it schedules more work.
@@ -805,7 +826,9 @@ class ClusterCoordinator:
                     runtime.lock.acquire()
 
     def _has_ended(self) -> bool:
-        return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
+        return self._runtime.progress.resolved == self._runtime.progress.scheduled or bool(
+            self._runtime.failures
+        )
 
     def _wait_until(
         self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None
@@ -813,30 +836,30 @@ class ClusterCoordinator:
         """Wait until `ready()` is True. The caller must hold `lock`. The loss of the cluster ends
         the wait, because all work then fails."""
         runtime = self._runtime
-        runtime.waiting += 1
+        runtime.progress.waiting += 1
         try:
             while not ready():
                 left_s = left(until)
                 if left_s == 0:
-                    unfinished = runtime.scheduled - runtime.resolved
+                    unfinished = runtime.progress.unfinished
                     problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
                     raise errors.DeadlineExceededError(problem)
                 runtime.changed.wait(left_s)
         finally:
-            runtime.waiting -= 1
+            runtime.progress.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
         """End a failed round and raise its error once none of its functions can be executing. Only
         one of several threads raises it."""
         runtime = self._runtime
         with runtime.lock:
-            failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
+            failed, scheduled, before = runtime.failures.round, runtime.progress.scheduled, -1
             if failed is None:
                 return
             # Work that was scheduled while this round was ending belongs to the next round, which
             # must then end as well.
-            while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
-                before = runtime.rounds_ended
+            while before < 0 or (runtime.progress.resolved < scheduled and not runtime.closed):
+                before = runtime.progress.rounds_ended
                 runtime.end_round()
                 self._wait_until(partial(_is_over, runtime, before), until, timeout)
                 if runtime.failures.round is not failed:
@@ -905,7 +928,7 @@ class _Alive:
 
 
 def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
-    return runtime.rounds_ended > rounds or runtime.closed
+    return runtime.progress.rounds_ended > rounds or runtime.closed
 
 
 def _give_up(runtime: CoordinatorRuntime) -> None:

@@ -1,5 +1,4 @@
-"""Events of the coordinator's machine (machine.py), except those that dependencies_and_retries.py
-defines for plans."""
+"""Events of the coordinator's machine (machine.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +6,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from zmqdist.events import Heard, Ticked
-from zmqdist.scheduling.coordinator.affinity import Scheduled
-from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, ValueLost
+from zmqdist.scheduling.coordinator.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The program has scheduled these work items, in the order of their numbers."""
+
+    works: list[Work]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,7 @@ class DispatcherUp:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDown:
-    """The connection to the dispatcher is lost.
-
-    `for_good` means that the runtime will never connect again. In that case a round that is ending
-    ends at once.
-    """
-
-    for_good: bool = False
+    """The connection to the dispatcher is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class BulkArrived:
 
 @dataclass(frozen=True, slots=True)
 class KeptDropped:
-    """The program no longer needs the kept values of these work items or attempts."""
+    """The program no longer needs the kept values of these work items."""
 
     works: list[int]
 
@@ -98,18 +97,10 @@ class BulkUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptPacked:
-    """The runtime's reply to HandIn: the payload of the attempt."""
-
-    attempt: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class PackingFailed:
-    """The inputs of a scheduled plan cannot be packed, so the plan ends with this error."""
+    """The inputs of a new work item cannot be packed, so it ends with this packed error."""
 
-    work: int
+    work: Work
     error: bytes
 
 
@@ -121,20 +112,19 @@ class CoordinatorRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedFailed:
-    """All unfinished work must end with this packed error."""
+class ValueLost:
+    """The program requests a value that this attempt had computed, but its worker no longer holds
+    the value."""
 
-    error: bytes
+    work: Work
+    attempt: int
 
 
 Event: TypeAlias = (
-    Planned
-    | ValueLost
-    | AttemptPacked
+    Scheduled
     | PackingFailed
+    | ValueLost
     | CoordinatorRefused
-    | UnfinishedFailed
-    | Scheduled
     | FunctionsDefined
     | FunctionsDropped
     | ForgetRequested

@@ -14,6 +14,7 @@ from typing import Final
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime, opened
+from zmqdist.scheduling.coordinator.work import State
 from zmqdist.scheduling.shared.store import Holdings
 
 GAUGE_MS: Final = 2_000
@@ -45,15 +46,11 @@ class CoordinatorSnapshot:
       ending: whether the coordinator has requested the end of a round that may still have executing
         functions.
       rounds_ended: rounds that have ended with an error.
-      planned: plans, which are work items with inputs, retries, a timeout or a lineage. A plan
-        counts until it has ended; a plan with a lineage counts as long as its value can be used.
-      waiting_for_inputs: plans that are not handed in, because an input is pending.
-      attempts: plans that have an attempt in progress.
+      waiting_for_inputs: work items that are not submitted, because an input is pending.
+      records: the records of work items: of those that have not ended, of those whose value a worker
+        keeps or has lost, and of those that the dispatcher has yet to give up.
       held: figures of the large arguments, functions, inputs and definitions of resources that the
         coordinator holds.
-      owners: work items, without plans, for which the coordinator holds data that `held` counts.
-      values: unsettled RemoteValues.
-      called_back: unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.
       functions: functions of this coordinator that the cluster knows.
       functions_pickled: how many times a function was pickled.
@@ -75,13 +72,9 @@ class CoordinatorSnapshot:
     failed: bool
     ending: bool
     rounds_ended: int
-    planned: int
     waiting_for_inputs: int
-    attempts: int
+    records: int
     held: Holdings
-    owners: int
-    values: int
-    called_back: int
     kept: int
     functions: int
     functions_pickled: int
@@ -93,29 +86,25 @@ class CoordinatorSnapshot:
 def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
     """Return an immutable record of the coordinator's present state. Any thread may call this, even
     after the coordinator was closed."""
-    machine, plans = runtime.machine.closures, runtime.plans
+    machine = runtime.machine
     with runtime.lock:
         return CoordinatorSnapshot(
             connected=machine.registered and not runtime.closed,
             workers=machine.workers,
-            scheduled=runtime.scheduled,
-            unfinished=runtime.scheduled - runtime.resolved,
+            scheduled=runtime.progress.scheduled,
+            unfinished=runtime.progress.unfinished,
             queued=0 if runtime.closed else machine.queued + len(runtime.outbox),
-            queue_bytes=runtime.queue_bytes.held,
+            queue_bytes=runtime.queue.held,
             busy=runtime.schedule_lock.locked(),
-            waiting_for_room=runtime.waiting_for_room,
-            waiting_for_end=runtime.waiting - runtime.waiting_for_room,
+            waiting_for_room=runtime.progress.waiting_for_room,
+            waiting_for_end=runtime.progress.waiting - runtime.progress.waiting_for_room,
             failed=bool(runtime.failures),
             ending=machine.ending,
-            rounds_ended=runtime.rounds_ended,
-            planned=len(plans) + len(plans.planned),
-            waiting_for_inputs=runtime.machine.plans.waiting,
-            attempts=len(runtime.machine.plans.attempts),
+            rounds_ended=runtime.progress.rounds_ended,
+            waiting_for_inputs=machine.waiting,
+            records=len(machine.works) + len(runtime.outbox),
             held=runtime.store.holdings,
-            owners=len(runtime.held_by_work),
-            values=len(runtime.values),
-            called_back=len(runtime.with_callbacks),
-            kept=machine.kept,
+            kept=sum(work.state is State.KEPT for work in list(machine.works.values())),
             functions=len(runtime.functions),
             functions_pickled=runtime.functions.pickles,
             resources=resources,
@@ -127,14 +116,14 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
 def _inflight(runtime: CoordinatorRuntime) -> int:
     """Return how many functions of a coordinator workers have. Only the dispatcher knows it, so it
     is asked."""
-    if not runtime.machine.closures.registered or runtime.pid != os.getpid():
+    if not runtime.machine.registered or runtime.pid != os.getpid():
         return 0
     try:
         rows = runtime.call_dispatcher("status", timeout_ms=GAUGE_MS)["coordinators"]
     except errors.OpError:  # the dispatcher is lost, and so are its queue and leases
         return 0
-    out: int = sum(row["out"] for row in rows if row["coordinator"] == runtime.number)
-    return min(out, runtime.scheduled - runtime.resolved)
+    out: int = sum(row["out"] for row in rows if row["coordinator"] == runtime.machine.coordinator)
+    return min(out, runtime.progress.unfinished)
 
 
 def _inflight_of_all() -> int:
@@ -142,6 +131,6 @@ def _inflight_of_all() -> int:
 
 
 metrics.GAUGES["queued_closures"] = lambda: max(
-    0, sum(runtime.scheduled - runtime.resolved for runtime in list(opened)) - _inflight_of_all()
+    0, sum(runtime.progress.unfinished for runtime in list(opened)) - _inflight_of_all()
 )
 metrics.GAUGES["inflight_closures"] = _inflight_of_all

@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from zmqdist.batches import split
 from zmqdist.events import Send
+from zmqdist.messages import Submit
 from zmqdist.scheduling.coordinator.affinity import MembersChanged
-from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn, Recomputed
+from zmqdist.scheduling.coordinator.options import WorkOptions
+from zmqdist.scheduling.coordinator.work import Work
 
 
-class KeptAt(NamedTuple):
-    """The value of an attempt, which the worker of the attempt keeps. `lineage` says whether the
-    value is recomputed when it is lost."""
+@dataclass(frozen=True, slots=True)
+class SubmitWork:
+    """Submit these work items, which have the same options, to the dispatcher, each with its
+    present `attempt` and its payload."""
 
-    attempt: int
-    reference: bytes
-    lineage: bool
+    round: int
+    works: list[Work]
+    options: WorkOptions
+
+    def messages(self, pack: Callable[[Work], bytes]) -> Iterator[Submit]:
+        """Yield the messages, each of limited size. `pack` returns the payload of a work item."""
+        items = [
+            (work.number, work.attempt, len(work.lost_starts), work.function, pack(work))
+            for work in self.works
+        ]
+        for part in split(items):
+            yield Submit(self.round, part, *self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """These work items have ended: (work, kind, payload).
+    """These work items have ended: (work, kind, payload). If a work item has a `kind` already, its
+    lost value was recomputed, or is lost for good.
 
-    The payload depends on the kind. For KEPT it is the reference to the value, or a KeptAt if the
-    work is a plan. For LOST it is the tuple of lost starts, each a LostStart. For INPUT_FAILED it
-    is the number of the failed input. For UNAVAILABLE it is the reason, as encoded text. For any
-    other kind it is the payload of the outcome, which is empty for CANCELLED and TIMED_OUT.
+    The payload depends on the kind. For KEPT it is a KeptAt, for LOST the tuple of lost starts, each
+    a LostStart, for INPUT_FAILED the number of the failed input, for UNAVAILABLE the reason, as
+    encoded text. For any other kind it is the payload of the outcome, which is empty for CANCELLED
+    and TIMED_OUT.
 
     Attributes:
       failures: the items that fail their round.
-      detached: the items that belong to no round.
     """
 
-    items: list[tuple[int, int, Any]]
-    failures: Collection[int] = ()
-    detached: Collection[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """A plan that had succeeded has a recomputed value, or has lost its value for good. Kind and
-    payload are as in Resolve."""
-
-    work: int
-    kind: int
-    payload: Any
+    items: list[tuple[Work, int, Any]]
+    failures: Collection[Work] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """Store an input, which is now available, for the plans that wait for it. The payload is its
-    packed result or the reference to it."""
+    """Store an input, whose packed value is in this process now, for the work items that wait for
+    it."""
 
-    work: int
+    work: Work
     payload: Any
-    plans: Sequence[int]
+    dependents: Sequence[Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Wake the threads that wait for the lost value of this work item: it is there, or never will
+    be."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Release the data that was held to recompute the value of this work item."""
+
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,7 @@ class Fetch:
     """The runtime must fetch a bulk result, and then pass BulkArrived or BulkUnreachable to the
     machine."""
 
-    work: int
+    work: Work
     attempt: int
     reference: bytes
 
@@ -101,10 +118,9 @@ class WorkBegun:
 
 Effect: TypeAlias = (
     Send
+    | SubmitWork
     | Resolve
-    | Replace
     | KeepInput
-    | HandIn
     | Recomputed
     | Free
     | Fetch

@@ -31,11 +31,11 @@ def hear_of_new_workers(runtime: CoordinatorRuntime) -> None:
         return
     registered = {row["name"] for row in rows if row["state"] == "alive"}
     with runtime.lock:
-        runtime.waiting += 1
+        runtime.progress.waiting += 1
         try:
             runtime.changed.wait_for(lambda: registered <= (runtime.members or {}).keys(), NEWS_S)
         finally:
-            runtime.waiting -= 1
+            runtime.progress.waiting -= 1
 
 
 def run_on(
@@ -72,11 +72,11 @@ def run_on(
         for name in workers:
             values[name] = submit(name)
         with runtime.lock:
-            runtime.waiting += 1
+            runtime.progress.waiting += 1
             try:
                 runtime.changed.wait_for(have_ended, left(until))
             finally:
-                runtime.waiting -= 1
+                runtime.progress.waiting -= 1
         for name, value in values.items():
             if name in lost:
                 failures[name] = errors.UnavailableError(

@@ -38,7 +38,6 @@ from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import (
     RemoteValue,
@@ -48,6 +47,7 @@ from zmqdist.scheduling.coordinator.remote_value import (
     settle_at_end,
     take_back,
 )
+from zmqdist.scheduling.coordinator.work import LOST, UNAVAILABLE
 from zmqdist.wire import trusted
 
 T = TypeVar("T")
@@ -438,7 +438,7 @@ class _Coordinator(ClusterCoordinator):
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
         """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list
         of work numbers."""
-        self._runtime.on_begun = fn
+        self._runtime.listeners.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Pickle the function once, in a form that `schedule` accepts any number of times. Raises

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from zmqdist import errors, limits, messages
-from zmqdist.scheduling.coordinator import dependencies_and_retries as ends
+from zmqdist.scheduling.coordinator import work as ends
 from zmqdist.wire import results, trusted
 
 log = logging.getLogger("zmqdist.coordinator")

@@ -45,15 +45,16 @@ class FunctionSnapshot:
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle a function in its present state. Raises the errors that
         `ClusterCoordinator.schedule` raises for such a function."""
+        packing = runtime.packing
         with runtime.schedule_lock:
-            runtime.packing_thread = get_ident()
+            packing.thread = get_ident()
             try:
                 packed = runtime.functions.pickled(fn)
             except InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing_thread = None
-                uses, inputs, runtime.uses, runtime.inputs = runtime.uses, runtime.inputs, [], {}
+                packing.thread = None
+                uses, inputs, packing.uses, packing.inputs = packing.uses, packing.inputs, [], {}
             blob, bulks = runtime.hold(packed) if isinstance(packed, list) else (packed, [])
             return cls(runtime, fn, blob, bulks, uses, inputs)
 
@@ -64,8 +65,8 @@ class FunctionSnapshot:
         """Have one more work item use this function. Add the captured resources and inputs to those
         of the work item's arguments, and count one more use of the held pickle. The caller must
         free this use with the work item. Return the blob, and its numbers in the store."""
-        self.runtime.uses += self.uses
-        self.runtime.inputs.update(self.inputs)
+        self.runtime.packing.uses += self.uses
+        self.runtime.packing.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)
 

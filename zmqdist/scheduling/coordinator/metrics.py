@@ -22,7 +22,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -133,30 +133,6 @@ def record(name: str, seconds: float) -> None:
     """Add a duration to a histogram, if figures are recorded."""
     if enable_metrics:
         HISTOGRAMS[name].add(seconds)
-
-
-class Executions:
-    """The times at which one coordinator's unfinished work items were scheduled. Any thread may
-    call the methods."""
-
-    def __init__(self) -> None:
-        self._began: dict[int, float] = {}
-
-    def begin(self, work: int) -> None:
-        """Record that a work item was scheduled."""
-        if enable_metrics:
-            self._began[work] = time.perf_counter()
-
-    def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record how long each of these work items took. `items` are tuples (work, kind,
-        payload).
-        """
-        if self._began:
-            now = time.perf_counter()
-            for work, _, _ in items:
-                began = self._began.pop(work, None)
-                if began is not None:
-                    HISTOGRAMS["closure_execution"].add(now - began)
 
 
 def monitored_timer(

@@ -27,6 +27,7 @@ from zmqdist.scheduling.coordinator.remote_value import (
     RemoteValueStatus,
 )
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
+from zmqdist.scheduling.coordinator.work import Work
 from zmqdist.scheduling.shared import datasets
 from zmqdist.scheduling.shared import resources as at_worker
 from zmqdist.scheduling.shared.resources import DATASET, ITERATOR, RESOURCE
@@ -43,7 +44,8 @@ class ResourceValue(RemoteValue):
     __slots__ = ("_index", "_resource")
 
     def __init__(self, resource: Resource, index: int) -> None:
-        super().__init__(resource.owner.runtime, 0, f"{resource.name} at worker:{index}")
+        work = Work(0, 0, f"{resource.name} at worker:{index}", b"")
+        super().__init__(resource.owner.runtime, work)
         self._resource = resource
         self._index = index
 
@@ -242,11 +244,11 @@ class PerWorkerValues:
         if resource is None:
             return at_worker.slice_of, (self._fixed_values,)
         runtime = resource.owner.runtime
-        if runtime.packing_thread != get_ident():
+        if runtime.packing.thread != get_ident():
             raise RemoteValueNotAllowed(
                 f"{resource.name} is for functions that are scheduled by its own coordinator"
             )
-        runtime.uses.append(resource)
+        runtime.packing.uses.append(resource)
         return resource.call
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from zmqdist import limits
+from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
@@ -60,24 +61,27 @@ def checked_bytes_max(bytes_max: int | None) -> int:
     return bytes_max
 
 
-class QueueBytes:
-    """The bytes of arguments that one coordinator holds for unfinished work.
+class QueueBounds:
+    """The bounds of one coordinator's queue, and the bytes of arguments that it holds for unfinished
+    work.
 
     Args:
+      works_max: the bound of the number of work items that wait, which its user checks.
       bytes_max: the bound; 0 means no bound.
       size_of: returns the bytes of the large part with this number in the coordinator's store.
 
     Attributes:
-      held: the bytes counted now. Invariant: the sum of the packed bytes in `works` and of the
-        sizes of all parts, each part once.
-      works: work number -> (number of packed bytes, parts), for each counted work item.
+      room: the number of work items that may be handed in before it must be counted again.
+      held: the bytes counted now: the packed bytes of all counted work, and the sizes of all its
+        parts, each part once.
     """
 
-    def __init__(self, bytes_max: int, size_of: Callable[[int], int]) -> None:
+    def __init__(self, works_max: int, bytes_max: int, size_of: Callable[[int], int]) -> None:
+        self.works_max = works_max
+        self.room = 0
         self.bytes_max = bytes_max
         self.held = 0
         self._size_of = size_of
-        self.works: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._parts: dict[int, tuple[int, int]] = {}
         """The size of each part, and the number of counted work items that share the part: part ->
         (size, count)."""
@@ -95,19 +99,21 @@ class QueueBytes:
         would increase `held`."""
         return nbytes + sum(self._size_of(part) for part in set(parts) if part not in self._parts)
 
-    def begin(self, work: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Add a scheduled work item to the count."""
+    def begin(self, extra: Extra, nbytes: int, parts: Sequence[int]) -> None:
+        """Count a scheduled work item, unless it is small."""
         if nbytes <= SMALL_BYTES_MAX and not parts:
             return
         self.held += self.needed(nbytes, parts)
         for part in parts:
             size, users = self._parts.get(part) or (self._size_of(part), 0)
             self._parts[part] = size, users + 1
-        self.works[work] = nbytes, tuple(parts)
+        extra.counted = nbytes, tuple(parts)
 
-    def end(self, work: int) -> None:
+    def end(self, extra: Extra) -> None:
         """Remove a work item that has ended from the count, if it is counted."""
-        nbytes, parts = self.works.pop(work, (0, ()))
+        if extra.counted is None:
+            return
+        (nbytes, parts), extra.counted = extra.counted, None
         self.held -= nbytes
         for part in parts:
             size, users = self._parts[part]
@@ -116,8 +122,6 @@ class QueueBytes:
             else:
                 del self._parts[part]
                 self.held -= size
-        if not self.works:
-            self.works = {}  # a new dict takes less memory, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
         """Log that `schedule` waits because of `bytes_max` although `idle` workers have no work.
@@ -135,7 +139,3 @@ class QueueBytes:
             self.needed(nbytes, parts),
             self.bytes_max,
         )
-
-    def clear(self) -> None:
-        """Remove all work from the count."""
-        self.works, self._parts, self.held = {}, {}, 0

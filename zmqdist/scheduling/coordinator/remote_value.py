@@ -11,8 +11,8 @@ import enum
 import os
 import threading
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,12 +22,11 @@ from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
 from zmqdist.clock import deadline, left, seconds
 from zmqdist.messages import CANCELLED, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.coordinator_events import Event
-from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
+from zmqdist.scheduling.coordinator.coordinator_events import Event, ValueLost
+from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
-from zmqdist.scheduling.coordinator.result_form import ResultForm
-from zmqdist.scheduling.coordinator.work_names import WorkNames, label
+from zmqdist.scheduling.coordinator.work import KeptAt, Work
 from zmqdist.scheduling.shared import remote_results
 from zmqdist.wire import results, trusted
 
@@ -41,9 +40,6 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 _NOTHING: Any = object()
-
-Registered: TypeAlias = "Sequence[tuple[Callbacks, Callable[[RemoteValue], object]]]"
-"""Callbacks, each with the thread that calls it."""
 
 
 class RemoteValueStatus(enum.Enum):
@@ -59,21 +55,37 @@ class RemoteValueStatus(enum.Enum):
     READY = "READY"
 
 
+class Packing:
+    """What the thread that packs arguments tells the objects in them, and learns from them.
+
+    Attributes:
+      mark: the bytes before each payload (`ResultForm.mark`).
+      unpacking: held while a result is unpacked, so that each result is unpacked once.
+      thread: the thread that is packing arguments, or None.
+      uses: the resources and kept values found in these arguments.
+      inputs: the RemoteValues found in these arguments, by work number.
+      by_reference: whether each RemoteValue is packed as a reference to its kept value, because the
+        packed call cannot wait for inputs.
+    """
+
+    def __init__(self, mark: bytes) -> None:
+        self.mark = mark
+        self.unpacking = threading.RLock()
+        self.thread: int | None = None
+        self.uses: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
+
+
 class ValueOwner(Protocol):
     """The attributes and methods of the coordinator's runtime that a RemoteValue uses. runtime.py
     documents them."""
 
     pid: int
     closed: bool
-    packing_thread: int | None
-    by_reference: bool
-    form: ResultForm
-    uses: list[Any]
-    inputs: dict[int, RemoteValue]
-    lost_values: dict[int, RemoteValue]
-    names: WorkNames
+    packing: Packing
+    target: Target
     lock: threading.Lock
-    unpacking: threading.RLock
     failures: Failures
     callbacks: Callbacks
     settling: Callbacks
@@ -82,8 +94,6 @@ class ValueOwner(Protocol):
     def cancel(self, work: int) -> None: ...
 
     def take_back(self, work: int) -> None: ...
-
-    def keep(self, value: RemoteValue) -> None: ...
 
     def release_kept(self, work: int) -> None: ...
 
@@ -111,35 +121,31 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     >>> value = coordinator.submit(pow, 2, 10)
     >>> value.result(timeout=20), value
     (1024, <RemoteValue of builtins.pow: ready>)
-
-    Attributes:
-      name: the name of the function, or the `name` of its options.
-      work: the number of the function's work item, unique in its coordinator.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_alive",
-        "_callbacks",
-        "_kind",
-        "_owner",
-        "_payload",
-        "_value",
-        "_waiters",
-        "name",
-        "work",
-    )
+    __slots__ = ("__weakref__", "_owner", "_value", "_work")
 
-    def __init__(self, owner: ValueOwner, work: int, name: str, alive: object = None) -> None:
+    def __init__(self, owner: ValueOwner, work: Work) -> None:
+        self._work = work
         self._owner = owner
-        self._alive = alive  # this reference keeps the coordinator open while this value is pending
-        self.work = work
-        self.name = name
-        self._kind: int | None = None
-        self._payload: Any = None
         self._value: T_co = _NOTHING
-        self._waiters: list[Any] | None = None
-        self._callbacks: list[tuple[Callbacks, Callable[[RemoteValue], object]]] | None = None
+
+    def __del__(self) -> None:
+        work = self._work
+        work.alive = None
+        # after `alive`, because the loop sets `kind` before it reads `alive`
+        if work.kind == KEPT:
+            self._owner.release_kept(work.number)
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or the `name` of its options."""
+        return self._work.name
+
+    @property
+    def work(self) -> int:
+        """The number of the function's work item, unique in its coordinator."""
+        return self._work.number
 
     def __repr__(self) -> str:
         states = {
@@ -148,33 +154,33 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             KEPT: "kept by its worker",
             CANCELLED: "cancelled",
         }
-        state = states.get(self._kind, "failed")
+        state = states.get(self._work.kind, "failed")
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
         """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the
         value in its place."""
-        if self._owner.packing_thread != get_ident():
+        if self._owner.packing.thread != get_ident():
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: give them "
                 "its result()"
             )
-        if not self._owner.by_reference:
-            self._owner.inputs[self.work] = self
+        if not self._owner.packing.by_reference:
+            self._owner.packing.inputs[self.work] = self
             return remote_results.input_value, (self.work, self.name)
-        if self._kind != KEPT:
+        if self._work.kind != KEPT:
             raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: give "
                 "them its result()"
             )
-        self._owner.uses.append(self._payload)
-        return remote_results.kept_value, (self._payload.encoded, self.name)
+        self._owner.packing.uses.append(self)
+        return remote_results.kept_value, (self._work.outcome.reference, self.name)
 
     @property
     def status(self) -> RemoteValueStatus:
         """READY once the function has ended, even with an error. Only values of per-worker
         resources are ever ABORTED."""
-        return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
+        return RemoteValueStatus.NOT_READY if self._work.kind is None else RemoteValueStatus.READY
 
     # -- getting the result ------------------------------------------------------------------------
 
@@ -211,18 +217,18 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             single crash of a worker raises nothing, because the function then runs again.
         """
         timeout = seconds(timeout)
-        if self._kind is None:
+        if self._work.kind is None:
             self._wait(timeout)
-        if self._kind != VALUE:
+        if self._work.kind != VALUE:
             return self._get_kept(timeout)
         if self._value is _NOTHING:
-            with self._owner.unpacking:
+            with self._owner.packing.unpacking:
                 if self._value is _NOTHING:
                     with metrics.monitored_timer("remote_value_fetch"):
                         self._value = results.unpack(
-                            self._payload, safe_only=self._owner.form.safe_only
+                            self._work.outcome, safe_only=self._owner.target.form.safe_only
                         )
-                    self._payload = None
+                    self._work.outcome = None
         return self._value
 
     get = result
@@ -230,26 +236,26 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def _get_kept(self, timeout: float | None) -> T_co:
         until = deadline(timeout)
         while self._value is _NOTHING:
-            held = self._payload
-            if not isinstance(held, Kept):
+            held = self._work.outcome
+            if not isinstance(held, KeptAt):
                 raise self._error()
             if is_forked(self):
                 problem = f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.result_fetcher.fetch_kept(held.encoded, self.name)
+                    value = self._owner.result_fetcher.fetch_kept(held.reference, self.name)
             except errors.UnavailableError:
                 if not held.lineage or not self._wait_for_recomputation(held, until, timeout):
                     raise
                 continue
-            with self._owner.unpacking:
+            with self._owner.packing.unpacking:
                 if self._value is _NOTHING:  # no other thread has fetched the value meanwhile
                     self._value = value
         return self._value
 
     def _wait_for_recomputation(
-        self, lost: Kept, until: float | None, timeout: float | None
+        self, lost: KeptAt, until: float | None, timeout: float | None
     ) -> bool:
         """Wait until a lost value has been recomputed or has failed. Return False if it remains
         lost, as when the coordinator closes."""
@@ -258,18 +264,17 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         with self._owner.lock:
             if self._owner.closed:
                 return False
-            if self._payload is not lost:
+            if self._work.outcome is not lost:
                 return True
-            self._waiters = [*(self._waiters or ()), waiter]
-            self._owner.lost_values[self.work] = self
-        self._owner.post_event(ValueLost(self.work, lost.work))
+            self._add_waiter(waiter)
+        self._owner.post_event(ValueLost(self._work, lost.attempt))
         if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
             forget_waiter(self, waiter)
             problem = (
                 f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
             )
             raise errors.DeadlineExceededError(problem)
-        return self._payload is not lost
+        return self._work.outcome is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Return the result as `result` does, but replace tensors by arrays, as TensorFlow does.
@@ -294,7 +299,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         >>> value.result(), value.done()
         (3, True)
         """
-        return self._kind is not None
+        return self._work.kind is not None
 
     def cancelled(self) -> bool:
         """Return whether the function has ended with a CancelledError. Does not wait. False while a
@@ -304,7 +309,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         >>> value.result(), value.cancelled()
         (3, False)
         """
-        return self._kind == CANCELLED
+        return self._work.kind == CANCELLED
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until the function has ended, and return its error, or None after success. Raises
@@ -318,7 +323,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         still holds the value.
         """
         self._wait(seconds(timeout))
-        return None if self._kind in (VALUE, KEPT) else self._error()
+        return None if self._work.kind in (VALUE, KEPT) else self._error()
 
     def cancel(self) -> bool:
         """Request the cancellation of the function. Does not wait.
@@ -334,7 +339,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
           False if the function has ended already, otherwise True. After True, `result` may still
           return a result that was already on its way.
         """
-        if self._kind is not None:
+        if self._work.kind is not None:
             return False
         self._owner.cancel(self.work)
         return True
@@ -356,17 +361,21 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._call_at_end(self._owner.callbacks, fn)
 
     def _call_at_end(self, thread: Callbacks, fn: Callable[[RemoteValue], object]) -> None:
-        if self._kind is None:
+        if self._work.kind is None:
             _check_not_forked(self)
         thread.start()
         with self._owner.lock:
-            if self._kind is None:
-                if self._callbacks is None:
-                    self._callbacks = []
-                    self._owner.keep(self)
-                self._callbacks.append((thread, fn))
+            if self._work.kind is None:
+                self._add_waiter(_Callback(thread, fn, self))
                 return
         thread.put(fn, self)
+
+    def _add_waiter(self, waiter: Any) -> None:
+        """Have `waiter.release()` called when the function has ended, or its lost value was
+        recomputed. The caller holds the lock."""
+        if self._work.waiters is None:
+            self._work.waiters = []
+        self._work.waiters.append(waiter)
 
     def __await__(self) -> Generator[Any, None, T_co]:
         # imported here, because asyncio is slow to import, and most programs do not await values
@@ -388,7 +397,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         settle_at_end(self, ended)
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
-        if self._kind == KEPT and self._value is _NOTHING:
+        if self._work.kind == KEPT and self._value is _NOTHING:
             return (yield from loop.run_in_executor(None, self.result))
         return self.result()
 
@@ -416,11 +425,13 @@ class RemoteValue(NotAFuture, Generic[T_co]):
 
     def _packed(self) -> Any:
         return (
-            results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
+            results.pack(self._value)
+            if self._owner.target.form.safe_only
+            else trusted.pack(self._value)
         )
 
     def _wait(self, timeout: float | None) -> None:
-        if self._kind is not None:
+        if self._work.kind is not None:
             return
         _check_not_forked(self)
         waiter = allocate_lock()
@@ -428,9 +439,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         with self._owner.lock:
             if self.done():
                 return
-            if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(waiter)
+            self._add_waiter(waiter)
         if timeout is None:
             waiter.acquire()
         elif not waiter.acquire(True, timeout):
@@ -441,34 +450,11 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def _error(self) -> BaseException:
         """Return the error of the function, and note that the program has seen it."""
         self._owner.failures.mark_seen(self.work)
-        return Failure(self._kind, self._payload, self.name, self._owner.form.safe_only)()
+        kind, outcome = self._work.kind, self._work.outcome
+        return Failure(kind, outcome, self.name, self._owner.target.form.safe_only)()
 
 
 # -- for other parts of the coordinator ------------------------------------------------------------
-
-
-def settle(value: RemoteValue, kind: int, payload: Any) -> Registered | None:
-    """Set the outcome of the function, and return its callbacks, which the caller must call. None
-    means no callbacks.
-
-    The coordinator's loop calls this, and `wake`, with the coordinator's lock held.
-    """
-    value._payload = payload
-    value._kind = kind
-    if kind == KEPT:
-        payload.name = label(value.name, value.work)
-    else:
-        value._alive = None
-    if value._waiters is not None:
-        wake(value)
-    return value._callbacks
-
-
-def wake(value: RemoteValue) -> None:
-    """Release all waiting threads, so that they check the value's state again."""
-    waiters, value._waiters = value._waiters, None
-    for waiter in waiters or ():
-        waiter.release()
 
 
 def settle_at_end(value: RemoteValue, fn: Callable[[RemoteValue], object]) -> None:
@@ -487,11 +473,11 @@ def release_at_end(value: RemoteValue, waiter: Any) -> None:
     if type(value) is not RemoteValue:  # the value of a resource, which is built again and again
         settle_at_end(value, lambda _: waiter.release())
         return
-    if value._kind is None:
+    if value._work.kind is None:
         _check_not_forked(value)
     with value._owner.lock:
-        if value._kind is None:
-            value._waiters = [*(value._waiters or ()), waiter]
+        if value._work.kind is None:
+            value._add_waiter(waiter)
             return
     waiter.release()
 
@@ -499,8 +485,9 @@ def release_at_end(value: RemoteValue, waiter: Any) -> None:
 def forget_waiter(value: RemoteValue, waiter: Any) -> None:
     """Do not release this waiter when the function ends."""
     with value._owner.lock:
-        if value._waiters is not None and waiter in value._waiters:
-            value._waiters.remove(waiter)
+        waiters = value._work.waiters
+        if waiters is not None and waiter in waiters:
+            waiters.remove(waiter)
 
 
 def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
@@ -511,9 +498,9 @@ def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
     Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be
     packed any more.
     """
-    if value._kind == VALUE:
-        with value._owner.unpacking:
-            take(value._payload if value._value is _NOTHING else value._packed())
+    if value._work.kind == VALUE:
+        with value._owner.packing.unpacking:
+            take(value._work.outcome if value._value is _NOTHING else value._packed())
 
 
 def take_back(value: RemoteValue) -> None:
@@ -539,31 +526,27 @@ def _check_not_forked(value: RemoteValue) -> None:
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
     """Return the outcome of the function of a RemoteValue, as (kind, payload). The kind is None
     until the function has ended."""
-    return value._kind, value._payload
+    return value._work.kind, value._work.outcome
 
 
-class Kept:
-    """A value that its worker keeps until this object is garbage-collected.
+class _Callback:
+    """A waiter whose `release` has a thread call a function with the RemoteValue, which it keeps
+    alive."""
 
-    Attributes:
-      work: the number of the work item, or of the attempt, that computed the value.
-      encoded: the reference to the value.
-      lineage: whether the value is recomputed when it is lost.
-      name: the label of the RemoteValue, set when the RemoteValue is settled.
-    """
+    __slots__ = ("_fn", "_thread", "_value")
 
-    __slots__ = ("__weakref__", "_owner", "encoded", "lineage", "name", "work")
+    def __init__(
+        self, thread: Callbacks, fn: Callable[[RemoteValue], object], value: RemoteValue
+    ) -> None:
+        self._thread, self._fn, self._value = thread, fn, value
 
-    def __init__(self, owner: ValueOwner, work: int, encoded: bytes, lineage: bool = False) -> None:
-        self._owner = owner
-        self.work = work
-        self.encoded = encoded
-        self.lineage = lineage
-        self.name = ""
-        owner.names.kept[work] = self
+    def release(self) -> None:
+        self._thread.put(self._fn, self._value)
 
-    def __del__(self) -> None:
-        self._owner.release_kept(self.work)
+
+def work_of(value: RemoteValue) -> Work:
+    """Return the record of the function's work item."""
+    return value._work
 
 
 class RemoteValueNotAllowed(ValueError):

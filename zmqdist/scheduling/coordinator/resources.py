@@ -27,8 +27,10 @@ from weakref import ref
 
 from zmqdist import errors, limits
 from zmqdist.messages import SAID_GOODBYE
-from zmqdist.scheduling.coordinator.affinity import Joined, Left, WorkOptions
+from zmqdist.scheduling.coordinator.affinity import Joined, Left
+from zmqdist.scheduling.coordinator.options import WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
+from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.scheduling.shared import resources as at_worker
 from zmqdist.wire import trusted
 
@@ -129,7 +131,7 @@ class Resource:
         """The call that represents this resource in a pickle, so that a worker that unpickles the
         call gets its own value."""
         arguments = (
-            self.owner.runtime.number,
+            self.owner.runtime.machine.coordinator,
             self.number,
             self.kind,
             self.definition.encoded,
@@ -172,7 +174,7 @@ class Resources:
         self._lost: dict[int, str] = {}
         """The reasons why workers are missing, by worker index."""
         self._watching = False
-        runtime.names.of_resources = self.names
+        runtime.listeners.names_of_resources = self.names
 
     def names(self) -> list[str]:
         """Return the names of all resources, for drain reports."""
@@ -230,14 +232,14 @@ class Resources:
         """
         runtime = self.runtime
         with runtime.schedule_lock:
-            runtime.packing_thread, runtime.by_reference = get_ident(), True
+            runtime.packing.thread, runtime.packing.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing_thread, runtime.by_reference = None, False
-                uses, runtime.uses = runtime.uses, []
+                runtime.packing.thread, runtime.packing.by_reference = None, False
+                uses, runtime.packing.uses = runtime.packing.uses, []
         return Definition(self, name, packed, uses)
 
     def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
@@ -345,10 +347,9 @@ class Resources:
         assert isinstance(payload, bytes), "a large definition is represented by a reference"
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])
-        options = WorkOptions(f"worker:{index}", 0, True)
-        return self.runtime.enqueue(
-            work, number, resource.name, payload, [], False, [resource], options
-        )
+        extra = Extra(WorkOptions(f"worker:{index}", 0, True))
+        extra.uses = [resource]
+        return self.runtime.enqueue(work, number, resource.name, payload, extra, True)
 
 
 def _index(worker: str) -> int:

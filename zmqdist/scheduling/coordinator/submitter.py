@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 
 from zmqdist.clock import deadline
-from zmqdist.scheduling.coordinator.affinity import WorkOptions
 from zmqdist.scheduling.coordinator.every_worker import hear_of_new_workers, run_on
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
+from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
-from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, PlanOptions
 from zmqdist.wire.trusted import describe
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from zmqdist import limits
-from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 
@@ -20,7 +20,7 @@ class UnreachableLog:
     """Logs and describes what a cluster lacks: a dispatcher or workers. The loop calls `watch`. Any
     thread may read `description`."""
 
-    def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
+    def __init__(self, loop: Loop, machine: CoordinatorMachine, dealer: DealerConnection) -> None:
         self._loop = loop
         self._machine = machine
         self._dealer = dealer

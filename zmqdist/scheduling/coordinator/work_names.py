@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakValueDictionary
+from collections.abc import Mapping
 
 from zmqdist.limits import DESCRIBED_WORKS_MAX
-from zmqdist.messages import DescribeWork, WorkDescribed
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.messages import KEPT, DescribeWork, WorkDescribed
+from zmqdist.scheduling.coordinator.work import Work
 
 
-class NamedKept(Protocol):
-    """The attributes of a Kept (remote_value.py) that WorkNames reads."""
-
-    name: str
-    lineage: bool
-
-
-class NamedValue(Protocol):
-    """The attributes of a RemoteValue that WorkNames reads."""
-
-    name: str
-    work: int
-
-
-class NamedWork(Protocol):
-    """The attributes of the coordinator's runtime (runtime.py) that WorkNames reads."""
-
-    machine: CoordinatorMachine
-
-    @property
-    def values(self) -> Mapping[int, Callable[[], NamedValue | None]]: ...
-
-
-class WorkNames:
-    """The names of one coordinator's work and resources.
-
-    Attributes:
-      kept: the values that workers keep, by the number of the work item or attempt.
-      of_resources: returns the names of the per-worker resources.
-    """
-
-    def __init__(self, owner: NamedWork) -> None:
-        self.kept: WeakValueDictionary[int, NamedKept] = WeakValueDictionary()
-        self.of_resources: Callable[[], list[str]] = list
-        self._owner = owner
-
-    def described(self, question: DescribeWork) -> WorkDescribed:
-        """Return the reply to a DescribeWork, with names such as "sum-12": function and work
-        number. The loop's thread calls this."""
-        works: list[tuple[int, str, bool]] = []
-        for number in question.works[:DESCRIBED_WORKS_MAX]:
-            kept, reference = (
-                self.kept.get(number),
-                self._owner.values.get(self._owner.machine.user_of(number)),
-            )
-            value = None if reference is None else reference()
-            if kept is not None:
-                works.append((number, kept.name, kept.lineage))
-            elif value is not None:
-                works.append((number, label(value.name, value.work), False))
-        return WorkDescribed(question.request, works, self.of_resources())
+def described(
+    question: DescribeWork, works: Mapping[int, Work], resources: list[str]
+) -> WorkDescribed:
+    """Return the reply to a DescribeWork, with names such as "sum-12": function and work number.
+    Work that the program no longer needs is left out."""
+    items: list[tuple[int, str, bool]] = []
+    for number in question.works[:DESCRIBED_WORKS_MAX]:
+        work = works.get(number)
+        if work is not None and work.alive is not None:
+            lineage = work.kind == KEPT and work.outcome.lineage
+            items.append((number, label(work.name, number), lineage))
+    return WorkDescribed(question.request, items, resources)
 
 
 def label(name: str, work: int) -> str:

@@ -71,6 +71,7 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
     CANCELLED,
+    SUBMISSION_SHIFT,
     AbortLeases,
     Begun,
     CancelWork,
@@ -260,7 +261,7 @@ class Dispatch:
         return []
 
     def cancel_work(self, session: CoordinatorSession, message: CancelWork) -> list[Send]:
-        wanted = set(message.works)
+        wanted = {(work, attempt >> SUBMISSION_SHIFT) for work, attempt in message.works}
         results: list[Result] = []
         for part in session.with_detached:
             results += [
@@ -271,16 +272,18 @@ class Dispatch:
             return effects + self._cancel_unbegun(session, wanted)
         parts = session.with_detached
         for part in parts:
-            for (work, _), (load, number) in part.held.items():
-                if work in wanted:
+            for (work, attempt), (load, number) in part.held.items():
+                if (work, attempt >> SUBMISSION_SHIFT) in wanted:
                     # The coordinator may still receive this result. If the worker is lost first,
                     # this mark prevents a new run of the work.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
-            lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
+            lambda lease: lease.session in parts and lease.submission in wanted, message.grace_s
         )
 
-    def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
+    def _cancel_unbegun(
+        self, session: CoordinatorSession, wanted: set[tuple[int, int]]
+    ) -> list[Send]:
         """Request back `wanted` work that has not begun. Report the rest as begun (P17), including
         all of it at a worker that is away."""
         effects: list[Send] = []
@@ -288,7 +291,11 @@ class Dispatch:
             steal: list[int] = []
             begun: list[Lease] = []
             for number, lease in load.leases.items():
-                if lease.session is not session or lease.work not in wanted or lease.cancelled:
+                if (
+                    lease.session is not session
+                    or lease.submission not in wanted
+                    or lease.cancelled
+                ):
                     continue
                 lease.cancelled_unless_begun = load.reachable and not lease.started
                 if lease.cancelled_unless_begun:
@@ -699,9 +706,9 @@ def _free_results(by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
 
 
 def _report_begun(leases: Iterable[Lease]) -> list[Send]:
-    by_session: dict[CoordinatorSession, list[int]] = {}
+    by_session: dict[CoordinatorSession, list[tuple[int, int]]] = {}
     for lease in leases:
-        by_session.setdefault(lease.session, []).append(lease.work)
+        by_session.setdefault(lease.session, []).append((lease.work, lease.attempt))
     return [
         Send(session.peer, Begun(works))
         for session, works in by_session.items()

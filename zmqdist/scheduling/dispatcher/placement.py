@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from zmqdist.batches import split
 from zmqdist.events import Send
-from zmqdist.messages import Assign, Item, Leased, StealRequest
+from zmqdist.messages import SUBMISSION_SHIFT, Assign, Item, Leased, StealRequest
 from zmqdist.scheduling.dispatcher.records import (
     CoordinatorSession,
     Handout,
@@ -124,17 +124,25 @@ class Placement:
         self._count(queue, 1)
         self._add_ready(queue)
 
-    def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Remove the work items with these numbers that still wait, and return them."""
+    def take_out(
+        self, session: CoordinatorSession, submissions: set[tuple[int, int]]
+    ) -> list[Item]:
+        """Remove the work items of these submissions (`Lease.submission`) that still wait, and
+        return them."""
         taken: list[Item] = []
+        works = {work for work, _ in submissions}  # millions may wait, so the cheap check is first
+
+        def is_wanted(item: Item) -> bool:
+            return item[0] in works and (item[0], item[1] >> SUBMISSION_SHIFT) in submissions
+
         for queue in list(session.queues.values()):
             before = len(taken)
             for band in queue.bands:
                 for name in ("items", "report_before_start"):
                     items: deque[Item] = getattr(band, name)
-                    if any(item[0] in wanted for item in items):
-                        taken += [item for item in items if item[0] in wanted]
-                        setattr(band, name, deque(item for item in items if item[0] not in wanted))
+                    if any(map(is_wanted, items)):
+                        taken += filter(is_wanted, items)
+                        setattr(band, name, deque(itertools.filterfalse(is_wanted, items)))
             if len(taken) > before:
                 queue.bands = [band for band in queue.bands if len(band)]
                 self._count(queue, before - len(taken))

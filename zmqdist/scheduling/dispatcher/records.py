@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from zmqdist.events import Peer
-from zmqdist.messages import Forget, Item, Leased
+from zmqdist.messages import SUBMISSION_SHIFT, Forget, Item, Leased
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 
@@ -181,6 +181,11 @@ class Lease:
     @property
     def attempt(self) -> int:
         return self.item[1]
+
+    @property
+    def submission(self) -> tuple[int, int]:
+        """The work item and the range of its attempts, which the coordinator submitted together."""
+        return self.item[0], self.item[1] >> SUBMISSION_SHIFT
 
     @property
     def lost(self) -> int:

@@ -1,0 +1,455 @@
+"""A coordinator's machine that reads its events from the lines of a transcript, and writes its
+effects as lines.
+
+`machine` makes a coordinator without a dispatcher, `ready` one with function 7, a dispatcher and a
+worker; the words after it are its options. `at` and `tick` set the time in seconds, which begins at 0.
+`states` writes the number, state and attempt of each record, `show` the named properties. Any other
+line is one event of the program, or one message of the dispatcher.
+
+An attempt is written as work/attempt. Attempts of a later submission, retry or recomputation begin
+with its number: 1/2:3 is the third attempt after the first of submission 2 of work 1. The payload of
+a result is its attempt in this form, so that a line shows which attempt a value came from.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    ERROR,
+    INPUT_LOST,
+    KEPT,
+    SUBMISSION_SHIFT,
+    VALUE,
+    Begun,
+    CancelWork,
+    CoordinatorRegistered,
+    Define,
+    EndRound,
+    Forget,
+    Members,
+    Message,
+    QueueProgress,
+    RegisterCoordinator,
+    ResultReceived,
+    Results,
+    RoundEnded,
+    StartsLost,
+    Workers,
+)
+from zmqdist.scheduling.coordinator.affinity import MembersChanged
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    BulkArrived,
+    BulkUnreachable,
+    CancelRequested,
+    CoordinatorRefused,
+    DispatcherDown,
+    DispatcherUp,
+    EndRoundRequested,
+    Event,
+    ForgetRequested,
+    FunctionsDefined,
+    FunctionsDropped,
+    KeptDropped,
+    PackingFailed,
+    Scheduled,
+    TakeBackRequested,
+    ValueLost,
+)
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    Free,
+    KeepInput,
+    Recomputed,
+    Resolve,
+    RoomMade,
+    RoundRefused,
+    RoundSettled,
+    SubmitWork,
+    WorkBegun,
+)
+from zmqdist.scheduling.coordinator.machine import DISPATCHER, CoordinatorMachine
+from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.coordinator.work import (
+    ATTEMPTED,
+    AWAITING_RESULT,
+    INPUT_FAILED,
+    LOST,
+    TIMED_OUT,
+    TRANSITIONS,
+    UNAVAILABLE,
+    UNFINISHED,
+    Extra,
+    KeptAt,
+    State,
+    Work,
+)
+
+KINDS: Final = {
+    "value": VALUE,
+    "error": ERROR,
+    "bulk": BULK,
+    "cancelled": CANCELLED,
+    "kept": KEPT,
+    "input-lost": INPUT_LOST,
+    "lost": LOST,
+    "unavailable": UNAVAILABLE,
+    "input-failed": INPUT_FAILED,
+    "timed-out": TIMED_OUT,
+}
+KIND_NAMES: Final = {kind: name for name, kind in KINDS.items()}
+FUNCTION: Final = 7
+"""The function of all work without `fn`."""
+
+
+STATE_SLOT: Any = vars(Work)["state"]
+
+
+class WatchedWork(Work):
+    """A work item of which each change of state is checked, even where the machine does not call
+    `move`."""
+
+    __slots__ = ()
+
+    @property
+    def state(self) -> State:
+        state: State = STATE_SLOT.__get__(self)
+        return state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if state is not State.NEW:
+            assert state in TRANSITIONS[self.state], f"{self!r} must not become {state.name}"
+        STATE_SLOT.__set__(self, state)
+
+
+def number_and_attempt(text: str) -> tuple[int, int]:
+    number, _, attempt = text.partition("/")
+    submission, _, start = attempt.rpartition(":")
+    return int(number), (int(submission or 0) << SUBMISSION_SHIFT) + int(start)
+
+
+def attempt_text(attempt: int) -> str:
+    submission, start = divmod(attempt, 1 << SUBMISSION_SHIFT)
+    return f"{submission}:{start}" if submission else f"{start}"
+
+
+def texts_of(items: Iterable[tuple[int, int]]) -> str:
+    return " ".join(f"{number}/{attempt_text(attempt)}" for number, attempt in items)
+
+
+class Script:
+    """The machine of one transcript, its work items and the time."""
+
+    def __init__(self) -> None:
+        self.works: dict[int, WatchedWork] = {}
+        self.now = 0.0
+        self.machine = self.new_machine({})
+
+    def new_machine(self, options: dict[str, str]) -> CoordinatorMachine:
+        self.works.clear()
+        self.now = 0.0
+        return CoordinatorMachine(
+            coordinator=5,
+            queue_max=int(options.get("queue", 1000)),
+            cancel_grace_s=2.0,
+            lost_limit_s=60.0,
+            now=0.0,
+            decode_loss=lambda payload: (int(payload), b"input %d is lost" % int(payload)),
+            recomputations_max=int(options.get("recomputations", 1)),
+            recovery_limit_s=20.0 if "watch-members" in options else None,
+            rounds="no-rounds" not in options,
+            starts="report-starts" in options,
+            width=int(options["width"]) if "width" in options else None,
+            nested="nested" in options,
+        )
+
+    # -- lines of input ----------------------------------------------------------------------------
+
+    def answer(self, line: str) -> Iterator[str]:
+        """Yield the lines that follow from one line of input."""
+        command, _, rest = line.partition(" ")
+        groups = [shlex.split(group) for group in rest.split(", ")] if rest else []
+        words = groups[0] if groups else []
+        match command:
+            case "machine":
+                self.machine = self.new_machine(options_of(words))
+            case "ready":
+                self.machine = self.new_machine(options_of(words))
+                for event in ("define 7", "up", "registered workers=1"):
+                    list(self.answer(event))
+            case "at":
+                self.now = float(words[0])
+            case "states":
+                for work in self.works.values():
+                    if not words or str(work.number) in words:
+                        yield f"{work.number} {work.state.name} {attempt_text(work.attempt)}"
+            case "show":
+                yield " ".join(f"{name}={self.shown(name)}" for name in words)
+            case _:
+                if command == "tick" and words:
+                    self.now = float(words[0])
+                for effect in self.machine.handle(self.event(command, groups), self.now):
+                    yield from self.effect_lines(effect)
+                self.check()
+
+    def shown(self, name: str) -> object:
+        command, _, argument = name.partition(":")
+        match command:
+            case "wants":
+                return self.machine.wants(*number_and_attempt(argument))
+            case "lost_starts":
+                return self.machine.lost_starts(int(argument))
+            case "members":
+                affinity = self.machine.affinity
+                return ",".join(affinity.members) or "none" if affinity.members_known else "unknown"
+        value = getattr(self.machine, command)
+        return f"{value:g}" if isinstance(value, float) else value
+
+    def event(self, command: str, groups: list[list[str]]) -> Event:
+        words = groups[0] if groups else []
+        numbers = [int(word) for word in words if word.isdecimal()]
+        match command:
+            case "define":
+                return FunctionsDefined([(number, b"f") for number in numbers])
+            case "drop":
+                return FunctionsDropped(numbers)
+            case "forget":
+                return ForgetRequested(numbers)
+            case "schedule":
+                works = [work for group in groups for work in self.new_works(group)]
+                return Scheduled(sorted(works, key=lambda work: work.number))
+            case "packing-failed":
+                return PackingFailed(self.new_works(words)[0], b"cannot be packed")
+            case "up":
+                return DispatcherUp()
+            case "down":
+                return DispatcherDown()
+            case "refused":
+                return CoordinatorRefused(" ".join(words).encode())
+            case "cancel":
+                return CancelRequested(numbers)
+            case "take-back":
+                return TakeBackRequested(numbers)
+            case "end-round":
+                return EndRoundRequested(numbers[0] if numbers else self.machine.round)
+            case "arrived":
+                return BulkArrived(*number_and_attempt(words[0]), words[0].encode())
+            case "unreachable":
+                return BulkUnreachable(*number_and_attempt(words[0]), "no route")
+            case "kept-dropped":
+                return KeptDropped(numbers)
+            case "value-lost":
+                number, attempt = number_and_attempt(words[0])
+                return ValueLost(self.works[number], attempt)
+            case "tick":
+                return Ticked()
+        return Heard(DISPATCHER, self.message(command, groups))
+
+    def message(self, command: str, groups: list[list[str]]) -> Message:
+        words = groups[0] if groups else []
+        options = options_of(words)
+        match command:
+            case "registered":
+                return CoordinatorRegistered(3, int(options["workers"]))
+            case "results":
+                return Results([result(*group) for group in groups])
+            case "starts-lost":
+                return StartsLost([lost_start(*group) for group in groups])
+            case "begun":
+                return Begun([number_and_attempt(word) for word in words])
+            case "progress":
+                return QueueProgress(int(words[0]))
+            case "workers":
+                return Workers(int(words[0]))
+            case "round-ended":
+                return RoundEnded(int(words[0]) if words else self.machine.wire_round)
+            case "members":
+                members = [re.fullmatch(r"([+-])(.*?)(?:#(\d+))?(?:=(.*))?", w) for w in words]
+                left = [m for m in members if m and m[1] == "-"]
+                return Members(
+                    [(m[2], int(m[3] or 1), 100, "host") for m in members if m and m[1] == "+"],
+                    [(m[2], int(m[3] or 1), m[4] or "killed") for m in left],
+                )
+        raise ValueError(f"no such input: {command}")
+
+    def new_works(self, words: list[str]) -> list[WatchedWork]:
+        options = options_of(words)
+        numbers = [int(word) for word in words if word.isdecimal()]
+        works = [WatchedWork(n, int(options.get("fn", FUNCTION)), "f", b"") for n in numbers]
+        for work in works:
+            if options.keys() - {"fn"}:
+                work_options = WorkOptions(
+                    options.get("worker", ""),
+                    int(options.get("priority", 0)),
+                    "detached" in options,
+                )
+                work.extra = Extra(
+                    PLAIN if work_options == PLAIN else work_options,
+                    keep="keep" in options,
+                    retries=int(options.get("retries", 0)),
+                    until=float(options["until"]) if "until" in options else None,
+                    lineage="lineage" in options,
+                    inputs=[self.works[int(n)] for n in options.get("inputs", "").split(",") if n],
+                )
+            self.works[work.number] = work
+        return works
+
+    # -- lines of output ---------------------------------------------------------------------------
+
+    def effect_lines(self, effect: Effect) -> Iterator[str]:
+        match effect:
+            case Send(_, message):
+                yield message_line(message)
+            case SubmitWork():
+                assert effect.works
+                for submit in effect.messages(lambda work: work.payload):
+                    words = [f"submit round={submit.round}"]
+                    words += [f"worker={submit.worker}"] if submit.worker else []
+                    words += [f"priority={submit.priority}"] if submit.priority else []
+                    words += ["detached"] if submit.detached else []
+                    for number, attempt, lost, function, _ in submit.items:
+                        words.append(texts_of([(number, attempt)]))
+                        words += [f"fn={function}"] if function != FUNCTION else []
+                        words += [f"lost={lost}"] if lost else []
+                    yield " ".join(words)
+            case Resolve(items, failures):
+                yield "resolve " + "; ".join(
+                    self.resolve(work, kind, payload) + " FAILS" * (work in failures)
+                    for work, kind, payload in items
+                )
+                assert {*failures} <= {work for work, _, _ in items}
+            case KeepInput(work, payload, dependents):
+                numbers = " ".join(str(dependent.number) for dependent in dependents)
+                yield f"keep-input {work.number} {payload.decode()} for {numbers}"
+            case Recomputed(work):
+                yield f"recomputed {work.number}"
+            case Free(work):
+                yield f"free {work.number}"
+            case Fetch(work, attempt, _):
+                yield f"fetch {texts_of([(work.number, attempt)])}"
+            case RoundSettled(number):
+                yield f"round-settled {number}"
+            case RoundRefused(error, for_good):
+                yield f"round-refused {error.decode()}" + " FOR GOOD" * for_good
+            case RoomMade():
+                yield "room-made"
+            case MembersChanged(joined, left):
+                words = [f"+{name}#{incarnation}" for name, incarnation, _, _ in joined]
+                words += [f"-{name}#{incarnation} ({reason})" for name, incarnation, reason in left]
+                yield " ".join(["members", *(words or ["none"])])
+            case WorkBegun(numbers):
+                yield f"begun {' '.join(map(str, numbers))}"
+
+    def resolve(self, work: Work, kind: int, payload: Any) -> str:
+        """Do what the runtime does with a resolved work item, and return what the line says."""
+        if work.kind is not None:
+            assert work.kind == KEPT, f"{work!r} is resolved twice"
+            assert work.outcome.lineage, f"{work!r} is resolved twice"
+        again = " AGAIN" * (work.kind is not None)
+        work.kind, work.outcome = kind, payload
+        if isinstance(payload, KeptAt):
+            payload = f"at {attempt_text(payload.attempt)}" + " lineage" * payload.lineage
+        elif isinstance(payload, bytes):
+            payload = payload.decode()
+        elif kind == LOST:
+            payload = ", ".join(
+                f"start {attempt_text(attempt)} at {worker}"
+                + f" exit={exit_code}" * (exit_code is not None)
+                + f" log={log}" * bool(log)
+                for worker, attempt, exit_code, log in payload
+            )
+        return f"{work.number} {KIND_NAMES[kind]}{again} {payload}".rstrip()
+
+    # -- what must be true after each event --------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that what the machine counts agrees with the states of its records."""
+        machine, works = self.machine, list(self.machine.works.values())
+        assert all(self.works[number] is work for number, work in machine.works.items())
+        assert machine.unfinished == sum(work.state in UNFINISHED for work in works)
+        assert machine.waiting == sum(work.state is State.WAITING for work in works)
+        there = [w for w in works if w.state in AWAITING_RESULT or w.state is State.ABANDONED]
+        attached = sum(not work.is_detached for work in there)
+        if machine.registered:
+            assert machine.at_dispatcher == attached
+        queued = {work for work in works if work.state is State.QUEUED}
+        assert {*machine._unsent} == queued  # reach: lost work never ends
+        pins = Counter(
+            work.extra.options.worker
+            for work in works
+            if work.extra and work.extra.options.worker and work.state in ATTEMPTED
+        )
+        pinned = machine.affinity._pinned  # reach: a leak shows nowhere else
+        assert {worker: len(those) for worker, those in pinned.items()} == pins
+        uses = Counter(
+            work.function
+            for work in works
+            if work.state is not State.ABANDONED
+            and (work.state is not State.KEPT or (work.extra and work.extra.lineage))
+        )
+        assert +Counter(machine._uses) == uses  # reach: a function that is never forgotten
+        for work in self.works.values():
+            ended = work.state in (State.SUCCEEDED, State.FAILED)
+            assert ended == (work.number not in machine.works), work
+            first = work.state in UNFINISHED and (
+                work.extra is None or work.extra.value_attempt < 0
+            )
+            assert first == (work.kind is None), work
+            may_recompute = work.extra is not None and work.extra.lineage
+            needs_inputs = not ended and (work.state is not State.KEPT or may_recompute)
+            if work.extra is not None and not needs_inputs:
+                links = (work.extra.inputs, work.extra.used, work.extra.missing)
+                assert not any(links), f"{work} holds other records"
+
+
+def options_of(words: Iterable[str]) -> dict[str, str]:
+    return {
+        name: value for name, _, value in (w.partition("=") for w in words) if name[0].isalpha()
+    }
+
+
+def result(attempt: str, kind: str) -> tuple[int, int, int, bytes]:
+    kind, _, lost = kind.partition("=")
+    payload = b"" if kind == "cancelled" else (lost or attempt).encode()
+    return *number_and_attempt(attempt), KINDS[kind], payload
+
+
+def lost_start(attempt: str, *words: str) -> tuple[int, int, str, int | None, str, bool]:
+    options = options_of(words)
+    number, start = number_and_attempt(attempt)
+    exit_code = int(options["exit"]) if "exit" in options else None
+    worker = options.get("worker", "worker:0")
+    return number, start, worker, exit_code, options.get("log", ""), "final" in options
+
+
+def message_line(message: object) -> str:
+    match message:
+        case RegisterCoordinator():
+            flags = {
+                "previous-dispatcher": message.previous_dispatcher,
+                "watch-members": message.watch_members,
+                "report-starts": message.report_starts,
+                "nested": message.nested,
+            }
+            words = [f"register round={message.round}", *(f for f in flags if flags[f])]
+            return " ".join(words)
+        case Define(functions):
+            return f"define {' '.join(str(number) for number, _ in functions)}"
+        case Forget(_, numbers, everywhere):
+            return f"forget {' '.join(map(str, numbers))}" + " everywhere" * everywhere
+        case CancelWork(items, _, unless_begun):
+            return f"cancel {texts_of(items)}" + " unless-begun" * unless_begun
+        case EndRound(number):
+            return f"end-round {number}"
+        case ResultReceived(items, keep):
+            return f"receipt {texts_of(items)}" + " keep" * keep
+    raise AssertionError(f"an unknown message: {message}")

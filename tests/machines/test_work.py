@@ -1,0 +1,73 @@
+"""The record of a work item of a coordinator: its states, and the numbers of its attempts."""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqdist.errors import LostStart
+from zmqdist.messages import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.options import WorkOptions
+from zmqdist.scheduling.coordinator.work import Extra, State, Work
+
+RESULTS = "WAITING QUEUED FETCHING KEPT VALUE_LOST SUCCEEDED FAILED"
+"""What a result, or the loss of the dispatcher that owes one, can make of a work item."""
+ALLOWED = {
+    "NEW": "WAITING QUEUED FAILED",
+    "WAITING": "QUEUED VALUE_LOST SUCCEEDED FAILED",
+    "QUEUED": "SUBMITTED WAITING VALUE_LOST SUCCEEDED FAILED",
+    "SUBMITTED": f"{RESULTS} TAKING_BACK CANCELLING ABANDONED",
+    "TAKING_BACK": f"{RESULTS} SUBMITTED CANCELLING ABANDONED",
+    "CANCELLING": f"{RESULTS} ABANDONED",
+    "FETCHING": RESULTS,
+    "KEPT": "VALUE_LOST SUCCEEDED FAILED",
+    "VALUE_LOST": "WAITING SUCCEEDED FAILED",
+    "SUCCEEDED": "",
+    "FAILED": "",
+    "ABANDONED": "SUCCEEDED FAILED",
+}
+
+
+def new_work(state: State = State.NEW) -> Work:
+    work = Work(3, 7, "train", b"packed")
+    work.state = state
+    return work
+
+
+@pytest.mark.parametrize("before", State, ids=lambda state: state.name)
+def test_a_work_item_changes_its_state_only_as_the_table_says(before: State) -> None:
+    for after in State:
+        work = new_work(before)
+        if after.name in ALLOWED[before.name].split():
+            work.move(after)
+            assert work.state is after
+            continue
+        text = rf"^<work 3 {before.name} 0> must not become {after.name}$"
+        with pytest.raises(AssertionError, match=text):
+            work.move(after)
+        assert work.state is before, "a refused transition changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "first"),
+    [(0, 1), (7, 1), (2**16 - 1, 1), (2**16, 2), (2**16 + 7, 2), (5 * 2**16 + 1, 6)],
+)
+def test_p16_each_submission_has_a_range_of_65536_attempts(attempt: int, first: int) -> None:
+    work = new_work()
+    work.attempt = attempt
+    work.begin_attempts()
+    assert (work.attempt, 1 << SUBMISSION_SHIFT) == (first * 65536, 65536)
+
+
+def test_a_work_item_without_rare_fields_has_the_defaults_of_them() -> None:
+    work = new_work()
+    assert (work.extra, work.is_detached, work.lost_starts) == (None, False, ())
+    work.with_extra().lost_starts = (LostStart("worker:0", 0, -9, ""),)
+    assert (work.with_extra() is work.extra, len(work.lost_starts)) == (True, 1)
+    work.extra = Extra(WorkOptions(detached=True))
+    assert work.is_detached
+
+
+def test_a_record_has_no_dict_because_a_million_may_be_unfinished() -> None:
+    work = new_work()
+    assert not hasattr(work, "__dict__")
+    assert not hasattr(work.with_extra(), "__dict__")

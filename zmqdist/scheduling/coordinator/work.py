@@ -1,0 +1,256 @@
+"""`Work`: the record of one work item of a coordinator, with the states that it passes through.
+
+The program's thread makes the record. The machine (machine.py) alone changes `state`, `attempt` and
+the fields of `Extra` that say so. The runtime sets `kind` and `outcome` when the machine reports the
+end, with the coordinator's lock held. The payload, the outcome and the held data are opaque to the
+machine.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from zmqdist.errors import LostStart
+from zmqdist.messages import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+
+LOST: Final = 10
+"""A way in which work ends: each of its starts was lost, and the dispatcher allows no further
+start."""
+UNAVAILABLE: Final = 11
+"""A way in which work ends: there was no dispatcher or no worker for too long, or its result cannot
+be reached."""
+INPUT_FAILED: Final = 12
+"""A way in which work ends: an input has failed."""
+TIMED_OUT: Final = 13
+"""A way in which work ends: its `until` has passed."""
+
+
+class State(enum.IntEnum):
+    """The state of a work item of a coordinator."""
+
+    NEW = enum.auto()
+    """The program has made it, and the machine has not got it yet."""
+    WAITING = enum.auto()
+    """It waits for inputs, or for the end of the round."""
+    QUEUED = enum.auto()
+    """It is to be submitted to the dispatcher."""
+    SUBMITTED = enum.auto()
+    """The dispatcher has it."""
+    TAKING_BACK = enum.auto()
+    """The dispatcher was asked to cancel it unless it has begun."""
+    CANCELLING = enum.auto()
+    """The dispatcher was asked to cancel it."""
+    FETCHING = enum.auto()
+    """Its large result is on the way to this process."""
+    KEPT = enum.auto()
+    """A worker keeps its value."""
+    VALUE_LOST = enum.auto()
+    """Its kept value is lost, and can be recomputed."""
+    SUCCEEDED = enum.auto()
+    """It has ended with a value, and no worker needs to keep the value."""
+    FAILED = enum.auto()
+    """It has ended without a value, or its value is lost for good."""
+    ABANDONED = enum.auto()
+    """It has ended, and the dispatcher has yet to confirm that it does not run any more."""
+
+
+_ENDS: Final = frozenset({State.SUCCEEDED, State.FAILED})
+_RESULTS: Final = _ENDS | {
+    State.WAITING,  # a retry, or an input was lost
+    State.QUEUED,  # submitted anew, to another dispatcher
+    State.FETCHING,
+    State.KEPT,
+    State.VALUE_LOST,  # the round ends while the value is recomputed
+}
+
+TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
+    State.NEW: frozenset({State.WAITING, State.QUEUED, State.FAILED}),
+    State.WAITING: _ENDS | {State.QUEUED, State.VALUE_LOST},
+    State.QUEUED: _ENDS | {State.SUBMITTED, State.WAITING, State.VALUE_LOST},
+    State.SUBMITTED: _RESULTS | {State.TAKING_BACK, State.CANCELLING, State.ABANDONED},
+    State.TAKING_BACK: _RESULTS | {State.SUBMITTED, State.CANCELLING, State.ABANDONED},
+    State.CANCELLING: _RESULTS | {State.ABANDONED},
+    State.FETCHING: _RESULTS,
+    State.KEPT: _ENDS | {State.VALUE_LOST},
+    State.VALUE_LOST: _ENDS | {State.WAITING},
+    State.SUCCEEDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.ABANDONED: _ENDS,
+}
+
+AT_DISPATCHER: Final = frozenset({State.SUBMITTED, State.TAKING_BACK, State.CANCELLING})
+"""The dispatcher has the work and owes its result."""
+AWAITING_RESULT: Final = AT_DISPATCHER | {State.FETCHING}
+ATTEMPTED: Final = AWAITING_RESULT | {State.QUEUED}
+UNFINISHED: Final = ATTEMPTED | {State.WAITING}
+
+
+class KeptAt(NamedTuple):
+    """Where the value of an attempt is, which its worker keeps. `lineage` says whether the value is
+    recomputed when it is lost."""
+
+    attempt: int
+    reference: bytes
+    lineage: bool
+
+
+class Work:
+    """One work item. A million may be unfinished, so the record is small: fields that few work items
+    need are in `extra`.
+
+    Attributes:
+      number, function: the number of the work item in its coordinator, and of its function.
+      payload: the packed arguments.
+      name: the name of the function, or the `name` of its options.
+      state: where the work item is.
+      attempt: the first attempt of the present submission. The attempt that has computed the value,
+        while the value is fetched or kept.
+      kind, outcome: how it has ended, once `kind` is not None.
+      waiters: what is released at the end: locks of waiting threads, and callbacks.
+      alive: what keeps the coordinator open while the program holds the RemoteValue of this pending
+        work; None once the program has dropped it, or the work has ended in this process.
+      extra: the rare fields, or None.
+    """
+
+    __slots__ = (
+        "alive",
+        "attempt",
+        "extra",
+        "function",
+        "kind",
+        "name",
+        "number",
+        "outcome",
+        "payload",
+        "state",
+        "waiters",
+    )
+
+    def __init__(
+        self, number: int, function: int, name: str, payload: bytes, alive: object = True
+    ) -> None:
+        self.number = number
+        self.function = function
+        self.name = name
+        self.payload = payload
+        self.alive = alive
+        self.state = State.NEW
+        self.attempt = 0
+        self.kind: int | None = None
+        self.outcome: Any = None
+        self.waiters: list[Any] | None = None
+        self.extra: Extra | None = None
+
+    def __repr__(self) -> str:
+        return f"<work {self.number} {self.state.name} {self.attempt}>"
+
+    def move(self, state: State) -> None:
+        """Change the state. Raises AssertionError if TRANSITIONS has no such transition."""
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"{self!r} must not become {state.name}")
+        self.state = state
+
+    def begin_attempts(self) -> None:
+        """Begin a new range of attempt numbers, so that no late message about an earlier submission
+        is taken for one about the next."""
+        self.attempt = ((self.attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
+
+    def with_extra(self) -> Extra:
+        """Return `extra`, which is made if it is missing."""
+        extra = self.extra
+        if extra is None:
+            extra = self.extra = Extra()
+        return extra
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it belongs to no round."""
+        return self.extra is not None and self.extra.options.detached
+
+    @property
+    def lost_starts(self) -> tuple[LostStart, ...]:
+        """The lost starts of the present attempt."""
+        return () if self.extra is None else self.extra.lost_starts
+
+
+class Extra:
+    """The fields of a work item that few work items need.
+
+    Attributes (of the program):
+      options, keep, retries, until, timeout, lineage: as in options.py. `retries` falls with each
+        attempt that ends with an error of the function.
+      inputs: the work items whose values the function needs.
+
+    Attributes (of the machine):
+      missing: the inputs for which the work item waits.
+      dependents: the work items that wait for this one, in order of arrival.
+      used: the attempt that had computed each kept input, for the latest attempt of this work item.
+      lost_starts: the lost starts since the last retry.
+      value_attempt: the attempt that computed the kept value; -1 before the first success.
+      recomputations: how often the lost value was recomputed.
+      is_requested: whether the program has requested the lost value, so that the value must be
+        recomputed when the round is over.
+      is_dropped: whether the program has dropped the value while it was recomputed.
+
+    Attributes (of the runtime):
+      input_values: the RemoteValues of the inputs, by work number, which keep the values alive.
+      packed_inputs: the packed values of inputs that are in this process, by work number.
+      bulks: the numbers under which the store holds large arguments.
+      uses: objects that must stay alive until the work has ended.
+      counted: what the bound of the queue counts: packed bytes and numbers in the store.
+      scheduled_at: the time at which it was scheduled, if metrics are recorded.
+    """
+
+    __slots__ = (
+        "bulks",
+        "counted",
+        "dependents",
+        "input_values",
+        "inputs",
+        "is_dropped",
+        "is_requested",
+        "keep",
+        "lineage",
+        "lost_starts",
+        "missing",
+        "options",
+        "packed_inputs",
+        "recomputations",
+        "retries",
+        "scheduled_at",
+        "timeout",
+        "until",
+        "used",
+        "uses",
+        "value_attempt",
+    )
+
+    def __init__(
+        self,
+        options: WorkOptions = PLAIN,
+        *,
+        keep: bool = False,
+        retries: int = 0,
+        until: float | None = None,
+        lineage: bool = False,
+        inputs: Sequence[Work] = (),
+    ) -> None:
+        self.options, self.keep, self.retries = options, keep, retries
+        self.until, self.lineage, self.inputs = until, lineage, inputs
+        self.timeout: float | None = None
+        self.missing: set[Work] = set()
+        self.dependents: dict[Work, None] = {}
+        self.used: dict[Work, int] = {}
+        self.lost_starts: tuple[LostStart, ...] = ()
+        self.value_attempt = -1
+        self.recomputations = 0
+        self.is_requested = self.is_dropped = False
+        self.input_values: Mapping[int, Any] = {}
+        self.packed_inputs: dict[int, bytes] = {}
+        self.bulks: list[int] = []
+        self.uses: list[Any] = []
+        self.counted: tuple[int, tuple[int, ...]] | None = None
+        self.scheduled_at = 0.0
