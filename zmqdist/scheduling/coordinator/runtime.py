@@ -229,7 +229,6 @@ class CoordinatorRuntime:
         self.outbox: list[Work] = []
         self._requests = CoalescedQueue(self.call_in_loop, self._handle_requests)
         self.queue = QueueBounds(queue_max, queue_bytes_max, lambda bulk: self.store.size_of(bulk))
-        self._draining = False
         self._heap_trimmer = HeapTrimmer()
         self.callbacks, self.settling = Callbacks(), Callbacks("zmqdist-settling")
         self._loop = Loop("zmqdist-coordinator")
@@ -307,11 +306,11 @@ class CoordinatorRuntime:
         if extra is None or not extra.options.detached:
             self.progress.scheduled += 1
             self.queue.room -= 1
-        self.outbox.append(work)
-        if not self._draining:
-            # before the flag: Ctrl-C must not leave the flag set without the call
+        if not self.outbox:
+            # before the work is there, because Ctrl-C must not leave it without the call; the loop
+            # waits for the lock
             self._loop.call_soon(self._drain)
-            self._draining = True
+        self.outbox.append(work)
         return RemoteValue(self, work)
 
     def copy_inputs(self, extra: Extra) -> None:
@@ -502,7 +501,6 @@ class CoordinatorRuntime:
         with self.lock:
             outbox, self.outbox = self.outbox, []
             defined, dropped = self.functions.take()
-            self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
         start = 0
