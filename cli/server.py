@@ -77,8 +77,7 @@ def server(
     environment variable TF_CONFIG or ZMQDIST_CONFIG describes the cluster and names the task to
     run. If ZMQDIST_CONFIG is the path of a file, name the task by --job and --index.
     """
-    from zmqdist.launch.roles import run_server
-    from zmqdist.transport.credentials import Credentials
+    from zmqdist.launch.roles import TaskConfig, run_server
 
     if config is not None and spec is not None:
         raise click.UsageError("CONFIG and --spec both describe the cluster: give one of them")
@@ -89,19 +88,12 @@ def server(
         cluster = _of_text(spec)
     else:
         cluster, job, index = _of_environment(job, index)
+    tickets = ticket_file, ticket_fd
+    task = TaskConfig(
+        cluster.as_dict(), job, index, token_file, keys_dir, insecure, bind_host, *tickets, options
+    )
     try:
-        code = run_server(
-            cluster,
-            job,
-            index,
-            Credentials(token_file, keys_dir, insecure),
-            bind_host=bind_host,
-            config=options,
-            grace_s=grace_s,
-            announce=click.echo,
-            ticket_file=ticket_file,
-            ticket_fd=ticket_fd,
-        )
+        code = run_server(task, grace_s=grace_s, announce=click.echo)
     except ValueError as error:
         # the cluster has several jobs or tasks, so the user has to name one
         raise click.UsageError(f"{error} (--job NAME --index N)") from None

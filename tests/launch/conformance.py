@@ -35,8 +35,8 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Children
 from zmqdist.launch.host_choice import agent_hosts
 from zmqdist.launch.hosts import AgentHost, AgentPool, Hosts
-from zmqdist.launch.launcher_interface import Launcher, RunningRole
 from zmqdist.launch.role_files import RoleFiles
+from zmqdist.launch.tasks import Launcher, RunningRole
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials

@@ -30,8 +30,8 @@ from zmqdist.launch.agent_protocol import (
 )
 from zmqdist.launch.folders import remove_left_behind
 from zmqdist.launch.hosts import AgentPool, Hosts
-from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.roles import REFUSED, TaskConfig
+from zmqdist.launch.tasks import RunningRole
 
 Launcher = Callable[..., Launched]
 

@@ -17,7 +17,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -80,18 +80,6 @@ class RemoteRole:
             self.send_signal(number)
 
 
-class LinkOwner(Protocol):
-    """The object to which a link reports. The reader thread of the link calls the methods of this
-    object."""
-
-    def role_ended(self, role: RemoteRole) -> None:
-        """Handle the end of a role."""
-
-    def link_ended(self, link: AgentLink) -> None:
-        """Handle the end of the connection. The link calls this once, and then `role_ended` for
-        each role that ran on the host."""
-
-
 class AgentLink:
     """The connection to one agent.
 
@@ -102,20 +90,27 @@ class AgentLink:
         a login shell.
 
     Attributes:
-      owner: the object to which the link reports. It is set before the first role is started.
+      on_role_ended: a function that the reader thread calls with each role that has ended.
+      on_ended: a function that the reader thread calls with the link when the connection has ended,
+        and before `on_role_ended` for the roles that ran then.
+      greeting: the agent's first event, or None if the agent has not sent one.
+      greeted: an event that is set when `greeting` has arrived or the connection has ended.
+      answered_close: an event that is set when the agent has received a CloseAgent, or the
+        connection has ended.
       why_ended: a sentence with the name of the host and the reason why the connection has ended.
         "" until the connection has ended.
     """
 
     def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
         self.host = host
-        self.owner: LinkOwner | None = None
+        self.on_role_ended: Callable[[RemoteRole], object] = lambda role: None
+        self.on_ended: Callable[[AgentLink], object] = lambda link: None
         self.why_ended = ""
         self._stream = stream
         self._on_note = on_note
-        self._greeting: AgentHello | AgentUnfit | None = None
-        self._greeted = threading.Event()
-        self._answered_close = threading.Event()
+        self.greeting: AgentHello | AgentUnfit | None = None
+        self.greeted = threading.Event()
+        self.answered_close = threading.Event()
         self._ended = threading.Event()
         self._order_ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -131,23 +126,10 @@ class AgentLink:
         self._reader.start()
         self._writer.start()
 
-    # -- the hello ---------------------------------------------------------------------------------
-
-    def wait_for_hello(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the agent's first event. Return whether it has arrived or
-        the connection has ended."""
-        return self._greeted.wait(timeout_s)
-
-    @property
-    def greeting(self) -> AgentHello | AgentUnfit | None:
-        """The agent's first event. None means that no event has arrived yet, or that the connection
-        ended before the first event."""
-        return self._greeting
-
     # -- roles -------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Send the order that starts a role. The link reports the end of the role to `owner`. If
+        """Send the order that starts a role. The link calls `on_role_ended` when the role has ended. If
         the connection has ended, return False and report nothing.
         """
         with self._lock:
@@ -240,11 +222,6 @@ class AgentLink:
         self._reader.join()
         self._writer.join()
 
-    def has_answered_close(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for AgentClosing. Return whether it has arrived or the
-        connection has ended."""
-        return self._answered_close.wait(timeout_s)
-
     def wait_until_ended(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until the connection has ended and all roles were reported as
         ended. Return False after a time-out."""
@@ -282,11 +259,11 @@ class AgentLink:
             self._on_note(line.decode(errors="replace").rstrip("\r\n"))
             return
         if isinstance(event, AgentHello | AgentUnfit):
-            self._greeting = event
-            self._greeted.set()
+            self.greeting = event
+            self.greeted.set()
             return
         if isinstance(event, AgentClosing):
-            self._answered_close.set()
+            self.answered_close.set()
             return
         if (answer := self._requests.pop(event.order_id, None)) is not None:
             answer.put(event)
@@ -310,9 +287,8 @@ class AgentLink:
             role = self._roles.pop(order_id)
         role.exit_code, role.tail = exit_code, tail
         role.ended.set()
-        assert self.owner is not None
         try:
-            self.owner.role_ended(role)
+            self.on_role_ended(role)
         except BaseException:  # the thread must go on reading events
             log.exception("the exit handler of %s failed", role.name)
 
@@ -324,13 +300,12 @@ class AgentLink:
             self._ended.set()
             order_ids = list(self._roles)
             answers = list(self._requests.values())
-        self._greeted.set()
-        self._answered_close.set()
+        self.greeted.set()
+        self.answered_close.set()
         self._orders.put(None)
         for answer in answers:
             answer.put(None)
-        if self.owner is not None:
-            self.owner.link_ended(self)
+        self.on_ended(self)
         for order_id in order_ids:
             self._role_ended(order_id, HOST_LOST, self.why_ended)
 

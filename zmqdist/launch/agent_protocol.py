@@ -13,6 +13,7 @@ role is not taken for that of a restarted role with the same name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -242,8 +243,6 @@ AgentEvent: TypeAlias = (
 )
 
 _encoder: Final = msgspec.json.Encoder()
-_orders: Final = msgspec.json.Decoder(AgentOrder)
-_events: Final = msgspec.json.Decoder(AgentEvent)
 
 
 def encode(message: AgentMessage) -> bytes:
@@ -251,11 +250,8 @@ def encode(message: AgentMessage) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def decode_order(line: bytes) -> AgentOrder:
-    """Return the order in a line. Raises msgspec.DecodeError if the line is not an order."""
-    return _orders.decode(line)  # type: ignore[no-any-return]
+decode_order: Final[Callable[[bytes], AgentOrder]] = msgspec.json.Decoder(AgentOrder).decode
+"""Returns the order in a line. Raises msgspec.DecodeError if the line is not an order."""
 
-
-def decode_event(line: bytes) -> AgentEvent:
-    """Return the event in a line. Raises msgspec.DecodeError if the line is not an event."""
-    return _events.decode(line)  # type: ignore[no-any-return]
+decode_event: Final[Callable[[bytes], AgentEvent]] = msgspec.json.Decoder(AgentEvent).decode
+"""Returns the event in a line. Raises msgspec.DecodeError if the line is not an event."""

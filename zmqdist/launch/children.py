@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from zmqdist import clock as time
 from zmqdist.child_command import child_command, path_variable
 from zmqdist.files import fill_standard_streams, null_streams
+from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.shared.config import WorkerConfig
 
 log = logging.getLogger("zmqdist.launch")
-
-LineHandler = Callable[[str], object]
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1

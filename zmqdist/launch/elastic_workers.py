@@ -26,10 +26,8 @@ from zmqdist.launch.elasticity_machine import (
     ElasticityEvent,
     SeenWorker,
 )
-from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.roles import OK
-from zmqdist.launch.tasks import Tasks
-from zmqdist.scheduling.dispatcher.broker import WorkerRow
+from zmqdist.launch.tasks import RunningRole, Tasks
 from zmqdist.servers.dispatch_server import DispatchServer
 
 log = logging.getLogger("zmqdist.launch")
@@ -207,7 +205,16 @@ class ElasticWorkers:
             row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")
         ]
         tasks = self._dispatcher.data_tasks_by_worker()
-        return [_seen_worker(row, tasks.get(row.name, 0)) for row in rows]
+        return [
+            SeenWorker(
+                int(row.name.rpartition(":")[2]),
+                row.slots,
+                row.leases,
+                row.done,
+                row.kept + row.pinned + tasks.get(row.name, 0),
+            )
+            for row in rows
+        ]
 
     def _handle(self, event: ElasticityEvent) -> None:
         try:
@@ -275,11 +282,6 @@ class ElasticWorkers:
             "leaving": _names(elasticity.leaving),
             "failed": _names(elasticity.failed),
         }
-
-
-def _seen_worker(row: WorkerRow, data_tasks: int) -> SeenWorker:
-    index = int(row.name.rpartition(":")[2])
-    return SeenWorker(index, row.slots, row.leases, row.done, row.kept + row.pinned + data_tasks)
 
 
 def _names(indices: tuple[int, ...] | list[int]) -> list[str]:

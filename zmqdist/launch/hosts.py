@@ -90,7 +90,6 @@ class AgentPool:
         """Start the agents of all hosts at the same time. Return when each agent has sent its hello
         and can run roles."""
         self._say = say
-        self._lock = threading.Lock()
         self.slots = HostSlots({host.name: host.slots for host in hosts})
         self.links: dict[str, AgentLink] = {}
         self._reserved: dict[str, str] = {}
@@ -128,27 +127,6 @@ class AgentPool:
         assert isinstance(greeting, AgentHello)
         return greeting
 
-    def place(self, role: str) -> str | None:
-        """Choose a host for a role and return the host's name, as `HostSlots.place` does."""
-        with self._lock:
-            return self.slots.place(role)
-
-    def release(self, role: str) -> None:
-        """Free the place of a role that is not restarted (`HostSlots.release`)."""
-        with self._lock:
-            self.slots.release(role)
-
-    @property
-    def room(self) -> int | None:
-        """How many roles all hosts that are not lost may have together. None means no bound."""
-        with self._lock:
-            return self.slots.room
-
-    def lose(self, host: str) -> None:
-        """Record that a host is lost, so that no more roles are placed on the host."""
-        with self._lock:
-            self.slots.lose(host)
-
     def reserve(
         self, role: str, port: int = 0, *, interface: str | None = None, ports: str = ""
     ) -> str:
@@ -165,7 +143,7 @@ class AgentPool:
           UnavailableError: no host has a free slot, or the agent does not answer.
           UnknownError: the agent cannot bind the port.
         """
-        host = self.place(role)
+        host = self.slots.place(role)
         if host is None:
             raise errors.UnavailableError(
                 f"no host has a free slot for {role}: raise the number of slots or of hosts"
@@ -227,7 +205,7 @@ class AgentPool:
     def _wait(self, cancelled: Callable[[], bool]) -> None:
         until = time.monotonic() + limits.AGENT_HELLO_S
         for link in self.links.values():
-            while not link.wait_for_hello(POLL_S):
+            while not link.greeted.wait(POLL_S):
                 if cancelled():
                     raise errors.CancelledError("stopped while the hosts were being reached")
                 if time.monotonic() > until:
@@ -276,7 +254,7 @@ class Hosts:
         self._running: set[RemoteRole] = set()
         self._closing = False
         for link in pool.links.values():
-            link.owner = self
+            link.on_role_ended, link.on_ended = self.role_ended, self.link_ended
 
     @property
     def running(self) -> list[RemoteRole]:
@@ -294,7 +272,7 @@ class Hosts:
         """
         name = f"{config.job}:{config.index}"
         stranded = self.stranded(name)
-        host = None if stranded else self._pool.place(name)
+        host = None if stranded else self._pool.slots.place(name)
         order, problem = None, "no host has a free slot for it"
         if host is not None:
             try:
@@ -327,7 +305,7 @@ class Hosts:
 
     def release(self, name: str) -> None:
         """Free the place of a role that is not restarted (`Launcher.release`)."""
-        self._pool.release(name)
+        self._pool.slots.release(name)
 
     def close(self, grace_s: float) -> None:
         """Stop all roles (`Launcher.close`). A role on a host whose agent does not answer is
@@ -337,7 +315,7 @@ class Hosts:
         for link in self._pool.links.values():
             link.request_close(grace_s)
         for link in self._pool.links.values():
-            if link.has_answered_close(begun + ANSWER_S - time.monotonic()):
+            if link.answered_close.wait(begun + ANSWER_S - time.monotonic()):
                 link.wait_until_ended(max(0.0, begun + grace_s + ANSWER_S - time.monotonic()))
         self._pool.close()
 
@@ -349,7 +327,7 @@ class Hosts:
         self._on_exit(role)
 
     def link_ended(self, link: AgentLink) -> None:
-        self._pool.lose(link.host)
+        self._pool.slots.lose(link.host)
         if not self._closing:
             self._on_lost()
             self._say(f"[{link.host}] is lost: {link.why_ended.partition(': ')[2]}")

@@ -56,13 +56,12 @@ from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.host_choice import agent_hosts
 from zmqdist.launch.hosts import AgentPool, Hosts
-from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.ps_variables import scaling_problem
 from zmqdist.launch.role_files import JoiningChildren, RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.slurm import allocated_cores
-from zmqdist.launch.tasks import MakeLauncher, Tasks
+from zmqdist.launch.tasks import MakeLauncher, RunningRole, Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
@@ -336,7 +335,7 @@ class Launch:
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
         # Workers get places before ps, so that the workers spread evenly over the hosts.
         for index in self._workers.indices():
-            pool.place(f"worker:{index}")
+            pool.slots.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
             index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports)
@@ -373,7 +372,7 @@ class Launch:
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:
             return count, f"jobs.worker.tasks has the addresses of {count}"
-        if pool is not None and (slots := pool.room) is not None:
+        if pool is not None and (slots := pool.slots.room) is not None:
             names = [] if ps is None else [f"ps:{index}" for index in ps.indices()]
             room = max(0, slots - sum(not pool.lost_port_host(name) for name in names))
             left = " that are left" if len(pool.slots.hosts) < len(pool.links) else ""

@@ -1,7 +1,8 @@
 """The interface of launchers. A launcher places roles on hosts and starts them there.
 
 A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of
-each role, passes on its output, reports its end, and stops all roles. `tasks.py` decides for all
+each role, passes on its output, reports its end, and stops all roles. Its constructor gets a
+function `on_exit`, which it calls with each role that has ended. `tasks.py` decides for all
 launchers which roles run and whether a role is restarted.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
@@ -16,85 +17,33 @@ Promises, which `tests/launch/conformance.py` checks for each launcher:
   R5  A role has the environment of its host, with the variables that were passed to `start_role`
       added or replaced.
 
+A launcher has these methods:
+  start_role(config, environment, on_line): start a role on a host that the launcher chooses, and
+      return it. A restarted role stays on its host, unless the host is lost.
+  running: the roles that were started and have not ended.
+  stranded(name): why no host can run this role any more, and what the user can do; "" if one can.
+  release(name): free the place of a role that has ended and is not restarted, so that its host can
+      run another role.
+  close(grace_s): stop all roles. Each gets SIGTERM, has up to `grace_s` seconds to drain, and then
+      gets SIGKILL. A second call does nothing.
+
+A role that a launcher has started has these attributes:
+  name: the name of the role, such as "worker:0".
+  host: the name of the role's host, as the user wrote it. "" means the host of the launcher.
+  pid: the pid of the role on its host. 0 means that the launcher does not know it yet.
+  exit_code: in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None
+      means that the process runs.
+  tail: the last lines of the role's output. If the role could not be started, a sentence that says
+      why and what to do.
+  ended: an event that is set when the exit code is known, before `on_exit` is called with the role.
+  signal(number): send a signal to the role. After the role has ended, this does nothing.
+
 `Children` is the launcher for this host. The other launchers place roles through a `HostAgent`
 (agent.py, hosts.py).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from zmqdist.launch.roles import TaskConfig
-    from zmqdist.scheduling.shared.config import WorkerConfig
+from collections.abc import Callable
 
 LineHandler = Callable[[str], object]
-
-
-class RunningRole(Protocol):
-    """A role that a launcher has started.
-
-    Attributes:
-      ended: set when the exit code is known, before `on_exit` is called with the role.
-    """
-
-    ended: threading.Event
-
-    @property
-    def name(self) -> str:
-        """The name of the role, such as "worker:0"."""
-
-    @property
-    def host(self) -> str:
-        """The name of the role's host, as the user wrote it. "" means the host of the launcher."""
-
-    @property
-    def pid(self) -> int:
-        """The pid of the role on its host. 0 means that the launcher does not know it yet."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the
-        process. None means that the process runs."""
-
-    @property
-    def tail(self) -> str:
-        """The last lines of the role's output. If the role could not be started, a sentence that
-        says why and what to do."""
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the role. After the role has ended, this does nothing."""
-
-
-class Launcher(Protocol):
-    """Starts roles on hosts and watches the roles. The constructor gets a function `on_exit`, which
-    the launcher calls with each role that has ended.
-    """
-
-    @property
-    def running(self) -> Sequence[RunningRole]:
-        """The roles that were started and have not ended."""
-
-    def start_role(
-        self,
-        config: WorkerConfig | TaskConfig,
-        environment: Mapping[str, str],
-        on_line: LineHandler | None = None,
-    ) -> RunningRole:
-        """Start a role on a host that this launcher chooses. A restarted role stays on its host,
-        unless the host is lost."""
-
-    def stranded(self, name: str) -> str:
-        """Return why no host can run this role any more, and what the user can do. "" means that a
-        host can run it."""
-
-    def release(self, name: str) -> None:
-        """Free the place of a role that has ended and is not restarted, so that its host can run
-        another role."""
-
-    def close(self, grace_s: float) -> None:
-        """Stop all roles. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then
-        gets SIGKILL. A second call does nothing.
-        """

@@ -309,8 +309,10 @@ class local_cluster(Cluster):
     def _check_own(self) -> None:
         self._check_open()
         if os.getpid() != self._pid:
-            problem = "this local_cluster was started before a fork: only the process that started it changes it"
-            raise errors.FailedPreconditionError(problem)
+            raise errors.FailedPreconditionError(
+                "this local_cluster was started before a fork: only the process that "
+                "started it changes it"
+            )
 
     def _kill(self, job: str, index: int) -> None:
         self._check_own()
@@ -523,6 +525,8 @@ def _listen(config: DispatcherConfig) -> socket.socket:
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
-            problem = f"could not bind {join_address(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
-            raise errors.UnknownError(problem) from None
+            raise errors.UnknownError(
+                f"could not bind {join_address(config.host, config.port)}: "
+                f"{error.strerror}; port 0 takes a free one"
+            ) from None
         raise

@@ -25,6 +25,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from zmqdist import errors, limits
@@ -32,7 +33,7 @@ from zmqdist.background import in_background
 from zmqdist.blas_threads import VARIABLES, thread_variables
 from zmqdist.cluster.launcher_sections import RayConfig, RayRole
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import END_S, AgentStream, NoteHandler
+from zmqdist.launch.agent_stream import END_S, NoteHandler
 from zmqdist.launch.hosts import AgentHost
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
         options = actor_options(config.ray, job, slots)
         threads = actor_threads(options["num_cpus"], slots, os.environ)
         for index in [] if section is None else section.indices():
-            hosts.append(_host(f"ray-{job}-{index}", cluster, options, threads, silence_limit_s))
+            stream = partial(RayStream, cluster, options, threads, silence_limit_s)
+            hosts.append(AgentHost(f"ray-{job}-{index}", 1, stream))
     return hosts
 
 
@@ -115,19 +117,6 @@ def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> di
     """
     chosen = {name: environment[name] for name in VARIABLES if name in environment}
     return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})
-
-
-def _host(
-    name: str,
-    cluster: RayCluster,
-    options: dict[str, Any],
-    threads: dict[str, str],
-    silence_limit_s: float,
-) -> AgentHost:
-    def open_stream(on_note: NoteHandler) -> AgentStream:
-        return RayStream(cluster, options, threads, silence_limit_s, on_note)
-
-    return AgentHost(name, 1, open_stream)
 
 
 class RayCluster:

@@ -98,17 +98,14 @@ class RoleFiles:
         }
         paths = {KEYS_DIR_VARIABLE: keys_dir, CONFIG_ENV: f"{parent}/{folder}/cluster.yaml"}
         kept = {name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE}
-        if isinstance(config, WorkerConfig) and self._one_slot_a_core():
+        worker = self._cluster.jobs.worker
+        if isinstance(config, WorkerConfig) and worker is not None and worker.slots == "auto":
             config = dataclasses.replace(config, slots=min(cores, limits.SLOTS_MAX))
         ticket_file = f"{parent}/{folder}/ticket"
         config = dataclasses.replace(
             config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file
         )
         return config, {**kept, **paths}, files
-
-    def _one_slot_a_core(self) -> bool:
-        worker = self._cluster.jobs.worker
-        return worker is not None and worker.slots == "auto"
 
     def _cluster_file(self, keys_dir: str) -> str:
         assert self._cluster.runtime is not None

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
@@ -26,10 +26,8 @@ from zmqdist.background import logged
 from zmqdist.launch.role_keys import check_name, given_ticket, joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
-from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:  # each role imports only what it needs, so that children start quickly
-    from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
     from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.transport.join_ticket import JoinTicket
@@ -60,24 +58,28 @@ Announce = Callable[[str], object]
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """The arguments of `zmqdist.Server` for one task of a cluster, which runs in a child process.
+    """The arguments of `zmqdist.Server` for one task of a cluster.
 
     Attributes:
       cluster: the addresses of the tasks of each job, by index.
+      job, index: None if the cluster has only one job, or the job only one task.
       bind_host: the address or interface to bind. None means the host in the task's address.
       ticket_file, ticket_fd: the file or file descriptor with the task's join ticket, as in
-        WorkerConfig.
+        WorkerConfig. With a ticket, the task makes its own key and uses this key in place of the
+        server's key.
+      config: the argument `config` of `zmqdist.Server`.
     """
 
-    cluster: dict[str, dict[int, str]]
-    job: str
-    index: int
+    cluster: Mapping[Any, Any]
+    job: str | None
+    index: int | None
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
     bind_host: str | None = None
     ticket_file: str | None = None
     ticket_fd: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 class _Server(Protocol):
@@ -155,12 +157,9 @@ def _run_worker(
         import_modules()
         zygote = fork_slots_zygote(environment)
     with _Signals() as signals, _silent(end_log):
-        try:
-            server = WorkerServer(config, start=False, zygote=zygote)
-            if not _start(server, signals, lifeline):
-                return OK
-        except errors.OpError as error:
-            return _failed("worker", error)
+        server = WorkerServer(config, start=False, zygote=zygote)
+        if not _start(server, signals, lifeline):
+            return OK
         plural = "slot" if config.slots == 1 else "slots"
         announce(
             f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} "
@@ -194,53 +193,50 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 
 def run_server(
-    cluster: ClusterSpec,
-    job: str | None,
-    index: int | None,
-    credentials: Credentials,
+    task: TaskConfig,
     *,
-    bind_host: str | None = None,
-    config: Mapping[str, Any] | None = None,
     grace_s: float = GRACE_S,
     lifeline: int = -1,
     announce: Announce = print,
-    ticket_file: str | None = None,
-    ticket_fd: int | None = None,
 ) -> int:
     """Run a task of a cluster until it has to stop, and return the exit code. An expected failure
     is written as one line to standard error.
-
-    Args:
-      config: the argument `config` of `zmqdist.Server`.
-      ticket_file, ticket_fd: the private file or the file descriptor from which a join ticket is
-        read. With a ticket, the task makes its own key and uses this key in place of the server's
-        key.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
     try:
-        ticket = given_ticket(ticket_file, ticket_fd)
+        ticket = given_ticket(task.ticket_file, task.ticket_fd)
         if ticket is not None:
-            _check_ticket(ticket, cluster, job, index)
-        with joined(ticket, credentials.keys_dir) as member:
-            if member is not None:
-                credentials = replace(credentials, keys_dir=member.keys_dir)
-            return _run_server(
-                cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce
-            )
+            _check_ticket(ticket, task)
+        with joined(ticket, task.keys_dir) as member:
+            # imported here, because workers also run this module and do not need it
+            from zmqdist.tasks.server import Server
+
+            with _Signals() as signals:
+                server = Server(
+                    task.cluster,
+                    task.job,
+                    task.index,
+                    config=task.config,
+                    bind_host=task.bind_host,
+                    keys_dir=task.keys_dir if member is None else member.keys_dir,
+                    token_file=task.token_file,
+                    insecure=task.insecure,
+                )
+                announce(f"{server.task} at {server.target}")
+                _serve(server, signals, lifeline, grace_s, server.stop)
     except errors.OpError as error:
         return _failed("server", error)
+    return OK
 
 
-def _check_ticket(
-    ticket: JoinTicket, cluster: ClusterSpec, job: str | None, index: int | None
-) -> None:
+def _check_ticket(ticket: JoinTicket, config: TaskConfig) -> None:
     """Raise InvalidArgumentError if the ticket is for another task, or has no address at which
     programs can connect to the task."""
     from zmqdist.tasks.definition import effective  # imported here, because workers do not need it
 
-    task = effective(cluster, job, index)
+    task = effective(config.cluster, config.job, config.index)
     check_name(ticket, task.job_name, task.task_index)
     if not ticket.listens:
         raise errors.InvalidArgumentError(
@@ -249,39 +245,6 @@ def _check_ticket(
             f"`zmqdist keys token --role {ticket.name} --listens {task.own_address()}`. This "
             f"ticket was not used"
         )
-
-
-def _run_server(
-    cluster: ClusterSpec,
-    job: str | None,
-    index: int | None,
-    credentials: Credentials,
-    bind_host: str | None,
-    config: Mapping[str, Any] | None,
-    grace_s: float,
-    lifeline: int,
-    announce: Announce,
-) -> int:
-    # imported here, because workers also run this module and do not need it
-    from zmqdist.tasks.server import Server
-
-    with _Signals() as signals:
-        try:
-            server = Server(
-                cluster,
-                job,
-                index,
-                config=config,
-                bind_host=bind_host,
-                keys_dir=credentials.keys_dir,
-                token_file=credentials.token_file,
-                insecure=credentials.insecure,
-            )
-        except errors.OpError as error:
-            return _failed("server", error)
-        announce(f"{server.task} at {server.target}")
-        _serve(server, signals, lifeline, grace_s, server.stop)
-    return OK
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
@@ -421,19 +384,4 @@ def main() -> int:
     name_process(f"{fields['job']}:{fields['index']}")
     if worker is not None:
         return run_worker(worker, lifeline=lifeline, announce=log.info)
-    from zmqdist.cluster.spec import ClusterSpec
-
-    task = TaskConfig(**fields)
-    credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
-    cluster = ClusterSpec(task.cluster)
-    return run_server(
-        cluster,
-        task.job,
-        task.index,
-        credentials,
-        bind_host=task.bind_host,
-        lifeline=lifeline,
-        announce=log.info,
-        ticket_file=task.ticket_file,
-        ticket_fd=task.ticket_fd,
-    )
+    return run_server(TaskConfig(**fields), lifeline=lifeline, announce=log.info)

@@ -13,12 +13,13 @@ import os
 import re
 import shutil
 import sys
+from functools import partial
 from typing import Final
 
 from zmqdist import errors
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import AgentStream, NoteHandler, ProcessStream
+from zmqdist.launch.agent_stream import ProcessStream
 from zmqdist.launch.hosts import AgentHost
 
 SRUN: Final = "srun"
@@ -62,11 +63,7 @@ def allocated_cores() -> int | None:
 
 def _host(node: str, silence_limit_s: float) -> AgentHost:
     command = srun_command(node, agent_command(sys.executable, silence_limit_s))
-
-    def open_stream(on_note: NoteHandler) -> AgentStream:
-        return ProcessStream(command, explain, on_note)
-
-    return AgentHost(node, None, open_stream)
+    return AgentHost(node, None, partial(ProcessStream, command, explain))
 
 
 def srun_command(node: str, command: list[str]) -> list[str]:

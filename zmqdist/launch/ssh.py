@@ -13,12 +13,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from zmqdist import errors
 from zmqdist.cluster.launcher_sections import SshConfig, SshHost
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import AgentStream, NoteHandler, ProcessStream
+from zmqdist.launch.agent_stream import ProcessStream
 from zmqdist.launch.hosts import AgentHost
 
 SSH: Final = "ssh"
@@ -47,12 +48,8 @@ def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> Ag
     python = config.python or sys.executable
     command = ssh_command(host.host, config.options, agent_command(python, silence_limit_s))
 
-    def open_stream(on_note: NoteHandler) -> AgentStream:
-        return ProcessStream(
-            command, lambda code, notes: explain(host.host, python, code, notes), on_note
-        )
-
-    return AgentHost(host.host, host.slots, open_stream)
+    because = partial(explain, host.host, python)
+    return AgentHost(host.host, host.slots, partial(ProcessStream, command, because))
 
 
 def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:

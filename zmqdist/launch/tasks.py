@@ -16,15 +16,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from zmqdist import clock as time
 from zmqdist import errors, limits
-from zmqdist.launch.children import Children
-from zmqdist.launch.launcher_interface import Launcher, RunningRole
+from zmqdist.launch.agent_link import RemoteRole
+from zmqdist.launch.children import Child, Children
+from zmqdist.launch.hosts import Hosts
 from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 Say = Callable[[str], object]
+RunningRole: TypeAlias = Child | RemoteRole
+"""A role that a launcher has started (launcher_interface.py)."""
+Launcher: TypeAlias = Children | Hosts
 ExitHandler = Callable[[RunningRole], object]
 WorkerExitHandler = Callable[[int, RunningRole | None, bool], object]
 PsGoneHandler = Callable[[str, str], object]
