@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.parameter_server import ShardedVariable, Variable
-from zmqdist.training.checkpoint.parts import Part
-from zmqdist.training.checkpoint.shard_handles import shards_of
+from zmqdist.training.checkpoint.manifest import Part
+from zmqdist.training.checkpoint.structure import shards_of
 
 
 def variable(value: Any, name: str = "v") -> Variable:

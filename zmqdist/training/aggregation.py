@@ -4,6 +4,7 @@ the operations are TensorFlow's."""
 from __future__ import annotations
 
 import enum
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,24 +40,14 @@ class VariableSynchronization(str, enum.Enum):
     ON_READ = "on_read"
 
 
-def checked_aggregation(value: Any) -> VariableAggregation:
-    """Return the VariableAggregation that `value` is or names, in upper or lower case. None means
-    NONE. Raises ValueError otherwise."""
-    return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
-
-
-def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Return the VariableSynchronization that `value` is or names, in upper or lower case. None
-    means AUTO. Raises ValueError otherwise."""
-    return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
-
-
 Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
-def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
+def member(cls: type[Mode], kind: str, value: Any) -> Mode:
+    """Return the member of an enum for the argument `kind`, by default the first. Raises ValueError
+    if there is none of this name."""
     if value is None:
-        return default
+        return next(iter(cls))
     if isinstance(value, cls):
         return value
     # accept a member of TensorFlow's enum, whose members have the same names
@@ -89,7 +80,5 @@ def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> 
         return IndexedSlices(
             rows, np.concatenate([value.indices for value in values]), values[0].dense_shape
         )
-    total = values[0]
-    for value in values[1:]:
-        total = np.add(total, value)
+    total = reduce(np.add, values)
     return total if how is VariableAggregation.SUM else mean_of(np.asarray(total), len(values))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -26,10 +26,12 @@ from zmqdist.specs import IndexedSlices
 from zmqdist.training.indexing import Rows, checked_numbers, select
 from zmqdist.variables.hosted_variable import cast
 
+V = TypeVar("V", bound="ArrayLike")
+
 
 class ArrayLike(NDArrayOperatorsMixin):
     """Base of Variable and ShardedVariable. A subclass provides `name`, `shape`, `dtype`, `numpy`,
-    `start_rows` and `scatter_update`."""
+    `start_rows` and `_scatter`."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,17 +62,6 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         raise NotImplementedError
 
-    def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Set the rows `sparse_delta.indices` to `sparse_delta.values`.
-
-        >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
-        >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
-        array([7, 5])
-        """
-        raise NotImplementedError
-
     def start_rows(self, rows: Rows) -> Any:
         """Request the rows with these numbers. Return a future, whose `get_value()` returns an
         array of the rows in the order of `rows`.
@@ -78,6 +69,96 @@ class ArrayLike(NDArrayOperatorsMixin):
         >>> zd.Variable([5, 6, 7]).start_rows([2, 0]).get_value()
         array([7, 5])
         """
+        raise NotImplementedError
+
+    def scatter_add(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows
+        are added. Raises the errors of `assign`, InvalidArgumentError if an index is out of range,
+        and TypeError if `sparse_delta` is not IndexedSlices. If a shard is lost, the other shards
+        have been updated.
+
+        >>> rows = zd.IndexedSlices(np.array([10, 10]), np.array([1, 1]))
+        >>> zd.Variable([1, 2, 3]).scatter_add(rows).numpy()
+        array([ 1, 22,  3])
+        """
+        return self._scatter("add", sparse_delta)
+
+    def scatter_sub(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Subtract from rows of the value. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([2]), np.array([1]))
+        >>> zd.Variable([1, 2, 3]).scatter_sub(rows).numpy()
+        array([1, 0, 3])
+        """
+        return self._scatter("sub", sparse_delta)
+
+    def scatter_mul(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Multiply rows of the value. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([5]), np.array([1]))
+        >>> zd.Variable([1, 2, 3]).scatter_mul(rows).numpy()
+        array([ 1, 10,  3])
+        """
+        return self._scatter("mul", sparse_delta)
+
+    def scatter_div(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Divide rows of the value. Integers cannot be divided by 0: shards without a 0 have been
+        updated. Everything else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([4.0]), np.array([1]))
+        >>> zd.Variable([1.0, 2.0]).scatter_div(rows).numpy()
+        array([1. , 0.5])
+        """
+        return self._scatter("div", sparse_delta)
+
+    def scatter_min(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for
+        `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([3]), np.array([1]))
+        >>> zd.Variable([5, 5]).scatter_min(rows).numpy()
+        array([5, 3])
+        """
+        return self._scatter("min", sparse_delta)
+
+    def scatter_max(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for
+        `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([9]), np.array([1]))
+        >>> zd.Variable([5, 5]).scatter_max(rows).numpy()
+        array([5, 9])
+        """
+        return self._scatter("max", sparse_delta)
+
+    def scatter_update(
+        self: V, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> V:
+        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything
+        else is as for `scatter_add`.
+
+        >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
+        >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
+        array([7, 5])
+        """
+        return self._scatter("update", sparse_delta)
+
+    batch_scatter_update = scatter_update
+
+    def _scatter(self: V, kind: str, sparse_delta: Any) -> V:
+        """Change rows as `kind` says, and return this variable."""
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
@@ -115,8 +196,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} are not positions in it"
-            raise InvalidArgumentError(text)
+            raise InvalidArgumentError(
+                f"{self.label} of shape {self.shape}: indices of shape {places.shape} are "
+                f"not positions in it"
+            )
         for axis in range(places.shape[-1]):
             checked_numbers(self.label, places[..., axis], self.shape[axis])
         found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
@@ -141,16 +224,13 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Apply an operator or a NumPy function to the value. NumPy calls this method."""
         if any(isinstance(target, ArrayLike) for target in kwargs.get("out", ())):
-            self._refuse_in_place()
+            raise TypeError(
+                f"variable {self.name!r} is not changed by an operator such as +=: use "
+                f"assign_add(value), assign_sub(value) or "
+                "assign(value)"
+            )
         arrays = [value.numpy() if isinstance(value, ArrayLike) else value for value in inputs]
         return getattr(ufunc, method)(*arrays, **kwargs)
-
-    def _refuse_in_place(self) -> NoReturn:
-        raise TypeError(
-            f"variable {self.name!r} is not changed by an operator such as +=: use "
-            f"assign_add(value), assign_sub(value) or "
-            "assign(value)"
-        )
 
     def __getitem__(self, key: Any) -> Any:
         """Return the part of the value that `key` selects, as from an array. Only the rows that the

@@ -104,8 +104,10 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
             if part.storage.key in seen:
-                text = f"{part.storage.ref} occurs twice in grads_and_vars: add up its gradients, so that it makes one step"
-                raise InvalidArgumentError(text)
+                raise InvalidArgumentError(
+                    f"{part.storage.ref} occurs twice in grads_and_vars: add up its "
+                    f"gradients, so that it makes one step"
+                )
             seen.add(part.storage.key)
             change = client.apply(part.storage.ref, optimizer, share)
             if isinstance(part.storage, RemoteStorage):

@@ -117,8 +117,13 @@ class ClusterConnection:
             states = self._worker_states()
             found = probe.result()
         for index, address in enumerate(self.ps):
-            text = f"{_task_name('ps', index)} at {address} does not answer"
-            states.append(None if ("ps", index) in found else errors.UnavailableError(text))
+            states.append(
+                None
+                if ("ps", index) in found
+                else errors.UnavailableError(
+                    f"{_task_name('ps', index)} at {address} does not answer"
+                )
+            )
         return states
 
     def _worker_states(self) -> list[errors.UnavailableError | None]:
@@ -173,8 +178,10 @@ class ClusterConnection:
           FailedPreconditionError: in this kind of cluster, workers join by themselves. The error
             text says how.
         """
-        text = f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
-        raise errors.FailedPreconditionError(text)
+        raise errors.FailedPreconditionError(
+            f"a worker joins this cluster by itself: zmqdist worker --dispatcher "
+            f"{self.target.removeprefix('zmq://')}"
+        )
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
         """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the
@@ -345,7 +352,7 @@ class _LaunchedCluster(ClusterConnection):
     def __init__(
         self, target: str, credentials: Credentials, ps: list[str], workers: list[int]
     ) -> None:
-        super().__init__(target, credentials, ps, self._shut_down)
+        super().__init__(target, credentials, ps, lambda _: None)
         self._indices = dict.fromkeys(workers, "")
 
     @property
@@ -354,10 +361,6 @@ class _LaunchedCluster(ClusterConnection):
 
     def _dismiss(self, index: int) -> None:
         self._indices.pop(index, None)
-
-    @staticmethod
-    def _shut_down(_: bool) -> None:
-        """Do nothing: the launcher stops workers and ps when the program ends."""
 
 
 def connect(

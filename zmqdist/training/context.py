@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from zmqdist import task_context
 from zmqdist.field_types import checked
@@ -28,20 +28,6 @@ from zmqdist.training.per_replica import reduce_replicas
 Creator = Callable[..., Any]
 """`creator(next_creator, **kwargs)` makes a variable, usually by a call of
 `next_creator(**kwargs)`."""
-
-
-class Strategy(Protocol):
-    """The part of a strategy that this module uses: the session number. A strategy and its stubs on
-    workers have the same number."""
-
-    @property
-    def session(self) -> int: ...
-
-
-class Rendezvous(Protocol):
-    """The object at which the replicas of one `run` wait for each other (replicas.py)."""
-
-    def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
 
 
 class ReplicaContext:
@@ -56,9 +42,7 @@ class ReplicaContext:
       num_replicas_in_sync: number of replicas on this worker.
     """
 
-    def __init__(
-        self, strategy: Any, replica: int, replicas: int, rendezvous: Rendezvous | None = None
-    ) -> None:
+    def __init__(self, strategy: Any, replica: int, replicas: int, rendezvous: Any = None) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica
         self.num_replicas_in_sync = replicas
@@ -190,7 +174,7 @@ def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
 
 
 @contextmanager
-def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
+def in_scope(strategy: Any, creator: Creator) -> Iterator[None]:
     """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside
     another strategy's scope."""
     check_not_in_another(strategy)
@@ -206,7 +190,7 @@ def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
         thread_state.scopes, thread_state.replica, thread_state.creators = before, replica, creators
 
 
-def check_not_in_another(strategy: Strategy) -> None:
+def check_not_in_another(strategy: Any) -> None:
     """Raise RuntimeError if the calling thread is in the scope or the `run` of another strategy."""
     current = get_strategy()
     if current is not None and current.session != strategy.session:

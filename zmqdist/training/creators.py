@@ -21,7 +21,7 @@ import numpy as np
 
 from zmqdist import task_context
 from zmqdist.cluster.devices import Device, device_of
-from zmqdist.training.aggregation import checked_aggregation, checked_synchronization
+from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization, member
 from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.partition import Initial
 from zmqdist.training.variable_storage import LocalStorage
@@ -79,17 +79,20 @@ def make(
             "per_worker_variable=True needs a strategy: make it inside strategy.scope()"
         )
     name = name or "Variable"
-    how = checked_aggregation(aggregation), checked_synchronization(synchronization)
+    how = (
+        member(VariableAggregation, "aggregation", aggregation),
+        member(VariableSynchronization, "synchronization", synchronization),
+    )
     initial = Initial.of(name, initial_value, shape, dtype)
     if trainable is None:
         trainable = initial.dtype.kind in "fc"
     described = (bool(trainable), *how)
     target = None if device is None else Device.parse(device).canonical()
     if target is None or target.job != "ps":
-        return handle(
-            LocalStorage(name, _whole(initial), CHIEF if target is None else str(target)),
-            *described,
-        )
+        value = initial.value()
+        array = np.array(value() if callable(value) else value, order="C")
+        storage = LocalStorage(name, array, CHIEF if target is None else str(target))
+        return handle(storage, *described)
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
@@ -97,13 +100,3 @@ def make(
             f"inside strategy.scope()"
         )
     return handle(strategy.make_variable(name, initial, target.task or 0), *described)
-
-
-def _whole(initial: Initial) -> Any:
-    """Make the variable's first value in this process, and return it. The caller owns the array."""
-    if isinstance(initial.source, np.ndarray):
-        return np.array(initial.source, order="C")
-    if not initial.shape:
-        return np.array(initial.whole())
-    rows = initial.rows(0, initial.shape[0])
-    return np.array(rows() if callable(rows) else rows, order="C")

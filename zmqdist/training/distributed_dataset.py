@@ -107,7 +107,7 @@ class _Distributed:
     def element_spec(self) -> Any:
         """Spec of the source's own elements, before they are split. If the source is a function,
         this calls it in this process."""
-        raise NotImplementedError
+        return self._dataset().element_spec
 
 
 class DistributedDataset(_Distributed):
@@ -128,10 +128,6 @@ class DistributedDataset(_Distributed):
             raise ValueError("a scalar cannot be split between replicas: batch the dataset")
         return PerReplica(np.array_split(array, self._replicas))
 
-    @property
-    def element_spec(self) -> Any:
-        return self._source.element_spec
-
 
 class DistributedDatasetsFromFunction(_Distributed):
     """The result of `distribute_datasets_from_function`."""
@@ -151,10 +147,6 @@ class DistributedDatasetsFromFunction(_Distributed):
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing
             yield nest.map_structure(lambda *leaves: PerReplica(leaves), *elements)
-
-    @property
-    def element_spec(self) -> Any:
-        return self._dataset().element_spec
 
 
 def _no_rows(leaf: Any) -> np.ndarray[Any, Any]:

@@ -63,7 +63,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     before, after = items[:first], items[first + 1 :]
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(
-        item is Ellipsis or _is_all(item) for item in after
+        item is Ellipsis or (isinstance(item, slice) and item == slice(None)) for item in after
     )
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
         # take all rows as they are, because they arrive in the order of the row numbers in the key
@@ -183,12 +183,10 @@ def _number(item: Any) -> int:
     try:
         return operator.index(item)
     except TypeError:
-        text = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
-        raise IndexError(text) from None
-
-
-def _is_all(item: Any) -> bool:
-    return isinstance(item, slice) and item == slice(None)
+        raise IndexError(
+            f"only whole numbers, slices, '...', None, and arrays of whole numbers or "
+            f"bool are indices, not {item!r}"
+        ) from None
 
 
 def _axes_of(item: Any) -> int:

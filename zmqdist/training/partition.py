@@ -142,6 +142,10 @@ class Initial:
             return self.source[start:stop]
         return RowsOfInitial(self, start, stop)
 
+    def value(self) -> NDArray[Any] | RowsOfInitial:
+        """Return the whole value, or, if a function makes an array, an object that makes it."""
+        return self.rows(0, self.shape[0]) if self.shape else self.whole()
+
     def whole(self) -> NDArray[Any]:
         """Return the whole first value."""
         return _array(

@@ -7,6 +7,7 @@ Not here: running a function in each replica (replicas.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ def reduce_replicas(
         if leaf is None:
             return None
         values = local_results(leaf)
-        if len(values) == 1 and replicas > 1 and op is ReduceOp.SUM and not _is_zero(leaf):
+        same = len(values) == 1 and replicas > 1
+        if same and op is ReduceOp.SUM and (np.ndim(leaf) or np.any(np.asarray(leaf))):
             raise ValueError(
                 f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce "
                 f"what `run` returned"
@@ -106,19 +108,13 @@ def reduce_replicas(
     return nest.map_structure(reduced, value)
 
 
-def _is_zero(value: Any) -> bool:
-    return np.ndim(value) == 0 and not np.any(np.asarray(value))
-
-
 def _count(array: np.ndarray[Any, Any], axes: int | tuple[int, ...]) -> int:
     named = (axes,) if isinstance(axes, int) else axes
     return int(np.prod([array.shape[axis] for axis in named], dtype=np.int64))
 
 
 def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = np.add(total, value)
+    total = reduce(np.add, values)
     return total if op is ReduceOp.SUM else np.divide(total, count)
 
 

@@ -79,14 +79,18 @@ def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn if _thread_state.cache is None else _Cached(fn)
 
 
-class _Cached:
-    """A callable that runs `fn` inside a scope. It has the module and the name of `fn`. Two of
-    these callables for one `fn` have equal pickles."""
+class WrappedFunction:
+    """A picklable function that calls `fn` in another way, under the name of `fn`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
         self.__module__ = getattr(fn, "__module__", type(fn).__module__)
+
+
+class _Cached(WrappedFunction):
+    """A callable that runs `fn` inside a scope. It has the module and the name of `fn`. Two of
+    these callables for one `fn` have equal pickles."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with cache_variable_reads():

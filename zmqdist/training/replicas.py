@@ -39,7 +39,7 @@ def run_replicas(
     if replicas == 1:
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
             return fn(*select(args, 0), **select(kwargs, 0))
-    rendezvous = _Rendezvous(strategy, replicas)
+    rendezvous = Rendezvous(strategy, replicas)
     enter, cache = context.inherit(), read_cache.current_cache()
 
     def run(replica: int) -> None:
@@ -78,7 +78,7 @@ class _Abandoned(RuntimeError):
     has ended without reaching that point."""
 
 
-class _Rendezvous:
+class Rendezvous:
     """The object at which the replicas of one `run` wait for each other."""
 
     def __init__(self, strategy: Any, replicas: int) -> None:
@@ -99,7 +99,7 @@ class _Rendezvous:
                 self._merge()
             else:
                 self._notify_if_incomplete()
-                self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
+                self._changed.wait_for(lambda: self._round != my_round or bool(self._results))
             if self._round == my_round:
                 raise _Abandoned(
                     "another replica ended, or raised an error, without making this merge_call or "
@@ -125,14 +125,9 @@ class _Rendezvous:
         self._round += 1
         self._changed.notify_all()
 
-    @property
-    def _cannot_complete(self) -> bool:
-        """Whether a replica has ended, so that the replicas that wait for all replicas would wait
-        for ever."""
-        return bool(self._results)
-
     def _notify_if_incomplete(self) -> None:
-        if self._cannot_complete:
+        # once a replica has ended, no merge can be complete
+        if self._results:
             self._changed.notify_all()
 
     def ended(self, replica: int, result: Any) -> None:

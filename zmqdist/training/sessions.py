@@ -32,8 +32,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError
 from zmqdist.futures import all_values
@@ -86,8 +84,9 @@ class StrategySession:
         self.addresses = list(addresses)
         self._workers_per_step = workers_per_step
         self._recovery_s = recovery_s
+        self.keeps_initial_values = recovery_s > 0
         self._numbers = itertools.count(1)
-        self._incarnations = itertools.count(1)
+        self.incarnations = itertools.count(1)
         self._users: tuple[weakref.ref[CoordinatorRuntime], ...] = ()
         self._program = _program
         self._unused: deque[Ref] = deque()
@@ -173,17 +172,6 @@ class StrategySession:
         """
         self.check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
-
-    def next_incarnation(self) -> int:
-        """Return a new incarnation number for variables that are about to be recreated. The
-        versions of these variables contain the number, so that no two values of a variable have the
-        same version.
-        """
-        return next(self._incarnations)
-
-    @property
-    def keeps_initial_values(self) -> bool:
-        return self._recovery_s > 0
 
     def recreate(self, storage: RemoteStorage, version: int) -> None:
         """Make a variable again with its first value, at a server that has lost it. Only strategies
@@ -271,16 +259,9 @@ class StrategySession:
 
 def _initial_value(initial: Initial) -> Any:
     """Return the first value in the form that `PsClient.create` accepts."""
-    if isinstance(initial.source, np.ndarray):
-        return initial.source
-    if not initial.shape:
-        return initial.whole()
-    rows = initial.rows(0, initial.shape[0])
-    return (
-        client.initializer(rows, TensorSpec(initial.shape, initial.dtype))
-        if callable(rows)
-        else rows
-    )
+    value = initial.value()
+    spec = TensorSpec(initial.shape, initial.dtype)
+    return client.initializer(value, spec) if callable(value) else value
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:

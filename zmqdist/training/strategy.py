@@ -60,10 +60,13 @@ class OnWorkers:
     Attributes:
       session: number of the strategy, the same on all workers.
       num_replicas_in_sync: number of replicas on one worker, which is not the number of workers.
+      extended: settings and figures that programs rarely need, as in TensorFlow:
+        `colocate_vars_with`, `worker_devices` and `parameter_devices`.
     """
 
     session: int
     num_replicas_in_sync: int
+    extended: Extended
 
     def run(
         self,
@@ -186,20 +189,25 @@ class OnWorkers:
         """
         return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
-    @property
-    def extended(self) -> Extended:
-        """Settings and figures that programs rarely need."""
-        raise NotImplementedError
-
     def _used(self, method: str) -> None:
         """Check where `method` was called. The program's strategy logs a warning outside scheduled
         functions. A stub does nothing."""
 
+    def __reduce__(self) -> Any:
+        return _stub, (
+            self.session,
+            self.num_replicas_in_sync,
+            self.extended._num_workers,
+            self.extended._num_ps,
+        )
+
 
 def _refuse_options(method: str, options: Any) -> None:
     if options is not None:
-        text = f"{method} has no options: those of TensorFlow are for its compilers and accelerators. Leave `options` out, got {options!r}"
-        raise InvalidArgumentError(text)
+        raise InvalidArgumentError(
+            f"{method} has no options: those of TensorFlow are for its compilers and "
+            f"accelerators. Leave `options` out, got {options!r}"
+        )
 
 
 class Extended:
@@ -322,7 +330,7 @@ class ParameterServerStrategy(OnWorkers):
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
-        self._resolver = cluster_resolver
+        self.cluster_resolver = cluster_resolver
         self.coordinator_slot = CoordinatorSlot()
         # one Recovered for each recovery of a ps by zmqdist.checkpoint.Recovery
         self.recoveries: list[Any] = []
@@ -350,17 +358,12 @@ class ParameterServerStrategy(OnWorkers):
             raise
         self.session = self.ps_session.number
         self._placement = ShardPlacement(placement, len(self.cluster.ps))
-        self._extended = Extended(self, workers, len(self.cluster.ps))
+        self.extended = Extended(self, workers, len(self.cluster.ps))
         log.info(
             "a strategy with %d workers and %d parameter servers", workers, len(self.cluster.ps)
         )
 
     # -- the cluster -------------------------------------------------------------------------------
-
-    @property
-    def cluster_resolver(self) -> Any:
-        """The `cluster_resolver` argument."""
-        return self._resolver
 
     @property
     def target(self) -> str:
@@ -371,12 +374,6 @@ class ParameterServerStrategy(OnWorkers):
     def credentials(self) -> Credentials:
         """The places where the processes of the cluster find the cluster's secrets."""
         return self.cluster.credentials
-
-    @property
-    def extended(self) -> Extended:
-        """The object with `colocate_vars_with`, `worker_devices` and `parameter_devices`, as in
-        TensorFlow."""
-        return self._extended
 
     @property
     def placement(self) -> list[Placed]:
@@ -574,20 +571,12 @@ class ParameterServerStrategy(OnWorkers):
     # -- on workers --------------------------------------------------------------------------------
 
     def _used(self, method: str) -> None:
-        if not task_context.scheduled() and not self._extended._allow_run_without_coordinator:
+        if not task_context.scheduled() and not self.extended._allow_run_without_coordinator:
             log.warning(
                 "strategy.%s was invoked without ClusterCoordinator.schedule: it runs in this "
                 "process, not on a worker",
                 method,
             )
-
-    def __reduce__(self) -> Any:
-        return _stub, (
-            self.session,
-            self.num_replicas_in_sync,
-            self._extended._num_workers,
-            self._extended._num_ps,
-        )
 
 
 class StrategyStub(OnWorkers):
@@ -596,13 +585,7 @@ class StrategyStub(OnWorkers):
     def __init__(self, session: int, replicas_in_sync: int, workers: int, servers: int) -> None:
         self.session = session
         self.num_replicas_in_sync = replicas_in_sync
-        self._extended = Extended(self, workers, servers)
-
-    @property
-    def extended(self) -> Extended:
-        """The settings and figures of the program's strategy, except that the number of variables
-        is always 0."""
-        return self._extended
+        self.extended = Extended(self, workers, servers)
 
     @contextmanager
     def scope(self) -> Iterator[StrategyStub]:
@@ -613,14 +596,6 @@ class StrategyStub(OnWorkers):
 
     apply = ParameterServerStrategy.apply
     read = ParameterServerStrategy.read
-
-    def __reduce__(self) -> Any:
-        return _stub, (
-            self.session,
-            self.num_replicas_in_sync,
-            self._extended._num_workers,
-            self._extended._num_ps,
-        )
 
 
 _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictionary()

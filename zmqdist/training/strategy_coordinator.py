@@ -101,8 +101,10 @@ class StrategyCoordinator(ClusterCoordinator):
                 # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator
                 # unless the options differ.
                 if options and options != self._options:
-                    text = f"the strategy already has its coordinator, made with {self._options or 'no options'}, not with {options}"
-                    raise InvalidArgumentError(text)
+                    raise InvalidArgumentError(
+                        f"the strategy already has its coordinator, made with "
+                        f"{self._options or 'no options'}, not with {options}"
+                    )
                 return
             self._options = options
             try:
@@ -252,14 +254,9 @@ class _Chosen(NamedTuple):
     once: bool
 
 
-class _Once:
+class _Once(read_cache.WrappedFunction):
     """A callable that takes an update key and the arguments of the user's function, and calls the
     function in a context with this key. It has the module and the name of the function."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-        self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
-        self.__module__ = getattr(fn, "__module__", type(fn).__module__)
 
     def __call__(self, key: str, /, *args: Any, **kwargs: Any) -> Any:
         with task_context.update_key(key):

@@ -255,91 +255,6 @@ class Variable(ArrayLike):
         applied: bool = self.storage.change(change).get_value().applied
         return applied
 
-    def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both rows
-        are added. Raises the errors of `assign`, InvalidArgumentError if an index is out of range,
-        and TypeError if `sparse_delta` is not IndexedSlices.
-
-        >>> rows = zd.IndexedSlices(np.array([10, 10]), np.array([1, 1]))
-        >>> zd.Variable([1, 2, 3]).scatter_add(rows).numpy()
-        array([ 1, 22,  3])
-        """
-        return self._scatter("add", sparse_delta)
-
-    def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Subtract from rows of the value. Everything else is as for `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([2]), np.array([1]))
-        >>> zd.Variable([1, 2, 3]).scatter_sub(rows).numpy()
-        array([1, 0, 3])
-        """
-        return self._scatter("sub", sparse_delta)
-
-    def scatter_mul(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Multiply rows of the value. Everything else is as for `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([5]), np.array([1]))
-        >>> zd.Variable([1, 2, 3]).scatter_mul(rows).numpy()
-        array([ 1, 10,  3])
-        """
-        return self._scatter("mul", sparse_delta)
-
-    def scatter_div(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for
-        `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([4.0]), np.array([1]))
-        >>> zd.Variable([1.0, 2.0]).scatter_div(rows).numpy()
-        array([1. , 0.5])
-        """
-        return self._scatter("div", sparse_delta)
-
-    def scatter_min(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Set rows to the elementwise minimum of old and new rows. Everything else is as for
-        `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([3]), np.array([1]))
-        >>> zd.Variable([5, 5]).scatter_min(rows).numpy()
-        array([5, 3])
-        """
-        return self._scatter("min", sparse_delta)
-
-    def scatter_max(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Set rows to the elementwise maximum of old and new rows. Everything else is as for
-        `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([9]), np.array([1]))
-        >>> zd.Variable([5, 5]).scatter_max(rows).numpy()
-        array([5, 9])
-        """
-        return self._scatter("max", sparse_delta)
-
-    def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
-        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything
-        else is as for `scatter_add`.
-
-        >>> rows = zd.IndexedSlices(np.array([7]), np.array([0]))
-        >>> zd.Variable([5, 5]).scatter_update(rows).numpy()
-        array([7, 5])
-        """
-        return self._scatter("update", sparse_delta)
-
-    batch_scatter_update = scatter_update
-
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
         """Apply a gradient at the parameter server. This takes one message, because the optimizer's
         slots are at the server. Blocks until the gradient is applied.
@@ -444,12 +359,13 @@ class Variable(ArrayLike):
         number = None if step is None else converted("step", index, step)
         return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, number))
 
-    def _scatter(self, kind: str, delta: Any) -> Variable:
-        if not isinstance(delta, IndexedSlices):
+    def _scatter(self, kind: str, sparse_delta: Any) -> Variable:
+        if not isinstance(sparse_delta, IndexedSlices):
             raise TypeError(
-                f"scatter updates take IndexedSlices as `sparse_delta`, not {type(delta).__name__}"
+                f"scatter updates take IndexedSlices as `sparse_delta`, not "
+                f"{type(sparse_delta).__name__}"
             )
-        self.start_scatter(kind, delta.indices, delta.values).get_value()
+        self.start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
         return self
 
     # -- copies ------------------------------------------------------------------------------------

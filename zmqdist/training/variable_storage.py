@@ -80,7 +80,8 @@ class RemoteStorage:
 
     def rows(self, rows: Rows) -> Future:
         """Return a future of an array with these rows. The caller owns the array."""
-        return Then(self.client.rows([(self.ref, rows)]), _only)
+        reply = self.client.rows([(self.ref, rows)])
+        return Then(reply, lambda arrays: None if arrays is None else arrays[0])
 
     def saved(self) -> Future:
         """Return a future of (version, value, slots, update keys), read atomically. Later updates
@@ -121,10 +122,6 @@ class RemoteStorage:
                 f"pass step=, the number of the step"
             )
         return {"step": int(step), "workers_per_step": self.workers_per_step}
-
-
-def _only(replies: list[Any] | None) -> Any:
-    return None if replies is None else replies[0]
 
 
 class LocalStorage:

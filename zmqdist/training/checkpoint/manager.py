@@ -165,7 +165,7 @@ class CheckpointManager:
         number = whole(step)
         with self._lock:
             if self._saved_step is None:
-                self._saved_step = self._step_of_latest()
+                self._saved_step = number_of(self.latest_checkpoint or "")
             self._step = number
             since = number - (self._saved_step or 0)
             if self._every_steps is None or 0 <= since < self._every_steps:
@@ -289,10 +289,6 @@ class CheckpointManager:
             if cut_off or _UNFINISHED.fullmatch(name):
                 storage.remove_tree(path)
         self._tidied = True
-
-    def _step_of_latest(self) -> int | None:
-        path = self.latest_checkpoint
-        return None if path is None else number_of(path)
 
     def _raise(self) -> None:
         error, self._error = self._error, None

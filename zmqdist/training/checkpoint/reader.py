@@ -28,8 +28,7 @@ from zmqdist.data import storage
 from zmqdist.errors import DataLossError, NotFoundError, OpError
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.optimizers import KINDS
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, StoredPiece
-from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, StoredPiece
 
 _BLOCK = 2**20
 """Bytes that are read and checked at a time. They fit into the CPU's cache."""
@@ -104,7 +103,7 @@ class CheckpointReader:
                 else:
                     slots[slot] = (
                         np.maximum(slots[slot], array)
-                        if slot in slots and _is_count(array)
+                        if slot in slots and array.shape == () and array.dtype.kind in "iu"
                         else array
                     )
         return Part(value, slots, max(piece.version for piece in touched))
@@ -174,10 +173,6 @@ def initial_of(slot: str) -> float:
     optimizer of zmqdist has."""
     kind, _, name = slot.rpartition("/")
     return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
-
-
-def _is_count(array: NDArray[Any]) -> bool:
-    return array.shape == () and array.dtype.kind in "iu"
 
 
 def _as_described(

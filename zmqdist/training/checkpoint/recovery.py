@@ -37,11 +37,10 @@ from zmqdist.field_types import checked
 from zmqdist.limits import PS_VERSION_INCARNATION_SHIFT, RECOVERY_POLL_S
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.manager import CheckpointManager
-from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.manifest import Part
 from zmqdist.training.checkpoint.reader import CheckpointReader
 from zmqdist.training.checkpoint.save_restore import check
-from zmqdist.training.checkpoint.shard_handles import shards_of
-from zmqdist.training.checkpoint.structure import Leaf, leaves
+from zmqdist.training.checkpoint.structure import Leaf, leaves, shards_of
 from zmqdist.training.strategy import ParameterServerStrategy
 from zmqdist.training.variable_storage import RemoteStorage
 
@@ -302,7 +301,7 @@ class Recovery:
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
-        incarnation, versions = self._session.next_incarnation(), {}
+        incarnation, versions = next(self._session.incarnations), {}
         for storage in storages:
             ref, changes = storage.ref, 1
             name, start, stop = places.get(ref.number, ("", 0, 0))

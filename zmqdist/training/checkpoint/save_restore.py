@@ -14,22 +14,20 @@ Promises
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import index
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqdist.data import storage
 from zmqdist.field_types import checked, converted
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.training.checkpoint.manifest import Plain
-from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.manifest import Part, Plain
 from zmqdist.training.checkpoint.reader import CheckpointReader
-from zmqdist.training.checkpoint.shard_handles import shards_of
-from zmqdist.training.checkpoint.structure import Leaf, leaves
+from zmqdist.training.checkpoint.structure import Leaf, leaves, shards_of
 from zmqdist.training.checkpoint.writer import ToWrite, write
 
 
@@ -89,7 +87,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
             array = np.array(leaf.value)
             rows = array.shape[0] if array.shape else 1
             arrays.append(
-                ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False)
+                ToWrite(name, array.shape, array.dtype, [(0, rows, partial(Part, array))], False)
             )
         else:
             values[name] = leaf.value
@@ -194,10 +192,6 @@ def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
     for name, leaf in found.items():
         if not leaf.is_handle:
             _put(reader, name, leaf)
-
-
-def _known(array: NDArray[Any]) -> Callable[[], Part]:
-    return lambda: Part(array)
 
 
 def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from zmqdist import clock as time
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, Plain, StoredPiece
-from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, Plain, StoredPiece
 from zmqdist.wire.arrays import dtype_to_json
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
