@@ -234,8 +234,10 @@ def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
     if config.security.curve is True and not (
         config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")
     ):
-        problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
-        raise click.UsageError(problem)
+        raise click.UsageError(
+            f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen "
+            f"DIR) and pass --keys DIR"
+        )
 
 
 def printable_line(text: str) -> str:

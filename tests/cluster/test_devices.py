@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.cluster.devices import Device, canonical_device, device_of
+from zmqdist.cluster.devices import Device, device_of
 
 WHOLE = "/job:worker/replica:0/task:1/device:CPU:0"
 
@@ -26,8 +26,8 @@ WHOLE = "/job:worker/replica:0/task:1/device:CPU:0"
     ],
 )
 def test_two_names_are_equal_if_their_canonical_forms_are(name: str, canonical: str) -> None:
-    assert canonical_device(name) == canonical
-    assert canonical_device(canonical) == canonical
+    assert str(Device.parse(name).canonical()) == canonical
+    assert str(Device.parse(canonical).canonical()) == canonical
 
 
 @pytest.mark.parametrize(

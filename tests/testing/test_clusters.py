@@ -15,7 +15,7 @@ import pytest
 import zmqdist as zd
 from zmqdist.rpc import Client, ZmqServer
 from zmqdist.testing import create_cluster_spec, create_in_process_cluster, get_barrier, run
-from zmqdist.testing.runner.in_process import InProcessCluster
+from zmqdist.testing.runner.clusters import InProcessCluster
 
 
 def _ports(cluster: dict[str, list[str]]) -> list[int]:

@@ -27,8 +27,8 @@ from zmqdist.testing import (
     create_cluster_spec,
     get_barrier,
 )
+from zmqdist.testing.runner.barrier import TaskPipe
 from zmqdist.testing.runner.process_pool import PoolWork
-from zmqdist.testing.runner.task_pipe import TaskPipe
 
 MIB = 2**20
 

@@ -14,7 +14,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -32,6 +32,8 @@ from zmqdist.cluster.file_sections import Job, Section, SingleJob
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""
+Config: TypeAlias = Any
+"""A ClusterConfig. Its module imports this one, so that its class has no name here."""
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -188,31 +190,6 @@ def _fits(hint: Any, value: Any, text_keys: bool) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-class Config(Protocol):
-    """The attributes of a ClusterConfig that the rules need."""
-
-    @property
-    def jobs(self) -> Any: ...
-    @property
-    def program(self) -> str | list[str]: ...
-    @property
-    def security(self) -> Any: ...
-    @property
-    def ports(self) -> str | None: ...
-    @property
-    def launcher(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def ssh(self) -> Any: ...
-    @property
-    def kubernetes(self) -> Any: ...
-    @property
-    def ray(self) -> Any: ...
-    @property
-    def runtime(self) -> Any: ...
 
 
 # -- rules between keys ----------------------------------------------------------------------------

@@ -72,12 +72,6 @@ class Device:
         return text if self.type is None else f"{text}/device:{self.type}:{self.index or 0}"
 
 
-def canonical_device(name: str) -> str:
-    """Return the canonical form of a device's name, which is equal for all names of a device.
-    Raises ValueError as `Device.parse` does."""
-    return str(Device.parse(name).canonical())
-
-
 def device_of(job: str, index: int) -> str:
     """Return the canonical name of a task's device."""
     return str(Device(job, 0, index, "CPU", 0))

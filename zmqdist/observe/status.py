@@ -61,70 +61,36 @@ class Table:
         return text_lines
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over the registered workers, and the counts of queued work, coordinators and lost
-    workers.
-
-    `waiting` is the number of functions that workers have and have not begun. `rate` is the number
-    of functions that finish per second.
-    """
-
-    workers: int
-    slots: int
-    running: int
-    waiting: int
-    queued: int
-    finished: int
-    rate: float
-    coordinators: int
-    losses: int
-
-
 def checked(status: Any) -> Status:
     """Return a record that every function of this module accepts. Raises UnknownError if it is
     none, for example of another version."""
     try:
         lines(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        text = f"the dispatcher's status cannot be read ({error!r}): install the same zmqdist on both ends"
-        raise UnknownError(text) from None
+        raise UnknownError(
+            f"the dispatcher's status cannot be read ({error!r}): install the same "
+            f"zmqdist on both ends"
+        ) from None
     return status  # type: ignore[no-any-return]
-
-
-def totals(status: Status) -> Totals:
-    """Return the Totals of a record."""
-    workers, coordinators = status["workers"], status["coordinators"]
-    return Totals(
-        workers=len(workers),
-        slots=sum(row["slots"] for row in workers),
-        running=sum(row["running"] for row in workers),
-        waiting=sum(_waiting(row) for row in workers),
-        queued=status["queued"],
-        finished=sum(row["done"] for row in workers),
-        rate=sum(_rate(row) for row in workers),
-        coordinators=len(coordinators),
-        losses=status["losses_count"],
-    )
 
 
 def headline(status: Status) -> str:
     """Return a summary of the record in one line."""
-    sums = totals(status)
+    every = status["workers"]
     parts = [
         (
             f"dispatcher at {printable(status['address'])} (pid {status['pid']}): "
-            f"{plural(sums.workers, 'worker')}"
+            f"{plural(len(every), 'worker')}"
         ),
-        plural(sums.slots, "slot"),
-        f"{sums.queued:,} queued",
-        f"{sums.waiting:,} given out",
-        f"{sums.running:,} running",
-        f"{sums.finished:,} done",
-        f"{sums.rate:,.0f}/s",
+        plural(sum(row["slots"] for row in every), "slot"),
+        f"{status['queued']:,} queued",
+        f"{sum(map(_waiting, every)):,} given out",
+        f"{sum(row['running'] for row in every):,} running",
+        f"{sum(row['done'] for row in every):,} done",
+        f"{sum(map(_rate, every)):,.0f}/s",
     ]
-    if sums.losses:
-        parts.append(plural(sums.losses, "loss", "losses"))
+    if status["losses_count"]:
+        parts.append(plural(status["losses_count"], "loss", "losses"))
     return ", ".join(parts)
 
 

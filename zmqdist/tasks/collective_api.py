@@ -38,6 +38,7 @@ from zmqdist.tasks.collectives import Collectives, GroupMembers
 from zmqdist.tasks.node import Node
 from zmqdist.wire import trusted
 
+_ATOMS = (bool, int, float, complex, str, bytes)
 Array: TypeAlias = NDArray[Any]
 Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
@@ -74,8 +75,13 @@ class Group:
         members do not wait for it. This does not block.
         """
         with self._collectives.own_wait, self._members.lock:
-            text = f"{self.tasks[self.rank]}: {message}"
-            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
+            self._collectives.agree(
+                self._members,
+                "cancel",
+                NOTHING,
+                inf,
+                CancelledError(f"{self.tasks[self.rank]}: {message}"),
+            )
 
     def abort(self, code: int, message: str) -> None:
         """End the current operation at every member with this error, and end each later operation
@@ -151,7 +157,7 @@ class Operations:
     ) -> Any:
         with self._operation(group, timeout) as operation:
             with operation.preparing():
-                op = _op(op)
+                op = ReduceOp.of(op).value
                 leaves = nest.flatten(x)
                 signature = f"all_reduce {op} of {_structure(x, _described_reduced)}"
                 if bytes_per_pack not in (0, COLLECTIVE_INLINE_BYTES_MAX):
@@ -196,7 +202,7 @@ class Operations:
     def reduce_scatter(self, x: Any, op: str, group: Tasks, timeout: float | None) -> Array:
         with self._operation(group, timeout) as operation:
             with operation.preparing():
-                op = _op(op)
+                op = ReduceOp.of(op).value
                 array = core.reducible(_array(x), op)
                 if not array.ndim:
                     raise ValueError("reduce_scatter splits the first axis: a scalar has none")
@@ -209,23 +215,17 @@ class Operations:
                     operation.rank, operation.size, parts, out.reshape(-1), op
                 ), out
 
-            inline = (array,) if operation.is_small(array) else None
             result: Array = operation.do(
                 f"reduce_scatter {op} of {_described(np.asarray(x))}",
-                ("reduce_scatter", op, 0, None, inline),
+                ("reduce_scatter", op, 0, None, operation.inline(array)),
                 exchange,
             )
+
             return result
 
     # -- moving ------------------------------------------------------------------------------------
 
-    def all_gather(self, x: Any, axis: int, group: Tasks, timeout: float | None) -> Any:
-        return self._gather("all_gather", x, axis, 0, group, timeout)
-
-    def gather(self, x: Any, root: int, axis: int, group: Tasks, timeout: float | None) -> Any:
-        return self._gather("gather", x, axis, root, group, timeout)
-
-    def _gather(
+    def gather(
         self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None
     ) -> Any:
         with self._operation(group, timeout) as operation:
@@ -246,7 +246,11 @@ class Operations:
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
-                leaves = [leaf if _is_atom(leaf) else _array(leaf) for leaf in nest.flatten(x)]
+                # None, numbers and text stay as they are
+                leaves = [
+                    leaf if leaf is None or isinstance(leaf, _ATOMS) else _array(leaf)
+                    for leaf in nest.flatten(x)
+                ]
                 mine = nest.pack_sequence_as(x, leaves) if nest.is_nested(x) else leaves[0]
             return operation.broadcast(mine, root)
 
@@ -255,18 +259,22 @@ class Operations:
             with operation.preparing():
                 array = _array(x)
                 if not array.ndim or len(array) != operation.size:
-                    text = f"all_to_all needs one item for each of the {operation.size} members, not shape {array.shape}"
-                    raise InvalidArgumentError(text)
+                    raise InvalidArgumentError(
+                        f"all_to_all needs one item for each of the {operation.size} "
+                        f"members, not shape {array.shape}"
+                    )
             out = np.empty_like(array)
 
             def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
                 parts, result = ([part.reshape(-1) for part in whole] for whole in (array, out))
                 return ring_schedules.all_to_all(operation.rank, operation.size, parts, result), out
 
-            inline = (array,) if operation.is_small(array) else None
             result: Array = operation.do(
-                f"all_to_all of {_described(array)}", ("all_to_all", "", 0, None, inline), exchange
+                f"all_to_all of {_described(array)}",
+                ("all_to_all", "", 0, None, operation.inline(array)),
+                exchange,
             )
+
             return result
 
     # -- objects -----------------------------------------------------------------------------------
@@ -327,11 +335,11 @@ class _Operation:
                 f"root is {root!r}, but the ranks of the group are 0 to {self.size - 1}"
             )
 
-    def is_small(self, array: Array) -> bool:
-        """Return whether an array of this member is small enough to travel with the
-        announcement.
-        """
-        return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
+    def inline(self, array: Array) -> tuple[Array] | None:
+        """Return the array in the form of a contribution that needs no exchange, or None if the
+        array is too large for that."""
+        small = array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
+        return (array,) if small else None
 
     def do(
         self,
@@ -364,8 +372,7 @@ class _Operation:
             flat = array.reshape(-1)
             return ring_schedules.all_reduce(self.rank, self.size, flat, out.reshape(-1), op), out
 
-        inline = (array,) if self.is_small(array) else None
-        total: Array = self.do(signature, ("all_reduce", op, 0, None, inline), exchange)
+        total: Array = self.do(signature, ("all_reduce", op, 0, None, self.inline(array)), exchange)
         return total
 
     def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
@@ -393,7 +400,9 @@ class _Operation:
             # A member that receives no arrays needs their lengths, because all members must cut the
             # parts in the same way.
             parts = [
-                np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype)
+                np.empty(shape, array.dtype)
+                if wanted
+                else np.broadcast_to(np.empty((), array.dtype), (prod(shape),))
                 for shape in shapes
             ]
             parts[self.rank] = array
@@ -404,9 +413,8 @@ class _Operation:
                 self.rank, self.size, root, flats
             ), parts if wanted else None
 
-        inline = (array,) if self.is_small(array) else None
         parts: list[Array] | None = self.do(
-            signature, (kind, "", root, array.shape[axis], inline), exchange
+            signature, (kind, "", root, array.shape[axis], self.inline(array)), exchange
         )
         return parts
 
@@ -434,13 +442,6 @@ class _Operation:
             f"broadcast from rank {root}", ("broadcast", "", root, specs, inline), exchange
         )
         return value if mine else got
-
-
-def _op(op: Any) -> str:
-    """Return the name that collectives_machine.OPS has for `op`, which is a ReduceOp or a name in
-    upper or lower case. Raises ValueError if there is no such op.
-    """
-    return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
@@ -491,22 +492,12 @@ def _structure(x: Any, describe: Callable[[Any], str]) -> str:
     return str(nest.map_structure(describe, x)) if nest.is_nested(x) else describe(x)
 
 
-def _is_atom(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes))
-
-
 def _spec(leaf: Any) -> Any:
     return TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _allocated(leaf: Any) -> Any:
     return np.empty(leaf.shape, leaf.dtype) if isinstance(leaf, TensorSpec) else leaf
-
-
-def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of this size that occupies no memory, as a stand-in for a part that this
-    member does not receive."""
-    return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:

@@ -440,8 +440,10 @@ class Collectives:
             if monotonic() < due:
                 # before this member's time-out, the error is one that another member has reported
                 raise
-            text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
-            raise DeadlineExceededError(text) from None
+            raise DeadlineExceededError(
+                f"no piece came from {task_name(task)} within {timeout_s} s, during the "
+                f"execution: all members had announced"
+            ) from None
         return piece
 
     # -- calls from other members ------------------------------------------------------------------

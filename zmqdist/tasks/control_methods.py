@@ -74,8 +74,10 @@ class ControlMethods:
             # The stop of this task has ended the calls, so a call that failed here may still have
             # reached its task.
             if problems and node.closed:
-                text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
-                raise UnavailableError(text)
+                raise UnavailableError(
+                    f"{task_name(node.me)} was stopped by another caller meanwhile; not "
+                    f"all other tasks have replied"
+                )
             if problems:
                 raise UnavailableError(
                     f"{task_name(node.me)} stops, but the call did not reach {'; '.join(problems)}"

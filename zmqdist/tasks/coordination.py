@@ -82,8 +82,10 @@ class TaskCoordination:
         address = node.address if self.leads else node.spec.task_address(*self._leader)
         keeper = f"the leader {task_name(self._leader)}"
         if address.endswith(":0"):
-            text = f"{keeper} has port 0 in this cluster, so other tasks cannot know its address: give it a port"
-            raise FailedPreconditionError(text)
+            raise FailedPreconditionError(
+                f"{keeper} has port 0 in this cluster, so other tasks cannot know its "
+                f"address: give it a port"
+            )
         return CoordinationClient(
             address, me, node.incarnation, credentials=node.credentials, keeper=keeper
         )
@@ -130,12 +132,16 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
         if name.endswith("_s") and (
             isinstance(value, bool) or not isinstance(value, int | float) or not value >= least
         ):
-            text = f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
-            raise InvalidArgumentError(text)
+            raise InvalidArgumentError(
+                f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at "
+                f"least {least:g}"
+            )
     jobs = section.get("recoverable_jobs", ())
     if not isinstance(jobs, list | tuple | set | frozenset) or not all(
         isinstance(job, str) for job in jobs
     ):
-        text = f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
-        raise InvalidArgumentError(text)
+        raise InvalidArgumentError(
+            f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of "
+            f"names of jobs"
+        )
     return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

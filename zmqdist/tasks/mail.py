@@ -207,7 +207,7 @@ class Mail:
             call.end(0, "")
         else:
             call.end(refusal.error_code, refusal.message)
-        return _local_result(call)
+        return StatusOrResult(_LocalChannel(), call, _no_value)  # type: ignore[arg-type]
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -290,10 +290,6 @@ class _LocalChannel:
 
 def _no_value(call: ClientCall, address: str) -> None:
     """Return None, the value of a call that has delivered a message."""
-
-
-def _local_result(call: ClientCall) -> StatusOrResult:
-    return StatusOrResult(_LocalChannel(), call, _no_value)  # type: ignore[arg-type]
 
 
 def _checked(tag: str) -> str:

@@ -58,8 +58,10 @@ class Variables:
         with self._lock:
             array = self._values.get(key)
         if array is None:
-            text = f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
-            raise FailedPreconditionError(text)
+            raise FailedPreconditionError(
+                f"variable {name!r} (container {key[0]!r}) of {self._task} was not "
+                f"assigned, or was cleared by a reset"
+            )
         return array
 
     def specs(self, container: str = "") -> dict[str, TensorSpec]:
@@ -94,8 +96,10 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     """
     array = plain_array(value, f"variable {name!r}")
     if array.dtype.hasobject:
-        text = f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text"
-        raise InvalidArgumentError(text)
+        raise InvalidArgumentError(
+            f"variable {name!r} cannot hold {type(value).__name__}: that is no array of "
+            f"numbers or text"
+        )
     return array
 
 

@@ -557,7 +557,7 @@ class Server:
           NotImplementedError: `x` has IndexedSlices.
           OpError: any error of `all_reduce`.
         """
-        return self._operations.all_gather(x, axis, group, timeout)
+        return self._operations.gather("all_gather", x, axis, 0, group, timeout)
 
     def gather(
         self,
@@ -573,7 +573,7 @@ class Server:
         >>> task.gather(np.arange(2), root=0)
         array([0, 1])
         """
-        return self._operations.gather(x, root, axis, group, timeout)
+        return self._operations.gather("gather", x, axis, root, group, timeout)
 
     def broadcast(
         self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None

@@ -117,8 +117,10 @@ class _Cluster:
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
-            text = f"no task {task!r} in the cluster of {task_name(self.me)}, or it is filtered out; available devices: {known}"
-            raise InvalidArgumentError(text)
+            raise InvalidArgumentError(
+                f"no task {task!r} in the cluster of {task_name(self.me)}, or it is "
+                f"filtered out; available devices: {known}"
+            )
         return found
 
 
@@ -374,10 +376,9 @@ class Session:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                text = (
+                raise DeadlineExceededError(
                     f"no task's server at {address} replied to the reset within {due - began:.3g} s"
-                )
-                raise DeadlineExceededError(text) from None
+                ) from None
 
     def close(self) -> None:
         """Close the session. Operations under way end with CancelledError, and the variables of an
@@ -489,8 +490,10 @@ class Session:
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
-            text = f"the process that listens at {connection.address} is not a task's server (zmqdist.Server)"
-            raise FailedPreconditionError(text) from None
+            raise FailedPreconditionError(
+                f"the process that listens at {connection.address} is not a task's server "
+                f"(zmqdist.Server)"
+            ) from None
         connection.opened = True
         return reply
 
@@ -557,8 +560,10 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
     except InvalidArgumentError:
         known = False
     if not known:
-        message = f'no session with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
-        raise NotFoundError(message)
+        raise NotFoundError(
+            f'no session with {target!r}: wanted "{_SCHEME}://host:port", the target of a '
+            f"zmqdist.Server, or that server"
+        )
     if keys_dir is None and token_file is None and isinstance(credentials, Credentials):
         return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
@@ -590,6 +595,8 @@ def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
 def _limit_s(timeout_in_ms: Any) -> float:
     known = number(timeout_in_ms)
     if isnan(known):
-        text = f"timeout_in_ms: a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
-        raise InvalidArgumentError(text)
+        raise InvalidArgumentError(
+            f"timeout_in_ms: a time-out is a number of milliseconds, 0 for none, not "
+            f"{timeout_in_ms!r}"
+        )
     return known / 1000 if 0 < known < _LONG_MS else inf

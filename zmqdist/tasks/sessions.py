@@ -203,8 +203,10 @@ class Sessions:
         self._check_serving()
         known = self._sessions.get(session)
         if known is None:
-            text = f"{self._name} does not know this session: it was closed or lost, or the task was restarted: make a new one"
-            raise AbortedError(text)
+            raise AbortedError(
+                f"{self._name} does not know this session: it was closed or lost, or the "
+                f"task was restarted: make a new one"
+            )
         if known.ended:
             raise AbortedError(known.ended)
         if known.peer is not peer:

@@ -92,8 +92,9 @@ class WorkerRole:
                 f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}"
             )
         if not isinstance(self._processes, bool):
-            text = f"config['worker_processes'] is {self._processes!r}, wants True or False"
-            raise InvalidArgumentError(text)
+            raise InvalidArgumentError(
+                f"config['worker_processes'] is {self._processes!r}, wants True or False"
+            )
         self._lock = threading.Lock()
         self._invited: list[_Invited] = []
         self._closed = False
@@ -115,8 +116,10 @@ class WorkerRole:
         from zmqdist.scheduling.shared.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
-            text = f"{task_name(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
-            raise FailedPreconditionError(text)
+            raise FailedPreconditionError(
+                f"{task_name(self._node.me)} at {self._node.address} runs no functions: "
+                f"it is not worker:{index}"
+            )
         credentials = self._node.credentials
         config = WorkerConfig(
             dispatcher,

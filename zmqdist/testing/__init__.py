@@ -17,26 +17,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqdist.testing.conformance import check_resolver
     from zmqdist.testing.runner.barrier import get_barrier
-    from zmqdist.testing.runner.errors import (
+    from zmqdist.testing.runner.clusters import create_cluster_spec, create_in_process_cluster
+    from zmqdist.testing.runner.pool import MultiProcessPoolRunner
+    from zmqdist.testing.runner.process_pool import (
         MultiProcessRunnerResult,
         SubprocessTimeoutError,
         UnexpectedSubprocessExitError,
     )
-    from zmqdist.testing.runner.in_process import create_in_process_cluster
-    from zmqdist.testing.runner.pool import MultiProcessPoolRunner
-    from zmqdist.testing.runner.ports import create_cluster_spec
     from zmqdist.testing.runner.runner import MultiProcessRunner, run
     from zmqdist.testing.runner.shared import manager
 
 _MODULES = {
     "MultiProcessPoolRunner": "runner.pool",
     "MultiProcessRunner": "runner.runner",
-    "MultiProcessRunnerResult": "runner.errors",
-    "SubprocessTimeoutError": "runner.errors",
-    "UnexpectedSubprocessExitError": "runner.errors",
+    "MultiProcessRunnerResult": "runner.process_pool",
+    "SubprocessTimeoutError": "runner.process_pool",
+    "UnexpectedSubprocessExitError": "runner.process_pool",
     "check_resolver": "conformance",
-    "create_cluster_spec": "runner.ports",
-    "create_in_process_cluster": "runner.in_process",
+    "create_cluster_spec": "runner.clusters",
+    "create_in_process_cluster": "runner.clusters",
     "get_barrier": "runner.barrier",
     "manager": "runner.shared",
     "run": "runner.runner",

@@ -110,7 +110,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_type(self) -> str | None:
         """The job of this process. None means that the job is not known."""
-        return self._task_type
+        return self._own_task_type()
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -119,7 +119,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | None:
         """The index of this process in its job. None means that the index is not known."""
-        return self._task_id
+        return self._own_task_id()
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -129,7 +129,7 @@ class ClusterResolver(abc.ABC):
     def rpc_layer(self) -> str | None:
         """The scheme of a master's URL, which stands before `://`. None or "" means that addresses
         get no scheme."""
-        return self._rpc_layer
+        return self._own_rpc_layer()
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -203,6 +203,17 @@ class ClusterResolver(abc.ABC):
                 "the cluster has several tasks, and nothing says which one this process is"
             )
         return problems + spec.validate()
+
+    # -- what the properties return, unless a program has set them; a resolver may override these ----
+
+    def _own_task_type(self) -> str | None:
+        return self._task_type
+
+    def _own_task_id(self) -> int | None:
+        return self._task_id
+
+    def _own_rpc_layer(self) -> str | None:
+        return self._rpc_layer
 
     def _device_names(self) -> list[str]:
         """Return the names of the known devices, as `/job:worker/task:0/device:GPU:1`. These are

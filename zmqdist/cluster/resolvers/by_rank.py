@@ -90,25 +90,15 @@ class ResolverByRank(ClusterResolver):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)
 
-    @property
-    def task_type(self) -> str | None:
+    def _own_task_type(self) -> str | None:
         """The job of this process, or the value that a user has set. It is None if a user has set
         only `task_id`."""
         return self._own_task()[0]
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
+    def _own_task_id(self) -> int | None:
         """The index of this process in its job, or the value that a user has set. It is None if a
         user has set only `task_type`."""
         return self._own_task()[1]
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     def _own_task(self) -> tuple[str | None, int | None]:
         if (self._task_type, self._task_id) != (None, None):

@@ -122,19 +122,13 @@ class TFConfigClusterResolver(ClusterResolver):
             return self._environment
         return str(_read()[1].get("environment") or "")
 
-    @property
-    def task_type(self) -> str | None:
+    def _own_task_type(self) -> str | None:
         if self._task_type is not None:
             return str(self._task_type)
         value = _task().get("type")
         return None if value is None else str(value)
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
+    def _own_task_id(self) -> int | None:
         if self._task_id is not None:
             return int(self._task_id)
         value = _task().get("index")
@@ -145,20 +139,11 @@ class TFConfigClusterResolver(ClusterResolver):
                 f"{_read()[0]}: task: the index must be a number, not {value!r}"
             ) from None
 
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
+    def _own_rpc_layer(self) -> str | None:
         if self._rpc_layer is not None:
             return self._rpc_layer
         value = _read()[1].get("rpc_layer")
         return None if value is None else str(value)
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
 
     def num_accelerators(
         self,
@@ -204,8 +189,12 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        message = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
-        raise json.JSONDecodeError(message, text, error.pos) from None
+        raise json.JSONDecodeError(
+            f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or '
+            f"unset it: {error.msg}",
+            text,
+            error.pos,
+        ) from None
     if not isinstance(config, dict):
         raise ValueError(
             f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}'

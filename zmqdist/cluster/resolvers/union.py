@@ -86,29 +86,14 @@ class UnionResolver(ClusterResolver):
     def environment(self) -> str:
         return self._resolvers[0].environment
 
-    @property
-    def task_type(self) -> str | None:
+    def _own_task_type(self) -> str | None:
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
+    def _own_task_id(self) -> int | None:
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
+    def _own_rpc_layer(self) -> str | None:
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
 
     def num_accelerators(
         self,

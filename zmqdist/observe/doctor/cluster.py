@@ -98,9 +98,15 @@ def examine_tasks(
         if kind == f"{TASK}{name}":
             tasks.append(name)
         elif kind.startswith(TASK):
-            message = f"the task that listens there is {kind.removeprefix(TASK)}, of this cluster or of another"
-            advice = "stop it, or give each task an address of its own; all tasks must be started with the same addresses"
-            address.findings.append(problem(f"{name} {addresses[name]}", message, advice))
+            address.findings.append(
+                problem(
+                    f"{name} {addresses[name]}",
+                    f"the task that listens there is {kind.removeprefix(TASK)}, of this "
+                    f"cluster or of another",
+                    "stop it, or give each task an address of its own; all tasks must be "
+                    "started with the same addresses",
+                )
+            )
     reachability = _concurrently(
         lambda name: _examine_reach(name, addresses[name], credentials, timeout_s), tasks
     )
@@ -137,18 +143,27 @@ def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s:
             reply = client.call(REACH, [timeout_s], timeout_in_ms=round(3000 * timeout_s))
             entries = iter(reply.get_value() or [])
     except errors.OpError as error:
-        advice = f"try again when it is less busy, or see the log of {name}"
         return Address(
-            [problem(subject, f"it could not say which tasks it reaches ({error.message})", advice)]
+            [
+                problem(
+                    subject,
+                    f"it could not say which tasks it reaches ({error.message})",
+                    f"try again when it is less busy, or see the log of {name}",
+                )
+            ]
         )
     findings, good = [], []
     for other, other_address, trouble in zip(entries, entries, entries, strict=False):
         if not trouble:
             good.append(str(other))
             continue
-        advice = f"run zmqdist doctor {other_address} on the host of {name}; both hosts must resolve that address alike"
         findings.append(
-            problem(subject, f"it cannot reach {other} at {other_address} ({trouble})", advice)
+            problem(
+                subject,
+                f"it cannot reach {other} at {other_address} ({trouble})",
+                f"run zmqdist doctor {other_address} on the host of {name}; both hosts must "
+                f"resolve that address alike",
+            )
         )
     if good:
         findings.insert(0, ok(subject, f"reaches {', '.join(good)}"))

@@ -107,10 +107,9 @@ def proc() -> Finding:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
     except OSError as error:
-        message = f"/proc cannot be read ({error.strerror})"
         return problem(
             "/proc",
-            message,
+            f"/proc cannot be read ({error.strerror})",
             "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays",
         )
     return ok("/proc", "can be read")
@@ -150,11 +149,11 @@ def shared_memory() -> Finding:
     if done.stdout == pattern:
         return ok("shared memory", "a child could open memory of this process")
     reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    advice = "run all processes as one user and group, in one container, and not as a program that has changed its user"
     return warning(
         "shared memory",
         f"a child could not open memory of this process ({reason}): {slower}",
-        advice,
+        "run all processes as one user and group, in one container, and not as a program "
+        "that has changed its user",
     )
 
 

@@ -135,9 +135,15 @@ def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
     host, _ = split(address)
     if not is_name(host) or not is_loopback(seen.ip_address):
         return []
-    message = f"the name {host} is {seen.ip_address} here: only this host can reach a server that binds it"
-    advice = f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
-    return [warning(f"name {host}", message, advice)]
+    return [
+        warning(
+            f"name {host}",
+            f"the name {host} is {seen.ip_address} here: only this host can reach a server "
+            f"that binds it",
+            f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the "
+            f"address or an interface instead",
+        )
+    ]
 
 
 def _identify(
@@ -154,9 +160,14 @@ def _identify(
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:
-        message = f"the port is taken by {_named(owner)}, which is no zmqdist server"
         return Address(
-            [problem(subject, message, "stop that, or take another port (0 for a free one)")]
+            [
+                problem(
+                    subject,
+                    f"the port is taken by {_named(owner)}, which is no zmqdist server",
+                    "stop that, or take another port (0 for a free one)",
+                )
+            ]
         )
     failed: errors.OpError | None = None
     for key in (b"", *(listening_keys(credentials) if seen.mechanism == "CURVE" else [])):
@@ -185,8 +196,13 @@ def _identify(
                 try:
                     more += _of_dispatcher(subject, client, timeout_s)
                 except (AttributeError, LookupError, TypeError, ValueError) as error:
-                    text = f"its status cannot be read ({error!r})"
-                    more.append(warning(subject, text, "install the same zmqdist on both ends"))
+                    more.append(
+                        warning(
+                            subject,
+                            f"its status cannot be read ({error!r})",
+                            "install the same zmqdist on both ends",
+                        )
+                    )
         return Address(
             [*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info
         )
@@ -204,14 +220,19 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
                 ECHO, [bytes(size)], timeout_in_ms=max(1, round(1000 * timeout_s))
             ).get_value()
         except (errors.DeadlineExceededError, errors.UnavailableError):
-            message = f"a message of {answered:,} bytes is answered, and one of {size:,} bytes is not within {timeout_s:g} s"
-            advice = (
-                "a link on the way drops large packets without an error: set the MTU of both ends "
-                "to what it carries "
-                "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its "
-                "firewalls"
-            )
-            return [problem(subject, message, advice)]
+            return [
+                problem(
+                    subject,
+                    f"a message of {answered:,} bytes is answered, and one of {size:,} bytes "
+                    f"is not within {timeout_s:g} s",
+                    "a link on the way drops large packets without an error: set the MTU of "
+                    "both ends "
+                    "to what it carries "
+                    "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` "
+                    "through its "
+                    "firewalls",
+                )
+            ]
         except errors.OpError:  # the server is of an older version that lacks this method
             return []
         answered = size
@@ -229,15 +250,32 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
         return []
     found = []
     if lost := record.get("losses_count"):
-        message = f"{plural(lost, 'worker has', 'workers have')} been lost since it was started"
-        found.append(warning(subject, message, "zmqdist status says which, when and why"))
+        found.append(
+            warning(
+                subject,
+                f"{plural(lost, 'worker has', 'workers have')} been lost since it was started",
+                "zmqdist status says which, when and why",
+            )
+        )
     if record.get("slot_deaths"):
-        advice = "look for them in the log of that worker, and in the kernel's for processes that took too much memory"
-        found.append(warning(subject, slot_deaths(record), advice))
+        found.append(
+            warning(
+                subject,
+                slot_deaths(record),
+                "look for them in the log of that worker, and in the kernel's for processes "
+                "that took too much memory",
+            )
+        )
     if relayed := record.get("relayed"):
-        message = f"it has passed on {plural(relayed, 'piece')} of large payloads, which should go straight from worker to reader"
-        advice = "open the ports of the workers and programs to each other's hosts, or give workers a fixed port (--port) and open that"
-        found.append(warning(subject, message, advice))
+        found.append(
+            warning(
+                subject,
+                f"it has passed on {plural(relayed, 'piece')} of large payloads, which should "
+                f"go straight from worker to reader",
+                "open the ports of the workers and programs to each other's hosts, or give "
+                "workers a fixed port (--port) and open that",
+            )
+        )
     return found + _data_ports(record["workers"], client.address, timeout_s)
 
 
@@ -366,8 +404,13 @@ def _described(
         )
     if abs(clock_ahead_s) > CLOCK_OFF_S:
         message = f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this host's"
-        advice = "run NTP on both; zmqdist does not need it, but comparing log lines does"
-        found.append(warning(subject, message, advice))
+        found.append(
+            warning(
+                subject,
+                message,
+                "run NTP on both; zmqdist does not need it, but comparing log lines does",
+            )
+        )
     return found
 
 
@@ -404,11 +447,19 @@ def _refused(
 
 def _silent(subject: str, owner: PortOwner | None) -> Finding:
     if owner is not None and owner.state in STOPPED:
-        message = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
-        return problem(subject, message, f"`kill -CONT {owner.pid}`")
-    message = f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is no zmqdist server"
-    advice = "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill -CONT), or take another port"
-    return problem(subject, message, advice)
+        return problem(
+            subject,
+            f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and "
+            f"says nothing",
+            f"`kill -CONT {owner.pid}`",
+        )
+    return problem(
+        subject,
+        f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is "
+        f"no zmqdist server",
+        "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill "
+        "-CONT), or take another port",
+    )
 
 
 def _named(owner: PortOwner | None) -> str:

@@ -67,29 +67,41 @@ def key_folder(folder: Path) -> list[Finding]:
     if roles:
         found += _connecting(folder, subject, roles)
     if not roles and not (folder / "server.key").exists():
-        advice = (
-            "copy server.pub and the key of a role there, or server.key and authorized for a server"
+        found.append(
+            problem(
+                subject,
+                "it has no keys",
+                "copy server.pub and the key of a role there, or server.key and authorized "
+                "for a server",
+            )
         )
-        found.append(problem(subject, "it has no keys", advice))
     if not found:
         server = ["server"] if (folder / "server.key").exists() else []
-        message = f"{', '.join(server + roles)}: private, complete and matching; they do not expire"
-        found.append(ok(subject, message))
+        found.append(
+            ok(
+                subject,
+                f"{', '.join(server + roles)}: private, complete and matching; they do not expire",
+            )
+        )
     return found
 
 
 def _openness(folder: Path, subject: str) -> list[Finding]:
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):
-        message = f"the folder belongs to user {status.st_uid}, this process runs as {os.geteuid()}"
-        return [problem(subject, message, "use a folder of your own")]
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o022:
-        message = f"others may change what is in the folder (mode {mode:04o})"
         return [
             problem(
                 subject,
-                message,
+                f"the folder belongs to user {status.st_uid}, this process runs as {os.geteuid()}",
+                "use a folder of your own",
+            )
+        ]
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o022:
+        return [
+            problem(
+                subject,
+                f"others may change what is in the folder (mode {mode:04o})",
                 f"`chmod 700 {folder}`, and make new keys if they may have done so",
             )
         ]
@@ -106,15 +118,22 @@ def _serving(folder: Path, subject: str) -> list[Finding]:
     except FailedPreconditionError as error:
         return [problem(subject, error.message, _KEYS_ADVICE)]
     if public != pair.public:
-        message = "server.pub is not the public half of server.key: clients that connect with it are refused"
         return [
             problem(
-                subject, message, "copy both from the folder in which `zmqdist keygen` made them"
+                subject,
+                "server.pub is not the public half of server.key: clients that connect with "
+                "it are refused",
+                "copy both from the folder in which `zmqdist keygen` made them",
             )
         ]
     if not authorized:
-        advice = "add a line `role PUBLIC-KEY` for each, from the first lines of the key files"
-        return [problem(subject, "`authorized` admits no client", advice)]
+        return [
+            problem(
+                subject,
+                "`authorized` admits no client",
+                "add a line `role PUBLIC-KEY` for each, from the first lines of the key files",
+            )
+        ]
     return []
 
 
@@ -125,14 +144,26 @@ def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
         authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
         listeners = [role for role in roles if role in ("worker", "submit")]
         if authorized is None and listeners and not (folder / "server.key").exists():
-            message = f"there is no `authorized` beside {listeners[0]}.key: with it no worker can run and no program can schedule"
-            found.append(warning(subject, message, "copy `authorized` there; it has no secrets"))
+            found.append(
+                warning(
+                    subject,
+                    f"there is no `authorized` beside {listeners[0]}.key: with it no worker "
+                    f"can run and no program can schedule",
+                    "copy `authorized` there; it has no secrets",
+                )
+            )
         for role in roles:
             pair = keys.load_role(folder, role)
             if authorized is not None and keys.decode_public(pair.public) not in authorized:
-                message = f"{role}.key is not in `authorized` beside it: a server that uses this folder refuses it"
-                advice = f"add the line `{role} {pair.public.decode()}` to {folder / 'authorized'}, and start the servers again"
-                found.append(problem(subject, message, advice))
+                found.append(
+                    problem(
+                        subject,
+                        f"{role}.key is not in `authorized` beside it: a server that uses "
+                        f"this folder refuses it",
+                        f"add the line `{role} {pair.public.decode()}` to "
+                        f"{folder / 'authorized'}, and start the servers again",
+                    )
+                )
     except FailedPreconditionError as error:
         found.append(problem(subject, error.message, _KEYS_ADVICE))
     return found

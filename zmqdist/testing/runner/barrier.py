@@ -1,13 +1,19 @@
-"""`get_barrier`: a barrier at which the tasks of a run wait for each other.
+"""`get_barrier`: a barrier at which the tasks of a run wait for each other; and the pipe between
+the parent and the process of one task.
 
 The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended
 and can never arrive. If a task can never arrive, the waiting tasks get an error at once instead of
 waiting for ever. A task that was ended by `terminate` may still arrive, because the test may start
 it again. So may a task that is restarted after a failure.
+
+A message of the pipe is a word and facts, encoded as JSON. Pickled values are further parts of the
+message. Only the parent and the process have the pipe, so a pickle that arrives through the pipe is
+from a process of this run.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -17,13 +23,32 @@ from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.clock import deadline, seconds
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.testing.runner.task_pipe import TaskPipe
+from zmqdist.process.pipe import BlockingPipe, PipeCodec
 
 log = logging.getLogger("zmqdist.testing")
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
 Answer: TypeAlias = "Callable[[str, Any], object]"
+
+TaskMessage: TypeAlias = tuple[str, Any]
+"""(word, facts). The facts are None if the word has no facts."""
+
+TaskPipe: TypeAlias = BlockingPipe[TaskMessage]
+
+
+def _encode(message: TaskMessage) -> bytes:
+    return json.dumps(message).encode()
+
+
+def _decode(data: bytes) -> TaskMessage:
+    word, facts = json.loads(data)
+    return word, facts
+
+
+TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(
+    _encode, _decode, "a function with its arguments, or its result"
+)
 
 
 def named(task: Task) -> str:

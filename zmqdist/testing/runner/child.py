@@ -26,8 +26,7 @@ from typing import Any
 
 from zmqdist.errors import OpError
 from zmqdist.process.pipe import BlockingPipe, Parts
-from zmqdist.testing.runner.barrier import Barrier, set_barrier
-from zmqdist.testing.runner.task_pipe import TASK_CODEC, TaskPipe
+from zmqdist.testing.runner.barrier import TASK_CODEC, Barrier, TaskPipe, set_barrier
 from zmqdist.wire import trusted
 
 

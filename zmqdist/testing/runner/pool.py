@@ -8,7 +8,6 @@ takes longer than most tests.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +21,16 @@ from zmqdist.clock import duration
 from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
 from zmqdist.testing.runner.barrier import Task, named
-from zmqdist.testing.runner.errors import (
+from zmqdist.testing.runner.process_pool import (
     MultiProcessRunnerResult,
+    PoolOutcome,
+    PoolWork,
+    ProcessCrew,
     SubprocessTimeoutError,
+    TaskProcess,
     UnexpectedSubprocessExitError,
+    stream_line,
 )
-from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess
 
 TASK_TIMEOUT_S = 120.0
 TERM_GRACE_S = 3.0
@@ -157,7 +160,7 @@ class MultiProcessPoolRunner:
             self._cluster_spec,
             rpc_layer=None,
             share_gpu=self._share_gpu,
-            on_line=_stream,
+            on_line=stream_line,
             on_outcome=lambda process, outcome: outcomes.put((process, outcome)),
             on_exit=lambda process: outcomes.put((process, None)),
         )
@@ -228,10 +231,3 @@ def _result(outcomes: dict[Task, PoolOutcome]) -> MultiProcessRunnerResult:
 
 def _close_in_background(crew: ProcessCrew) -> None:
     in_background("zmqdist-pool-close", crew.close)
-
-
-def _stream(line: str) -> None:
-    with contextlib.suppress(ValueError, OSError):
-        # leave out the line if standard output is closed
-        sys.stdout.write(line)
-        sys.stdout.flush()

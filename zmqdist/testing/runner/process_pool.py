@@ -1,5 +1,6 @@
 """ProcessCrew: starts the processes of a run with their environment, receives their messages and
-output, and ends them."""
+output, and ends them. Also the result of a run, and the two errors that a runner raises itself: an
+error of a task's function is raised unchanged."""
 
 from __future__ import annotations
 
@@ -14,15 +15,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import OpError
 from zmqdist.launch.children import Child, Children
 from zmqdist.process.pipe import BlockingPipe, Parts
-from zmqdist.testing.runner.barrier import BarrierGate, Task, named
-from zmqdist.testing.runner.task_pipe import TASK_CODEC, TaskPipe
+from zmqdist.testing.runner.barrier import TASK_CODEC, BarrierGate, Task, TaskPipe, named
 from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14
@@ -30,6 +30,49 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
 """Seconds that reading and unpickling the last message of an ended process may take. The limit is
 high, because the message may have gigabytes and the host may be busy."""
+
+
+class MultiProcessRunnerResult(NamedTuple):
+    """The results and the output of the tasks of a run.
+
+    >>> result = zd.testing.MultiProcessRunnerResult(return_value=[1, 2], stdout=[])
+    >>> result.return_value
+    [1, 2]
+
+    Attributes:
+      return_value: the results of the functions, in no particular order and without None.
+      stdout: the lines that the tasks wrote, each prefixed with the task and ending with a newline;
+        empty without `return_output`.
+    """
+
+    return_value: list[Any]
+    stdout: list[str]
+
+
+class _Failed(RuntimeError):
+    def __init__(self, message: str, mpr_result: MultiProcessRunnerResult) -> None:
+        super().__init__(message, mpr_result)
+        self.mpr_result = mpr_result
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SubprocessTimeoutError(_Failed):
+    """Some tasks did not end in time, and were killed.
+
+    Attributes:
+      mpr_result: the results and the output until then.
+    """
+
+
+class UnexpectedSubprocessExitError(_Failed):
+    """A process ended before its function had returned or raised: it exited with a code of its own,
+    crashed, or ran too long.
+
+    Attributes:
+      mpr_result: the results and the output of the tasks.
+    """
 
 
 @dataclass(frozen=True)
@@ -308,3 +351,11 @@ def _outcome(word: str, payloads: Parts) -> PoolOutcome:
     except BaseException as error:
         # unpickling runs code of users' classes, which may raise any error
         return PoolOutcome(error=error)
+
+
+def stream_line(line: str) -> None:
+    """Write a line to standard output."""
+    with contextlib.suppress(ValueError, OSError):
+        # leave out the line if standard output is closed
+        sys.stdout.write(line)
+        sys.stdout.flush()

@@ -22,7 +22,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,20 +30,18 @@ from zmqdist.clock import duration, seconds
 from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
 from zmqdist.process.pipe import BlockingPipe
-from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
-from zmqdist.testing.runner.errors import (
-    MultiProcessRunnerResult,
-    SubprocessTimeoutError,
-    UnexpectedSubprocessExitError,
-)
+from zmqdist.testing.runner.barrier import TASK_CODEC, Barrier, Task, named, set_barrier
 from zmqdist.testing.runner.process_pool import (
+    MultiProcessRunnerResult,
     PoolOutcome,
     PoolWork,
     ProcessCrew,
+    SubprocessTimeoutError,
     TaskProcess,
+    UnexpectedSubprocessExitError,
     checked_cluster,
+    stream_line,
 )
-from zmqdist.testing.runner.task_pipe import TASK_CODEC
 
 log = logging.getLogger("zmqdist.testing")
 
@@ -471,10 +468,7 @@ class MultiProcessRunner:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError, OSError):
-                # leave out the line if standard output is closed
-                sys.stdout.write(line)
-                sys.stdout.flush()
+            stream_line(line)
 
     def _reported(self, process: TaskProcess, outcome: PoolOutcome) -> None:
         with self._changed:
