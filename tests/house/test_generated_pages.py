@@ -92,6 +92,17 @@ def test_the_promises_of_each_module_are_numbered_without_a_gap() -> None:
     assert count > 200
 
 
+def test_each_table_of_transitions_has_a_row_for_each_state() -> None:
+    count = 0
+    for path in PAGES["machines.md"].modules():
+        for name, table in PAGES["machines.md"].tables(path).items():
+            states = {*type(next(iter(table)))}
+            assert table.keys() == states, f"{path}: {name}"
+            assert {after for row in table.values() for after in row} <= states
+            count += 1
+    assert count >= 4
+
+
 @pytest.mark.parametrize(
     ("promise", "shown"),
     [

@@ -24,6 +24,7 @@ from tests.machines.dispatched import (
     worker,
 )
 from zmqdist import errors
+from zmqdist.errors import InternalError
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
@@ -52,12 +53,14 @@ from zmqdist.messages import (
     Results,
     RoundEnded,
     SlotsLost,
+    StealRequest,
     Submit,
     Workers,
 )
 from zmqdist.scheduling.dispatcher import machine
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S
+from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, LeaseState
 
 ENDED = Send("c", RoundEnded(1))
 
@@ -117,6 +120,31 @@ def test_withdrawn_work_with_a_bulk_result_does_not_run_again_when_its_worker_is
     done(broker, 1, kind=BULK)
     assert hear(broker, "c", CancelWork([(41, 0)], 2.0)) == [], "it may still be fetched"
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
+
+
+@pytest.mark.parametrize("kind", [VALUE, BULK])
+def test_p17_work_that_ended_before_it_was_taken_back_is_not_cancelled(
+    broker: Broker, kind: int
+) -> None:
+    """The lease was unwanted when its outcome arrived, and its worker had not reported the start.
+    A bulk result that is then lost is computed again."""
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, 41)
+    assert hear(broker, "c", CancelWork([(41, 0)], 2.0, unless_begun=True)) == [
+        Send("w", StealRequest([1]))
+    ]
+    assert done(broker, 1, kind=kind) == [Send("c", Results([(41, 0, kind, b"r")]))]
+    assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]
+    assert broker.snapshot().queued == (kind == BULK)
+
+
+def test_a_lease_has_only_the_transitions_of_its_table() -> None:
+    session = CoordinatorSession(1, "c", 1000)
+    lease = Lease(session, session.queue_for("").band(0), (41, 0, 0, 7, b""))
+    lease.enter(LeaseState.HELD)
+    with pytest.raises(InternalError, match="the lease of work 41 cannot go from HELD to BEGUN"):
+        lease.enter(LeaseState.BEGUN)
 
 
 def test_one_coordinator_cannot_withdraw_the_work_of_another(broker: Broker) -> None:

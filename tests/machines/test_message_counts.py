@@ -161,7 +161,7 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     assert not any((coordinator.works, coordinator._unsent))  # reach: a leak shows nowhere else
     assert (dispatch.queued, session.queued, session.outstanding, len(session.held)) == (0, 0, 0, 0)
     for hands in dispatch.loads.values():
-        assert not any((hands.leases, hands.held, hands.steal_requested))
+        assert not any((hands.leases, hands.held, hands.steals))
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
         (slot,) = worker._slots  # reach: a leak shows nowhere else

@@ -39,6 +39,7 @@ from zmqdist.scheduling.coordinator.options import PLAIN
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.scheduling.dispatcher.records import RUNNING
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 FAULTS_UNTIL_S = 8.0
@@ -385,7 +386,7 @@ class SimCluster:
             return
         for member, load in self.broker.dispatch.loads.items():
             if member.incarnation == worker.incarnation and lease in load.leases and load.reachable:
-                assert load.leases[lease].started, (
+                assert load.leases[lease].state in RUNNING, (
                     "worker P6: work to be reported first began before its report had arrived"
                 )
 

@@ -43,7 +43,7 @@ from zmqdist.scheduling.dispatcher.membership_and_leases import (
     MemberLost,
     Membership,
 )
-from zmqdist.scheduling.dispatcher.records import WorkerHoldings
+from zmqdist.scheduling.dispatcher.records import RUNNING, LeaseState, WorkerHoldings
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
@@ -203,11 +203,11 @@ class Broker:
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)
         for lease in load.held.values():
-            (holdings.kept if lease.kept else holdings.others).append(
+            (holdings.kept if lease.state is LeaseState.KEPT else holdings.others).append(
                 (lease.session.peer, lease.work)
             )
         for lease in load.leases.values():
-            if lease.started:
+            if lease.state in RUNNING:
                 holdings.running.append((lease.session.peer, lease.work))
             elif lease.band.session_queue.worker:
                 holdings.pinned.append((lease.session.peer, lease.work))
@@ -267,14 +267,14 @@ class Broker:
             host=member.host,
             address=member.address,
             leases=len(load.leases),
-            running=sum(lease.started for lease in load.leases.values()),
+            running=sum(lease.state in RUNNING for lease in load.leases.values()),
             window=load.window.limit,
             done=load.done,
             rate=load.window.rate,
             joined_at=member.joined_at,
             heard_at=member.heard_at,
             slot_deaths=load.slot_deaths,
-            kept=sum(lease.kept for lease in load.held.values()),
+            kept=sum(lease.state is LeaseState.KEPT for lease in load.held.values()),
             pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
         )
 
@@ -344,10 +344,8 @@ class Broker:
                     effects += self.dispatch.joined(member, register)
                 case MemberBack(member, register):
                     effects += self.dispatch.reconnected(member, register)
-                case MemberAway(member):
-                    self.dispatch.away(member)
-                case MemberLeaving(member):
-                    self.dispatch.leaving(member)
+                case MemberAway(member) | MemberLeaving(member):
+                    self.dispatch.placement.reindex(self.dispatch.loads[member])
                 case MemberLost():
                     self.changes.append(change)
                     effects += self.dispatch.lost(change, now)

@@ -98,7 +98,16 @@ from zmqdist.messages import (
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
-from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
+from zmqdist.scheduling.dispatcher.records import (
+    NOT_RUN_AGAIN,
+    OUTCOME_IGNORED,
+    RUNNING,
+    WITH_RESULT,
+    CoordinatorSession,
+    Lease,
+    LeaseState,
+    WorkerLoad,
+)
 from zmqdist.scheduling.dispatcher.stalls import StallWatch
 from zmqdist.scheduling.shared.registrations import coordinator_problem
 
@@ -273,10 +282,9 @@ class Dispatch:
         parts = session.with_detached
         for part in parts:
             for (work, attempt), (load, number) in part.held.items():
-                if (work, attempt >> SUBMISSION_SHIFT) in wanted:
-                    # The coordinator may still receive this result. If the worker is lost first,
-                    # this mark prevents a new run of the work.
-                    load.held[number].cancelled = True
+                lease = load.held[number]
+                if lease.state is LeaseState.HELD and (work, attempt >> SUBMISSION_SHIFT) in wanted:
+                    lease.enter(LeaseState.UNNEEDED)  # the coordinator may still receive it
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.submission in wanted, message.grace_s
         )
@@ -291,19 +299,17 @@ class Dispatch:
             steal: list[int] = []
             begun: list[Lease] = []
             for number, lease in load.leases.items():
-                if (
-                    lease.session is not session
-                    or lease.submission not in wanted
-                    or lease.cancelled
-                ):
+                if lease.session is not session or lease.submission not in wanted:
                     continue
-                lease.cancelled_unless_begun = load.reachable and not lease.started
-                if lease.cancelled_unless_begun:
+                if load.reachable and lease.state in (LeaseState.ASSIGNED, LeaseState.UNWANTED):
                     steal.append(number)
-                else:
+                    lease.enter(LeaseState.UNWANTED)
+                elif lease.state not in OUTCOME_IGNORED:
                     # The coordinator may have sent the CancelWork before it learned that the work
                     # has begun, so report the start again.
                     begun.append(lease)
+                    if lease.state is LeaseState.UNWANTED:
+                        lease.enter(LeaseState.ASSIGNED)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
             effects += _report_begun(begun)
@@ -326,11 +332,12 @@ class Dispatch:
         ]:
             load, number = part.held[key]
             lease = load.held[number]
-            if not lease.kept:
+            if lease.state is not LeaseState.KEPT:
                 part.finished += 1
-            if message.keep:
-                lease.keep()
-            else:
+                if message.keep:
+                    lease.keep()
+            if not message.keep:
+                lease.enter(LeaseState.ENDED)
                 del part.held[key], load.held[number]
                 by_load.setdefault(load, []).append(number)
         return _free_results(by_load)
@@ -377,20 +384,20 @@ class Dispatch:
         """Reconcile this machine's leases of a reconnected member with those that the member has,
         because messages may have been lost."""
         load = self.loads[member]
-        load.reachable = True
         load.stale_leases = dict(register.stale_leases)
         load.known_functions.clear()
-        load.steal_requested.clear()
+        load.steals = 0
         still = set(register.held)
         vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
         unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
         known = load.leases.keys() | load.held.keys()
         effects = _abort_unknown(load, [number for number in register.held if number not in known])
-        effects += self._give_back(self._lose_results(unheld))
-        cut = [lease for lease, record in load.leases.items() if record.cancelled]
+        effects += self._give_back(unheld)
+        leases = load.leases.items()
+        cut = [number for number, lease in leases if lease.state in OUTCOME_IGNORED]
         if cut:
             effects.append(Send(member.peer, AbortLeases(cut, 0.0)))
-        unwanted = [lease for lease, record in load.leases.items() if record.cancelled_unless_begun]
+        unwanted = [number for number, lease in leases if lease.state is LeaseState.UNWANTED]
         if unwanted:
             effects.append(Send(member.peer, StealRequest(unwanted)))
         effects += [Send(member.peer, forget) for forget in load.undelivered_forgets]
@@ -398,14 +405,6 @@ class Dispatch:
         effects += self._give_back(vanished)
         self.placement.reindex(load)
         return effects
-
-    def away(self, member: Member) -> None:
-        load = self.loads[member]
-        load.reachable = False
-        self.placement.reindex(load)
-
-    def leaving(self, member: Member) -> None:
-        self.placement.reindex(self.loads[member])
 
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
@@ -420,9 +419,8 @@ class Dispatch:
             ]
         for session in running:
             session.unsettled_until = max(session.unsettled_until, until)
-        started = [lease for lease in leases if lease.started]
-        waiting = [lease for lease in leases if not lease.started]
-        held = self._lose_results(load.held.values())
+        started = [lease for lease in leases if lease.state in RUNNING]
+        waiting = [lease for lease in leases if lease.state not in RUNNING]
         # Send Members first (P15): a coordinator must know that the lost worker may still run its
         # work before it learns how this work ends.
         effects = self._report_members(
@@ -431,8 +429,8 @@ class Dispatch:
         effects += self._charge_lost_starts(
             [(lease, exit_code, log) for lease in started], member.name
         )
-        effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
-        load.leases.clear()
+        effects += self._give_back(waiting, report_before_start=True)
+        effects += self._give_back(list(load.held.values()))
         if not len(self.loads):
             effects += self._report_worker_count()
         return effects + self.settle(now)
@@ -446,6 +444,7 @@ class Dispatch:
         before, leases = len(load.leases), load.leases
         present: CoordinatorSession | None = None
         results: list[Result] = []
+        assigned, over = LeaseState.ASSIGNED, LeaseState.ENDED
         for number, kind, payload in done.outcomes:
             lease = leases.pop(number, None)
             if lease is None:
@@ -454,15 +453,16 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:
-                # the lease was cancelled before this outcome arrived, so the outcome does not count
+            if lease.state is not assigned and lease.state in OUTCOME_IGNORED:
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
             if kind == BULK:
+                lease.enter(LeaseState.HELD)
                 load.held[number] = lease
                 session.held[lease.work, lease.attempt] = (load, number)
             else:
+                lease.state = over  # unchecked, because it may end from every state here
                 session.finished += 1
             work, attempt, _, _, _ = lease.item
             results.append((work, attempt, kind, payload))
@@ -486,17 +486,18 @@ class Dispatch:
         begun: list[Lease] = []
         for number in numbers:
             lease = leases.get(number)
-            if lease is not None:
-                if lease.session.reports_starts and not lease.started:
+            if lease is not None and lease.state not in RUNNING:
+                if lease.session.reports_starts:
                     begun.append(lease)
-                lease.started, lease.cancelled_unless_begun = True, False
+                cancelled = lease.state is LeaseState.CANCELLED
+                lease.enter(LeaseState.ABORTED if cancelled else LeaseState.BEGUN)
         return _report_begun(begun)
 
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
         # each StealRequest gets one LeasesReturned, even if it is empty, so no request is open now
-        load.steal_requested.clear()
+        load.steals = 0
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -535,13 +536,14 @@ class Dispatch:
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
             lease.charge_lost_start()
-            if lease.cancelled or lease.cancelled_unless_begun or lease.session.closed:
+            if lease.state in NOT_RUN_AGAIN:
                 cut.append(lease)
                 continue
             final = lease.lost >= self.attempts_max
             starts = by_session.setdefault(lease.session, [])
             starts.append((lease.work, lease.attempt, worker, exit_code, log, final))
             if final:
+                lease.enter(LeaseState.ENDED)
                 lease.session.outstanding -= 1
                 lease.session.finished += 1
             else:
@@ -554,15 +556,20 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Queue again the work of leases that ended without an outcome. Cancelled work is not
-        queued: the returned Results report it."""
+        """End leases without an outcome, or whose bulk result is lost, and queue their work again.
+        Cancelled work is not queued: the returned Results report it. Kept results are lost (P11).
+        """
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
-            session = lease.session
-            session.outstanding -= 1
-            if session.closed:
+            session, state = lease.session, lease.state
+            lease.enter(LeaseState.ENDED)
+            if state in WITH_RESULT:
+                session.held.pop((lease.work, lease.attempt), None)
+            else:
+                session.outstanding -= 1
+            if session.closed or state is LeaseState.KEPT:
                 continue
-            if lease.cancelled or lease.cancelled_unless_begun:
+            if state in NOT_RUN_AGAIN:
                 cancelled.setdefault(session, []).append(
                     (lease.work, lease.attempt, CANCELLED, b"")
                 )
@@ -570,26 +577,13 @@ class Dispatch:
             self.placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
-    def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Remove lost bulk results. Return the leases whose result the coordinator has not
-        received: their work must run again (P9)."""
-        again: list[Lease] = []
-        for lease in leases:
-            if lease.session.closed:
-                continue
-            lease.session.held.pop((lease.work, lease.attempt), None)
-            if not lease.kept:
-                lease.session.outstanding += 1
-                again.append(lease)
-        return again
-
     def _abort_leases(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
         for load in self.loads.values():
             numbers = []
             for number, lease in load.leases.items():
                 if which(lease):
-                    lease.cancelled = True
+                    lease.cancel()
                     numbers.append(number)
             if numbers and load.reachable:
                 effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
@@ -598,8 +592,9 @@ class Dispatch:
     def _free_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
         for key, (load, number) in list(session.held.items()):
-            if kept or not load.held[number].kept:
-                del session.held[key], load.held[number]
+            if kept or load.held[number].state is not LeaseState.KEPT:
+                load.held.pop(number).enter(LeaseState.ENDED)
+                del session.held[key]
                 by_load.setdefault(load, []).append(number)
         return _free_results(by_load)
 

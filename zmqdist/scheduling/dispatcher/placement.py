@@ -36,6 +36,7 @@ from zmqdist.scheduling.dispatcher.records import (
     CoordinatorSession,
     Handout,
     Lease,
+    LeaseState,
     PriorityBand,
     SessionQueue,
     WorkerLoad,
@@ -212,7 +213,6 @@ class Placement:
 
     def remove_worker(self, load: WorkerLoad) -> None:
         """Remove a worker that is lost. Another worker may join under its name."""
-        load.reachable = False
         self.reindex(load)
         del self._loads_by_name[load.name]
 
@@ -224,17 +224,19 @@ class Placement:
         independent of the number of workers.
         """
         count = load.outstanding
-        slots = load.member.slots
-        usable = _takes_work(load)
-        surplus = load.reachable and count > slots
+        member = load.member
+        slots = member.slots
+        reachable = member.peer is not None
+        usable = reachable and not member.leaving
+        surplus = reachable and count > slots
         _set(self._idle, load, usable and count < slots)
         _set(self._with_capacity, load, usable and count < load.window.limit)
-        _set(self._overloaded, load, surplus and not load.steal_requested)
+        _set(self._overloaded, load, surplus and not load.steals)
         if self._ready_pinned or self._with_pinned_work:
             self._reindex_pinned(load)
         load.steal_at = math.inf
         free_slots = slots - count if usable and count < slots else 0
-        returning = len(load.steal_requested) if surplus else 0
+        returning = load.steals if surplus else 0
         self._free_slots += free_slots - load.free_slots
         self._returning += returning - load.returning
         load.free_slots, load.returning = free_slots, returning
@@ -272,7 +274,8 @@ class Placement:
         return effects + steals
 
     def _reindex_pinned(self, load: WorkerLoad) -> None:
-        waits = _takes_work(load) and load.name in self._ready_pinned
+        usable = load.reachable and not load.member.leaving
+        waits = usable and load.name in self._ready_pinned
         _set(self._with_pinned_work, load, waits and _pinned_capacity(load) > 0)
 
     def _hand_out(
@@ -363,7 +366,7 @@ class Placement:
                 take = stealable[
                     -max(self._free_slots - self._returning, (len(stealable) + 1) // 2) :
                 ]
-                load.steal_requested.update(take)
+                load.steals = len(take)
                 effects.append(Send(load.member.peer, StealRequest(take)))
                 self.reindex(load)
         return effects
@@ -413,8 +416,8 @@ class Placement:
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Return the leases that a worker may give back: leases whose work is neither started nor
-    pinned.
+    """Return the leases that a worker may give back: leases whose work has neither begun nor was
+    it cancelled, and is not pinned.
 
     The oldest of these leases are left out if the worker needs them to have one lease for each
     slot.
@@ -422,13 +425,9 @@ def _stealable(load: WorkerLoad) -> list[int]:
     spare = [
         number
         for number, lease in load.leases.items()
-        if not lease.started and not lease.band.session_queue.worker
+        if lease.state is LeaseState.ASSIGNED and not lease.band.session_queue.worker
     ]
     return spare[max(0, load.member.slots - (load.outstanding - len(spare))) :]
-
-
-def _takes_work(load: WorkerLoad) -> bool:
-    return load.reachable and not load.member.leaving
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:

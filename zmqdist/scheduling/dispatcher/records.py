@@ -7,16 +7,20 @@ million work items may be queued. Only work that was handed out has a record of 
 
 from __future__ import annotations
 
+import enum
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Final
 
 from zmqdist.events import Peer
 from zmqdist.messages import SUBMISSION_SHIFT, Forget, Item, Leased
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.transitions import enter
 
 _priority = attrgetter("priority")
 
@@ -144,6 +148,52 @@ class CoordinatorSession:
         return self.outstanding == 0 and now >= self.unsettled_until
 
 
+class LeaseState(enum.Enum):
+    """The state of a lease, which is one hand-out of one work item to one worker."""
+
+    ASSIGNED = enum.auto()
+    """As far as the dispatcher knows, no slot has begun the item."""
+    UNWANTED = enum.auto()
+    """As ASSIGNED, but the item was cancelled on the condition that it has not begun."""
+    BEGUN = enum.auto()
+    """A slot has begun the item."""
+    CANCELLED = enum.auto()
+    """As ASSIGNED, but the item was cancelled, so that its outcome does not count."""
+    ABORTED = enum.auto()
+    """As BEGUN, but the item was cancelled, so that its outcome does not count."""
+    HELD = enum.auto()
+    """The worker holds the bulk result, which the coordinator has not received."""
+    UNNEEDED = enum.auto()
+    """As HELD, but the item was cancelled, so that a lost result is not computed again."""
+    KEPT = enum.auto()
+    """The coordinator has received the bulk result, and the worker still holds it."""
+    ENDED = enum.auto()
+    """Nothing is left of the lease. The item may have gone back to its queue."""
+
+
+_S = LeaseState
+LEASE_TRANSITIONS: Final[Mapping[LeaseState, frozenset[LeaseState]]] = {
+    _S.ASSIGNED: frozenset({_S.UNWANTED, _S.BEGUN, _S.CANCELLED, _S.HELD, _S.ENDED}),
+    # a worker that is away cannot reply, so the program was told that the item has begun
+    _S.UNWANTED: frozenset({_S.ASSIGNED, _S.UNWANTED, _S.BEGUN, _S.CANCELLED, _S.HELD, _S.ENDED}),
+    _S.BEGUN: frozenset({_S.ABORTED, _S.HELD, _S.ENDED}),
+    _S.CANCELLED: frozenset({_S.ABORTED, _S.ENDED}),
+    _S.ABORTED: frozenset({_S.ENDED}),
+    _S.HELD: frozenset({_S.UNNEEDED, _S.KEPT, _S.ENDED}),
+    _S.UNNEEDED: frozenset({_S.KEPT, _S.ENDED}),
+    _S.KEPT: frozenset({_S.ENDED}),
+    _S.ENDED: frozenset(),
+}
+
+# These are tuples, because `in` finds a member of an enumeration sooner in a tuple than in a set.
+RUNNING: Final = (_S.BEGUN, _S.ABORTED)
+OUTCOME_IGNORED: Final = (_S.CANCELLED, _S.ABORTED)
+NOT_RUN_AGAIN: Final = (_S.UNWANTED, _S.CANCELLED, _S.ABORTED, _S.UNNEEDED)
+"""The states of cancelled items, which do not run again when their worker is lost or gives them
+back."""
+WITH_RESULT: Final = (_S.HELD, _S.UNNEEDED, _S.KEPT)
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One hand-out of one work item to one worker.
@@ -151,27 +201,27 @@ class Lease:
     Attributes:
       band: the band in which the item waited, and will wait again if the lease ends without an
         outcome.
-      item: the work item with the number of its lost starts. Its payload is empty if `kept`.
-      started: whether a slot has begun the item, as far as the dispatcher knows.
-      cancelled: whether the item was cancelled, so that it does not run again, however the lease
-        ends.
-      cancelled_unless_begun: as `cancelled`, but a report that the item has begun sets this to
-        False.
-      kept: whether the coordinator has received the bulk result and the worker still holds it.
+      item: the work item with the number of its lost starts. Its payload is empty if the result is
+        kept.
     """
 
     session: CoordinatorSession
     band: PriorityBand
     item: Item
-    started: bool = False
-    cancelled: bool = False
-    cancelled_unless_begun: bool = False
-    kept: bool = False
+    state: LeaseState = LeaseState.ASSIGNED
+
+    def enter(self, state: LeaseState) -> None:
+        self.state = enter(LEASE_TRANSITIONS, self.state, state, "the lease of work", self.work)
+
+    def cancel(self) -> None:
+        """Record that the item was cancelled, so that its outcome does not count."""
+        if self.state not in OUTCOME_IGNORED:
+            self.enter(_S.ABORTED if self.state is _S.BEGUN else _S.CANCELLED)
 
     def keep(self) -> None:
         """Record that the worker keeps the result, and drop the payload of the work, because the
         work does not run again."""
-        self.kept = True
+        self.enter(_S.KEPT)
         self.item = (*self.item[:4], b"")
 
     @property
@@ -214,7 +264,8 @@ class WorkerLoad:
       stale_leases: leases that the worker has dropped, but whose functions still run in its
         threads: lease -> coordinator.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
-      steal_requested: leases that the dispatcher has requested back, until the worker replies.
+      steals: the number of leases that the dispatcher has requested back, until the worker
+        replies.
       undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this
         worker while it was away.
       done: the number of leases that ended with an outcome.
@@ -233,9 +284,8 @@ class WorkerLoad:
     held: dict[int, Lease] = field(default_factory=dict)
     stale_leases: dict[int, int] = field(default_factory=dict)
     known_functions: set[tuple[int, int]] = field(default_factory=set)
-    steal_requested: set[int] = field(default_factory=set)
+    steals: int = 0
     undelivered_forgets: list[Forget] = field(default_factory=list)
-    reachable: bool = True
     done: int = 0
     slot_deaths: int = 0
     free_slots: int = 0
@@ -245,6 +295,10 @@ class WorkerLoad:
     @property
     def outstanding(self) -> int:
         return len(self.leases) + len(self.stale_leases)
+
+    @property
+    def reachable(self) -> bool:
+        return self.member.peer is not None
 
 
 @dataclass(slots=True)

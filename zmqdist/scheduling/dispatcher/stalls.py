@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from zmqdist.events import Send
 from zmqdist.messages import Stalled
-from zmqdist.scheduling.dispatcher.records import CoordinatorSession, WorkerLoad
+from zmqdist.scheduling.dispatcher.records import RUNNING, CoordinatorSession, WorkerLoad
 
 STALLED_S = 5.0
 """Seconds without progress after which the dispatcher reports a stall."""
@@ -51,7 +51,7 @@ class StallWatch:
         if due is None or now < due:
             return []
         self.moved(now)
-        running = sum(lease.started for load in loads for lease in load.leases.values())
+        running = sum(lease.state in RUNNING for load in loads for lease in load.leases.values())
         slots = sum(load.member.slots for load in loads)
         waiting = {
             session: sum(part.queued + part.outstanding for part in session.with_detached)
@@ -60,7 +60,9 @@ class StallWatch:
         for load in loads:
             for lease in load.leases.values():
                 for session in waiting:
-                    waiting[session] -= lease.started and lease.session in session.with_detached
+                    waiting[session] -= (
+                        lease.state in RUNNING and lease.session in session.with_detached
+                    )
         receiver = next((session for session, count in waiting.items() if count), None)
         if receiver is None or running < slots:
             return []
