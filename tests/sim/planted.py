@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from zmqdist.events import Heard
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -71,3 +73,28 @@ def no_arrow(table: Mapping[Any, frozenset[Any]], before: enum.Enum, *after: enu
         before,
         table[before] - {*after},
     )
+
+
+def heard(machine: type, kind: type, alter: Callable[[Any], Any]) -> Plant:
+    """The machine gets `alter(message)` in place of a message of this kind, or nothing if that is
+    None."""
+
+    def altered(_: Any, event: Any) -> Any:
+        if not isinstance(event, Heard) or not isinstance(event.message, kind):
+            return event
+        message = alter(event.message)
+        return None if message is None else Heard(event.peer, message)
+
+    return events(machine, altered)
+
+
+def redirected(record: type, arrows: Mapping[Any, enum.Enum | None]) -> Plant:
+    """The transitions to a state lead to another state; None means that the state stays."""
+
+    def enter(former: Any, self: Any, state: Any) -> None:
+        if state not in arrows:
+            former(self, state)
+        elif (other := arrows[state]) is not None:
+            self.state = other
+
+    return around(record, "enter", enter)
