@@ -153,9 +153,9 @@ def test_slots_that_the_worker_killed_itself_are_no_failures(worker: WorkerMachi
         do(worker, DispatcherConnected(life))
         hear(worker, WELCOME)
         assign(worker, 1)
-        do(worker, SlotReady(0))
         assert do(worker, DispatcherDisconnected(), DispatcherConnected(-1))[0] == Kill(0)
         assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
+        do(worker, SlotReady(0))
 
 
 def test_p4_a_thread_that_continues_is_named_and_its_end_is_reported(

@@ -73,7 +73,7 @@ from zmqdist.messages import (
 from zmqdist.scheduling.worker.busy_time import BusyTime
 from zmqdist.scheduling.worker.dispatcher_contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.dispatcher_contact import Contact, earliest
-from zmqdist.scheduling.worker.slot import Slot, kill_overdue
+from zmqdist.scheduling.worker.slot import Slot, SlotState, kill_overdue
 from zmqdist.scheduling.worker.stagger import Stagger
 from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
@@ -239,7 +239,7 @@ class WorkerMachine:
                 self._started += self._slots[index].take_begun(position)
                 return []
             case SlotReady(index):
-                self._slots[index].ready = True
+                self._slots[index].enter(SlotState.READY)
                 self._spawn_failures = 0
                 return []
             case SlotReclaimed(index, position):
@@ -317,11 +317,19 @@ class WorkerMachine:
     def _register(self, now: float) -> list[Effect]:
         self._contact.note_registration(now)
         held = [item[0] for item in self.queue]
-        held += [lease for slot in self._slots if not slot.abandoned for lease in slot.leases()]
+        held += [
+            lease
+            for slot in self._slots
+            if slot.state is not SlotState.LEFT_OVER
+            for lease in slot.leases()
+        ]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
         stale_leases = [
-            (item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given
+            (item[0], item[1])
+            for slot in self._slots
+            if slot.state is SlotState.LEFT_OVER
+            for _, item in slot.given
         ]
         template, contact = self._register_template, self._contact
         index = -1 if contact.index_taken else self.index
@@ -354,7 +362,12 @@ class WorkerMachine:
             self.leave_at = None
             if not self.can_kill:
                 effects += self._returned(
-                    [n for slot in self._slots if not slot.abandoned for n in slot.leases()]
+                    [
+                        n
+                        for slot in self._slots
+                        if slot.state is not SlotState.LEFT_OVER
+                        for n in slot.leases()
+                    ]
                 )
                 effects += self._exit(errors.OK, "")
         return effects + (kill_overdue(self._slots, now) if self.can_kill else [])
@@ -378,14 +391,15 @@ class WorkerMachine:
         for slot in self._slots:
             if not slot.given:
                 continue
-            if self.can_kill:
-                effects.append(Kill(slot.index))
-                slot.given.clear()
-                slot.ready = False
-                slot.killed = True
-            else:
-                slot.abandoned = True
+            if not self.can_kill:
+                if slot.state is SlotState.READY:
+                    slot.enter(SlotState.LEFT_OVER)
                 effects.append(Interrupt(slot.index, slot.given[0][0]))
+            else:
+                slot.given.clear()
+                if slot.state is not SlotState.ENDING:
+                    slot.enter(SlotState.ENDING)
+                    effects.append(Kill(slot.index))
             slot.abort_at.clear()
             slot.to_return.clear()
         return effects
@@ -457,7 +471,7 @@ class WorkerMachine:
         for slot in self._slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
-            if not slot.ready or slot.reclaiming or slot.abandoned or slot.abort_at:
+            if slot.state is not SlotState.READY or slot.abort_at:
                 continue
             if (
                 self.queue.report_before_start
@@ -520,6 +534,7 @@ class WorkerMachine:
         stale: list[int] = []
         effects: list[Effect] = []
         given, ended, pinned = slot.given, self._outcomes, self.queue.pinned
+        left_over = SlotState.LEFT_OVER
         may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
@@ -531,8 +546,8 @@ class WorkerMachine:
                 continue
             count += 1
             aborted = may_be_aborted and slot.forget_lease(lease)
-            if slot.abandoned:
-                slot.abandoned = False
+            if slot.state is left_over:
+                slot.enter(SlotState.READY)
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
@@ -581,7 +596,7 @@ class WorkerMachine:
     def _died(self, event: SlotDied) -> list[Effect]:
         slot = self._slots[event.slot]
         effects: list[Effect] = []
-        if not slot.ready and not slot.given and not slot.killed:
+        if slot.state is SlotState.STARTING:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
                 last_output = event.log or "it wrote nothing"
@@ -627,7 +642,9 @@ class WorkerMachine:
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:
-            known = sorted(keys if everywhere and slot.ready else slot.known & keys)
+            known = sorted(
+                keys if everywhere and slot.state is not SlotState.STARTING else slot.known & keys
+            )
             if known:
                 slot.known.difference_update(known)
                 effects.append(ForgetFunctions(slot.index, known))
@@ -659,16 +676,17 @@ def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
 def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
     """Return whether to take back the items that the slot has not begun. This is so if pinned work
     waits (P9), or if no work waits and another slot is idle."""
-    if len(slot.given) < 2 or slot.reclaiming:
+    if len(slot.given) < 2 or slot.state is not SlotState.READY:
         return False
     if queue:
         return queue.pinned_is_next
-    return any(other.ready and not other.given for other in slots)
+    return any(other.state is SlotState.READY and not other.given for other in slots)
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
     """Return the effect that takes back the items that a slot has not begun, unless a Reclaim of
-    this slot is already in progress."""
-    effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
-    slot.reclaiming = True
-    return effects
+    this slot is already in progress, or its process is being killed."""
+    if slot.state is not SlotState.READY:
+        return []
+    slot.enter(SlotState.RECLAIMING)
+    return [Reclaim(slot.index)]

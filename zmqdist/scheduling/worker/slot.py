@@ -8,13 +8,15 @@ Not here: which work a slot gets, and how its outcomes are handled (machine.py).
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zmqdist.messages import Leased
 from zmqdist.scheduling.worker.worker_events import Kill
+from zmqdist.transitions import enter
 
 SLOT_BATCH_MAX = 512
 """The largest number of items in a batch for a slot."""
@@ -36,41 +38,61 @@ class SlotRow(NamedTuple):
     given: int
 
 
+class SlotState(enum.Enum):
+    """The state of a slot of a worker."""
+
+    STARTING = "starting"
+    """Its process or thread is not ready."""
+    READY = "ready"
+    """It can get items."""
+    RECLAIMING = "reclaiming"
+    """A Reclaim is in progress. Meanwhile the slot gets no items."""
+    LEFT_OVER = "left over"
+    """It is a thread, and runs a function whose lease the worker has dropped."""
+    ENDING = "ending"
+    """The worker has killed its process. Another slot takes its place."""
+
+
+_S = SlotState
+SLOT_TRANSITIONS: Final[Mapping[SlotState, frozenset[SlotState]]] = {
+    _S.STARTING: frozenset({_S.READY}),
+    _S.READY: frozenset({_S.RECLAIMING, _S.LEFT_OVER, _S.ENDING}),
+    _S.RECLAIMING: frozenset({_S.READY, _S.ENDING}),
+    _S.LEFT_OVER: frozenset({_S.READY}),
+    _S.ENDING: frozenset(),
+}
+
+
 @dataclass(slots=True)
 class Slot:
     """The state of one slot.
 
     Attributes:
-      ready: whether the slot has started, so that it can get items.
       given: (position, item) of each item that the slot has, in order.
       position: the position of the newest item.
       batch: the number of items that the slot should have at a time.
       reported_at: when the slot last reported an outcome, or got work after it was idle.
       known: the functions that were sent to the slot, as (coordinator, number).
-      reclaiming: whether a Reclaim is in progress. Meanwhile the slot gets no items.
       to_return: the leases that must go back to the dispatcher if their items have not begun.
       abort_at: the time when the grace of each aborted lease ends.
       reported_to: the position up to which starts were reported.
-      killed: whether the worker has killed the slot's process.
-      abandoned: whether the slot is a thread that runs a function whose lease the worker has
-        dropped.
     """
 
     index: int
-    ready: bool = False
+    state: SlotState = SlotState.STARTING
     given: deque[tuple[int, Leased]] = field(default_factory=deque)
     position: int = 0
     batch: int = 1
     reported_at: float = 0.0
     known: set[tuple[int, int]] = field(default_factory=set)
-    reclaiming: bool = False
     to_return: set[int] = field(default_factory=set)
     abort_at: dict[int, float] = field(default_factory=dict)
     reported_to: int = 0
-    killed: bool = False
-    abandoned: bool = False
     _since: float = 0.0
     _count: int = 0
+
+    def enter(self, state: SlotState) -> None:
+        self.state = enter(SLOT_TRANSITIONS, self.state, state, "slot", self.index)
 
     @property
     def running(self) -> int | None:
@@ -82,17 +104,13 @@ class Slot:
         """The time at which the slot's process must be killed, because its running item was
         aborted; None means never."""
         lease = self.running
-        return None if lease is None or self.killed else self.abort_at.get(lease)
+        return None if lease is None or self.state is _S.ENDING else self.abort_at.get(lease)
 
     @property
     def row(self) -> SlotRow:
-        state = "running" if self.given else "idle"
-        if self.abandoned:
-            state = "left over"
-        elif self.killed:
-            state = "ending"
-        elif not self.ready:
-            state = "starting"
+        state = self.state.value
+        if self.state in (_S.READY, _S.RECLAIMING):
+            state = "running" if self.given else "idle"
         return SlotRow(state, len(self.given))
 
     def leases(self) -> list[int]:
@@ -150,7 +168,8 @@ class Slot:
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
         """Remove the items after `position`, which the slot will not begin, and return these items,
         newest first."""
-        self.reclaiming = False
+        if self.state is _S.RECLAIMING:
+            self.enter(_S.READY)
         self.reported_at = now
         taken = []
         while self.given and self.given[-1][0] > position:
@@ -169,6 +188,6 @@ def kill_overdue(slots: Iterable[Slot], now: float) -> list[Kill]:
     effects = []
     for slot in slots:
         if slot.kill_at is not None and slot.kill_at <= now:
-            slot.killed = True
+            slot.enter(_S.ENDING)
             effects.append(Kill(slot.index))
     return effects
