@@ -152,6 +152,7 @@ class Dispatch:
         self.sessions: dict[Peer, CoordinatorSession] = {}
         self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
         self._ending_sessions: dict[CoordinatorSession, None] = {}
+        """The sessions that have not been told yet that their `round_ended` has ended."""
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
         """The time at which all workers forget a coordinator's numbers (P16), for each coordinator
@@ -316,7 +317,7 @@ class Dispatch:
         return effects
 
     def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
-        session.round_ended = session.ending_round = message.round
+        session.round_ended = message.round
         self._ending_sessions[session] = None
         self.placement.drop(session)
         effects = self._abort_leases(lambda lease: lease.session is session, message.grace_s)
@@ -348,7 +349,6 @@ class Dispatch:
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
-        session.ending_round = None
         self._ending_sessions.pop(session, None)
         self._full_sessions.pop(session, None)
         self._stalls.closed(session)
@@ -622,15 +622,9 @@ class Dispatch:
                 or self._has_stale_leases(session)
             ):
                 continue
-            effects.append(Send(session.peer, RoundEnded(self._take_ended_round(session))))
+            effects.append(Send(session.peer, RoundEnded(session.round_ended)))
+            del self._ending_sessions[session]
         return effects
-
-    def _take_ended_round(self, session: CoordinatorSession) -> int:
-        ended_round = session.ending_round
-        assert ended_round is not None, "only sessions that are ending are in the list"
-        session.ending_round = None
-        del self._ending_sessions[session]
-        return ended_round
 
     def _has_stale_leases(self, session: CoordinatorSession) -> bool:
         return any(

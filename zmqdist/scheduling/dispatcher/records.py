@@ -98,8 +98,6 @@ class CoordinatorSession:
       outstanding: the number of leases that may be executing.
       round_ended: the last round whose end the coordinator has requested. The dispatcher ignores
         work of this round that arrives later.
-      ending_round: the round whose end was requested but not yet reported to the coordinator; None
-        if there is no such round.
       unsettled_until: the time until which a lost process may still execute work of this session.
       submitted, left_queue: how many work items were ever queued, and how many have left the queue.
         Invariant: left_queue <= submitted.
@@ -120,7 +118,6 @@ class CoordinatorSession:
     detached: CoordinatorSession | None = None
     outstanding: int = 0
     round_ended: int = -1
-    ending_round: int | None = None
     unsettled_until: float = 0.0
     submitted: int = 0
     left_queue: int = 0

@@ -100,13 +100,8 @@ class WaitingWork(deque[Leased]):
 
     def _put_pinned(self, items: Iterable[Leased]) -> None:
         head = [self.popleft()] if self._head_is_announced() else []
-        pinned = self._in_order([*items, *(item for item in self if item[0] in self.pinned)])
+        # Lease numbers only rise, so this is the order of assignment.
+        pinned = sorted([*items, *(item for item in self if item[0] in self.pinned)])
         rest = [item for item in self if item[0] not in self.pinned]
         self.clear()
         self.extend(head + pinned + rest)
-
-    @staticmethod
-    def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order of their assignment. This is the order of their lease numbers,
-        because these numbers only rise."""
-        return sorted(items)
