@@ -208,16 +208,11 @@ def connect(
 
 
 def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
-    import difflib
+    from zmqdist.field_types import did_you_mean
 
     if method in methods_by_name:
         return methods_by_name[method]
-    close = difflib.get_close_matches(method, methods_by_name, n=1)
-    hint = (
-        f"did you mean {close[0]}?"
-        if close
-        else f"there are: {', '.join(methods_by_name) or 'none'}"
-    )
+    hint = did_you_mean(method, methods_by_name)
     raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
 
 

@@ -75,10 +75,9 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
+            from zmqdist.field_types import did_you_mean
 
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(COMMANDS)}"
+            hint = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"no such command {args[0]!r} ({hint})", ctx)
         return super().resolve_command(ctx, args)
 

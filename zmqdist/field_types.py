@@ -98,34 +98,51 @@ def checks_options(
     """
 
     def decorate(fn: F) -> F:
-        @cache
-        def known() -> list[str]:
-            kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-            functions: tuple[Callable[..., Any], ...] = (fn, *more)
-            parameters = [
-                parameter for each in functions for parameter in signature(each).parameters.values()
-            ]
-            names = dict.fromkeys(
-                parameter.name for parameter in parameters if parameter.kind in kinds
-            )
-            return [name for name in names if name not in ("self", *but)]
-
         @wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            for name in kwargs:
-                if name not in known():
-                    close = get_close_matches(name, known(), n=1)
-                    hint = (
-                        f"did you mean {close[0]!r}?"
-                        if close
-                        else f"there are {', '.join(known())}"
-                    )
-                    raise TypeError(f"{call} has no option {name!r}: {hint}")
+            check_options(call, kwargs, (fn, *more), but)
             return fn(*args, **kwargs)
 
         return cast(F, checked)
 
     return decorate
+
+
+def check_options(
+    call: str,
+    options: Iterable[str],
+    functions: tuple[Callable[..., Any], ...],
+    but: tuple[str, ...] = (),
+) -> None:
+    """Raise TypeError, as `checks_options` describes, if an option is no parameter of the
+    functions, or is one of `but`."""
+    for name in options:
+        if name not in (names := _option_names(functions, but)):
+            hint = did_you_mean(name, names, "there are", repr)
+            raise TypeError(f"{call} has no option {name!r}: {hint}")
+
+
+@cache
+def _option_names(functions: tuple[Callable[..., Any], ...], but: tuple[str, ...]) -> list[str]:
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    parameters = [part for fn in functions for part in signature(fn).parameters.values()]
+    names = dict.fromkeys(part.name for part in parameters if part.kind in kinds)
+    return [name for name in names if name not in ("self", *but)]
+
+
+def did_you_mean(
+    name: object,
+    names: Iterable[str],
+    otherwise: str = "there are:",
+    form: Callable[[str], str] = str,
+) -> str:
+    """Return a hint for the text of an error about an unknown name: the nearest of `names`, or
+    after `otherwise` all of them. `form` quotes the nearest name."""
+    names = list(names)
+    close = get_close_matches(str(name)[:100], names, n=1)
+    if close:
+        return f"did you mean {form(close[0])}?"
+    return f"{otherwise} {', '.join(names) or 'none'}"
 
 
 def converted(name: str, convert: Callable[..., R], value: Any, *more: Any) -> R:

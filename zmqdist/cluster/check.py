@@ -10,7 +10,6 @@ Then it checks addresses, ports, commands and the rules that involve several key
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from zmqdist.addresses import (
 )
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster.file_sections import Job, Section, SingleJob
+from zmqdist.field_types import did_you_mean
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""
@@ -111,7 +111,8 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
             raise Mistake(
                 (*path, key),
                 "unknown job" if path == ("jobs",) else "unknown key",
-                _nearest(key, known),
+                # never suggest `runtime`, which only a launcher writes
+                did_you_mean(key, [name for name in known if name != "runtime"], "known are:"),
             )
     for name, each in known.items():
         if each.required and name not in raw:
@@ -139,13 +140,6 @@ def _section_in(hint: Any) -> type[Section] | None:
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
     return next(filter(None, map(_section_in, get_args(hint))), None)
-
-
-def _nearest(key: Any, known: dict[str, Any]) -> str:
-    # never suggest `runtime`, which only a launcher writes
-    names = [name for name in known if name != "runtime"]
-    close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
 
 def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:

@@ -7,11 +7,11 @@ without them. Every unknown option is refused, because its user expects an effec
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.field_types import did_you_mean
 
 ISOLATE: Final = "isolate_session_state"
 TIMEOUT: Final = "operation_timeout_in_ms"
@@ -73,7 +73,6 @@ def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list
             continue
         hint = _ELSEWHERE.get(name)
         if hint is None:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
+            hint = did_you_mean(name, known, "it may have", repr)
         raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {hint}")
     return sorted(INERT.intersection(config))

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
 
 from zmqdist.clock import deadline
+from zmqdist.field_types import did_you_mean
 from zmqdist.scheduling.coordinator.every_worker import hear_of_new_workers, run_on
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
@@ -75,9 +75,7 @@ class Submitter:
     def __init__(self, coordinator: Scheduler, given: TaskOptions) -> None:
         known = list(TaskOptions.__annotations__)
         for option in given.keys() - known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-            raise TypeError(f"options() has no option {option}: {hint}")
+            raise TypeError(f"options() has no option {option}: {did_you_mean(option, known)}")
         for option in ("keep", "lineage"):
             if not isinstance(given.get(option, False), bool):
                 raise TypeError(f"{option} is {given[option]!r:.100}, wants True or False")  # type: ignore[literal-required]
