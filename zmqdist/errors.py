@@ -446,6 +446,11 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def needs(what: str, package: str) -> str:
+    """Return the text of an error: `what` cannot work without a package that is not installed."""
+    return f"{what} needs {package}: pip install {package}"
+
+
 class WorkerLost(UnavailableError, _FromData):
     """The process or worker of a work item was lost while the function ran, `attempts_max` times
     (DispatcherConfig). If processes crashed, the function is probably the cause.

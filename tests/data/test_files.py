@@ -67,7 +67,7 @@ def test_records_of_one_length(tmp_path: Path) -> None:
 def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(
-        ImportError, match=r"TFRecordDataset needs google-crc32c: pip install zmqdist\[tfrecord\]"
+        ImportError, match=r"TFRecordDataset needs google-crc32c: pip install google-crc32c"
     ):
         TFRecordDataset("x")
 

@@ -142,7 +142,7 @@ def test_a_codec_whose_package_the_worker_lacks_is_an_error_and_costs_no_element
         patch.setitem(sys.modules, "zstandard", None)
         with pytest.raises(
             FailedPreconditionError,
-            match=r"compression ZSTD needs a package.*zmqdist\[compression\]",
+            match=r"compression ZSTD needs zstandard: pip install zstandard, on workers and readers",
         ):
             next(iterator)
     found: list[int] = []

@@ -151,7 +151,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Args:
           path: a folder. For `distributed_save` it may also be the URL of a folder (which needs the
-            extra `zmqdist[fsspec]`).
+            package fsspec).
           element_spec: the expected spec; None accepts any spec.
           compression: the expected compression; None accepts any compression.
           reader_func: a function that gets a dataset with one dataset per file, and returns the

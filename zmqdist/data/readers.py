@@ -115,7 +115,7 @@ def TFRecordDataset(
     """Return a dataset of the records of TFRecord files, as bytes. Iterating raises DataLossError
     for a truncated or damaged file.
 
-    Needs the package google-crc32c for the checksums: pip install zmqdist[tfrecord].
+    Needs the package google-crc32c for the checksums.
     """
     readers.crc32c()  # if the package is missing, raise ImportError here and not only at a worker
     common = _common_args(compression_type, num_parallel_reads)
@@ -130,7 +130,7 @@ def ParquetDataset(
     name: str | None = None,
 ) -> Dataset:
     """Return a dataset of the rows of Parquet files, as dicts of columns. Needs the package
-    pyarrow: pip install zmqdist[parquet].
+    pyarrow.
 
     The call opens each file to read its schema, and a data service splits and shards the dataset by
     row groups. If `filenames` is a Dataset, the call opens no file, and a data service does not

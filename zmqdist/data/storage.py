@@ -2,9 +2,9 @@
 fsspec has a driver.
 
 Rules
-    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is
-    local. Of the other modules, only the writer of checkpoints distinguishes URLs from local paths,
-    because at many URLs a rename copies the file.
+    A path that contains "://" is a URL and needs the package fsspec. Any other path is local. Of
+    the other modules, only the writer of checkpoints distinguishes URLs from local paths, because
+    at many URLs a rename copies the file.
 
     A file that other processes read appears as a whole, because it is written under another name
     and then renamed. `write` does both. Code that writes a larger file step by step calls `sync`
@@ -25,7 +25,13 @@ import uuid
 import zlib
 from typing import IO, Any
 
-from zmqdist.errors import FailedPreconditionError, OpError, ResourceExhaustedError, UnknownError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    OpError,
+    ResourceExhaustedError,
+    UnknownError,
+    needs,
+)
 from zmqdist.files import open_regular
 
 TMP = ".tmp"
@@ -210,9 +216,7 @@ def _driver(path: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
-        raise FailedPreconditionError(
-            f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'"
-        ) from None
+        raise FailedPreconditionError(needs(f"{path}: a URL", "fsspec")) from None
     found: tuple[Any, str] = url_to_fs(path)
     return found
 

@@ -1,5 +1,5 @@
-"""`IterableDataset`: lets a DataLoader of PyTorch read a dataset of zmqdist. It needs the extra
-`torch`."""
+"""`IterableDataset`: lets a DataLoader of PyTorch read a dataset of zmqdist. It needs the package
+torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from zmqdist import errors
+
 try:
     import torch.utils.data as torch_data
 except ImportError as error:
-    raise ImportError(
-        'zmqdist.integrations.torch needs PyTorch: pip install "zmqdist[torch]"'
-    ) from error
+    raise ImportError(errors.needs("zmqdist.integrations.torch", "torch")) from error
 
 from zmqdist import nest
 from zmqdist.data import Dataset

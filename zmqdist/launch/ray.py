@@ -76,9 +76,7 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
       NotFoundError: the package `ray` is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise errors.NotFoundError(
-            "launcher: ray needs the package ray, which is not installed: pip install zmqdist[ray]"
-        )
+        raise errors.NotFoundError(errors.needs("launcher: ray", "ray"))
     cluster = RayCluster(config.ray.address)
     workers, ps = config.jobs.worker, config.jobs.ps
     hosts = []

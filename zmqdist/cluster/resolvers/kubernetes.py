@@ -1,5 +1,5 @@
-"""The resolver that finds the cluster by the labels of pods. It needs the package `kubernetes`
-(extra `kubernetes`), or a client from the caller.
+"""The resolver that finds the cluster by the labels of pods. It needs the package `kubernetes`,
+or a client from the caller.
 
 Rules
     A job is a list of label selectors. Its tasks are the pods that the first selector matches, then
@@ -29,6 +29,7 @@ from zmqdist.clock import duration
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
+from zmqdist.errors import needs
 from zmqdist.field_types import checked, converted
 
 
@@ -218,10 +219,7 @@ def _client(location: ExecutableLocation) -> Any:
     try:
         import kubernetes
     except ImportError:
-        raise ImportError(
-            "KubernetesClusterResolver needs the Python client of Kubernetes: pip install "
-            "zmqdist[kubernetes]"
-        ) from None
+        raise ImportError(needs("KubernetesClusterResolver", "kubernetes")) from None
     within = ExecutableLocation(location) is ExecutableLocation.WITHIN_CLUSTER
     load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config
     try:

@@ -25,7 +25,7 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
-from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, needs
 from zmqdist.specs import TensorSpec
 
 
@@ -33,7 +33,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ImportError("ParquetDataset needs pyarrow: pip install zmqdist[parquet]") from None
+        raise ImportError(needs("ParquetDataset", "pyarrow")) from None
     return pyarrow
 
 

@@ -35,7 +35,7 @@ from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode, default_cycle_length
 from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
-from zmqdist.errors import DataLossError, NotFoundError
+from zmqdist.errors import DataLossError, NotFoundError, needs
 from zmqdist.specs import TensorSpec
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -187,14 +187,12 @@ class FixedLengthRecords(FileReader):
 
 def crc32c() -> Callable[[bytes], int]:
     """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises
-    ImportError, which names the extra, if the package is missing.
+    ImportError if the package google-crc32c is missing.
     """
     try:
         import google_crc32c
     except ImportError as error:
-        raise ImportError(
-            "TFRecordDataset needs google-crc32c: pip install zmqdist[tfrecord]"
-        ) from error
+        raise ImportError(needs("TFRecordDataset", "google-crc32c")) from error
     return google_crc32c.value  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from zmqdist.errors import FailedPreconditionError, WireError
+from zmqdist.errors import FailedPreconditionError, WireError, needs
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -103,8 +103,8 @@ def codec_of(name: str | None) -> Codec | None:
 
     Raises:
       ValueError: there is no such codec.
-      FailedPreconditionError: the codec's package is not installed. The error text names the extra
-        that installs it.
+      FailedPreconditionError: the codec's package is not installed. The error text names the
+        package.
     """
     if name is None:
         return None
@@ -113,9 +113,9 @@ def codec_of(name: str | None) -> Codec | None:
     try:
         return _MADE[name]()
     except ImportError as error:
+        package = {"LZ4": "lz4", "ZSTD": "zstandard"}[name]
         raise FailedPreconditionError(
-            f"compression {name} needs a package ({error}): pip install 'zmqdist[compression]', "
-            f"on workers and readers",
+            f"{needs(f'compression {name}', package)}, on workers and readers"
         ) from error
 
 

@@ -42,7 +42,7 @@ def distributed_save(
 
     Args:
       path: a folder that does not exist yet, on a shared file system or as a URL (which needs the
-        extra `zmqdist[fsspec]`).
+        package fsspec).
       data_service_address: the dispatcher, as "host:port" or in another form that `distribute`
         accepts.
       compression: "AUTO" (the same as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
