@@ -71,6 +71,11 @@ def test_deaths_of_workers_do_not_count_as_retries(
         in_processes.join(20)
 
 
+def test_a_call_of_run_that_ends_its_process_begins_again(in_processes: ClusterCoordinator) -> None:
+    with pytest.raises(errors.WorkerLost, match=f"at worker:0 was started {ATTEMPTS_MAX} times"):
+        in_processes.run(os._exit, 3)
+
+
 def test_a_running_function_is_cut_off_at_its_time(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:

@@ -388,7 +388,9 @@ class ClusterCoordinator:
           Exception: the error of the first worker whose call has failed, once all calls have ended.
             Its attribute `failures` is a dict with the errors of all workers that failed. A call
             that is not over after `timeout` is cancelled, with a DeadlineExceededError. If a worker
-            is lost, its call fails at once with an UnavailableError, and is not repeated.
+            is lost, its call fails at once with an UnavailableError, and is not repeated. If the
+            function ends its process, but not the worker, it begins again, `attempts_max` times in
+            all, and the error is WorkerLost.
           UnavailableError: no worker is present, or `workers` raises it.
           Exception: any other error of `submit`.
         """

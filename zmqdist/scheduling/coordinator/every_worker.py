@@ -1,7 +1,8 @@
 """One call of a function on every worker, as `ClusterCoordinator.run` makes it.
 
 The calls belong to no round, so an error of one neither ends the others nor fails a later `join`. A
-call is not repeated on another worker: if its worker is lost, the call has failed.
+call is not repeated on another worker: if its worker is lost, the call has failed. If the function
+ends its slot process, the worker calls it again, as it does with every function.
 """
 
 from __future__ import annotations
