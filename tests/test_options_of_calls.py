@@ -11,6 +11,8 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.data.service import DispatcherConfig, WorkerConfig
+from zmqdist.launch.connection import Cluster
+from zmqdist.transport.credentials import Credentials
 
 WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("local_cluster()", lambda: zd.local_cluster(n_workers=2), "did you mean 'workers'?"),
@@ -21,6 +23,16 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
         "ClusterCoordinator()",
         lambda: zd.ClusterCoordinator("h:1", result="safe"),
         "did you mean 'results'?",
+    ),
+    (
+        "coordinator()",
+        lambda: Cluster("zmq://h:1", Credentials()).coordinator(result="safe"),
+        "did you mean 'results'?",
+    ),
+    (
+        "coordinator()",
+        lambda: Cluster("zmq://h:1", Credentials()).coordinator(target="h:2"),
+        "there are queue_max, ",
     ),
     (
         "ParameterServerStrategy()",

@@ -31,8 +31,7 @@ def local() -> Iterator[zd.local_cluster]:
 
 
 @pytest.fixture
-def connected(local: zd.local_cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(local.credentials.token_file))
+def connected(local: zd.local_cluster) -> Iterator[Cluster]:
     with zd.connect(local.target) as cluster:
         yield cluster
 
@@ -77,12 +76,38 @@ def test_a_connection_may_be_an_address_with_or_without_scheme(connected: Cluste
         assert again.target == connected.target
 
 
-def test_a_closed_connection_leaves_the_cluster_and_connects_again_when_it_is_used(
-    connected: Cluster,
+def test_a_closed_connection_leaves_the_cluster_and_refuses_calls(
+    local: zd.local_cluster, connected: Cluster
 ) -> None:
     connected.close()
     connected.close()
-    assert connected.workers == 2
+    for call in (lambda: connected.workers, connected.status, lambda: connected.scale(3)):
+        with pytest.raises(errors.FailedPreconditionError, match=r"zmq://.* has been closed"):
+            call()
+    assert repr(connected) == f"<Cluster at {local.target}, closed>"
+    assert local.workers == 2
+
+
+def test_a_program_has_the_token_of_its_own_local_cluster() -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        address = cluster.target.replace("zmq://localhost", "127.0.0.1")
+        with zd.Executor(cluster.target) as executor, zd.ClusterCoordinator(address) as coordinator:
+            assert executor.submit(add, 1, 2).result() == 3
+            assert coordinator.submit(add, 1, 2).result() == 3
+        service = zd.data.service.distribute("distributed_epoch", cluster.target)
+        assert sorted(map(int, zd.data.Dataset.range(3).apply(service))) == [0, 1, 2]
+
+
+def test_a_local_cluster_that_closes_ends_the_coordinator_and_executors_of_its_strategy() -> None:
+    local = zd.local_cluster(workers=1, ps=1, processes=False)
+    strategy = zd.ParameterServerStrategy(local)
+    coordinator, executor = strategy.coordinator, zd.Executor(strategy)
+    local.close()
+    with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
+        coordinator.submit(add, 1, 2)
+    with pytest.raises(RuntimeError, match="local_cluster of this executor has been closed"):
+        executor.submit(add, 1, 2)
+    strategy.close()
 
 
 def test_a_dispatcher_without_launcher_refuses_to_scale() -> None:

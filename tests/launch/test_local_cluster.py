@@ -18,6 +18,7 @@ from tests.launch.launched import eventually
 from tests.scheduling.work import begun, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.connection import Cluster
 from zmqdist.rpc import ZmqClient, internal_client
 
 
@@ -198,8 +199,9 @@ def test_two_clusters_in_one_process_are_separate() -> None:
     ):
         with ClusterCoordinator(one) as first, ClusterCoordinator(other) as second:
             assert first.schedule(int, ("1",)).get(20) + second.schedule(int, ("2",)).get(20) == 3
-        with pytest.raises(errors.UnauthenticatedError), ClusterCoordinator(one.target) as stranger:
-            stranger.schedule(int).get(20)  # the user's token is not the cluster's
+        mixed = Cluster(one.target, other.credentials)
+        with pytest.raises(errors.UnauthenticatedError), ClusterCoordinator(mixed) as stranger:
+            stranger.schedule(int).get(20)
 
 
 def test_a_cluster_can_live_in_a_thread() -> None:

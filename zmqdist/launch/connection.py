@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
-from zmqdist.field_types import checked, checks_options, safe_repr
+from zmqdist.field_types import check_options, checked, checks_options, safe_repr
 from zmqdist.limits import CONNECT_S
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Cluster:
         self.credentials = credentials
         self.config = config
         self._client: DispatcherClient | None = None
+        self._disconnected = False
         self._client_lock = threading.Lock()
 
     @property
@@ -144,17 +145,19 @@ class Cluster:
         """
         from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 
+        check_options("coordinator()", options, (ClusterCoordinator.__init__,), ("target",))
         return ClusterCoordinator(self, **options)
 
     def close(self) -> None:
         """End the connection. The cluster goes on running, and so do coordinators and Executors
-        that were made with this object.
+        that were made with this object. A later call of `status` or `scale` raises
+        FailedPreconditionError.
 
         >>> with zd.DispatchServer() as dispatcher:
         ...     zd.connect(dispatcher.address).close()
         """
         with self._client_lock:
-            client, self._client = self._client, None
+            client, self._client, self._disconnected = self._client, None, True
         if client is not None:
             client.close()
 
@@ -166,10 +169,13 @@ class Cluster:
 
     @safe_repr
     def __repr__(self) -> str:
-        return f"at {self.target}{'' if self._client is not None else ', closed'}"
+        return f"at {self.target}{', closed' if self._disconnected else ''}"
 
     def _dispatcher_client(self, timeout_s: float = CONNECT_S) -> DispatcherClient:
         with self._client_lock:
+            if self._disconnected:
+                problem = f"the connection to the cluster at {self.target} has been closed"
+                raise errors.FailedPreconditionError(problem)
             if self._client is None:
                 address = self.target.removeprefix("zmq://")
                 self._client = DispatcherClient(address, self.credentials, "submit", timeout_s)
@@ -192,7 +198,7 @@ def connect(
       address_or_file: "host:port" or "zmq://host:port" of the dispatcher, or the cluster file
         (`.yaml` or `.yml`) that `zmqdist launch` runs on this host. None means the cluster that
         `zmqdist launch` has named in the environment. The secrets of an address are those of the
-        environment.
+        environment, or of this program's own `local_cluster`.
       timeout: seconds to wait for the dispatcher, now and at each later call.
 
     Raises:

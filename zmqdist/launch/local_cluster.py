@@ -36,7 +36,7 @@ from zmqdist.launch.roles import TaskConfig
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
-from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.credentials import Credentials, own_clusters
 from zmqdist.transport.own_address import bind_free, bindable
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class local_cluster(Cluster):
     coordinators that were made with the cluster object: their unfinished work is cancelled.
 
     The cluster has its own token, so that no other process of this user joins the cluster by
-    accident. A coordinator that is made with the cluster object has the token. One that is made
-    with `target` reads it from the file that ZMQDIST_TOKEN_FILE names.
+    accident. This program has the token; another one that is to connect to `target` reads it from
+    the file that its ZMQDIST_TOKEN_FILE names.
 
     `status`, `scale` and `coordinator` are those of every cluster (zmqdist/launch/connection.py).
 
@@ -153,6 +153,7 @@ class local_cluster(Cluster):
         for another dispatcher otherwise."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
+        own_clusters[self._address] = self.credentials
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
         self._variables = {
@@ -403,6 +404,7 @@ class local_cluster(Cluster):
         # interrupts a step, the others still run.
         with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
+            steps.callback(own_clusters.pop, self._address, None)
             steps.callback(self._listener.close)
             for port in self._ports:
                 steps.callback(port.close)

@@ -331,6 +331,9 @@ class ParameterServerStrategy(OnWorkers):
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
         self.cluster_resolver = cluster_resolver
+        # a local_cluster that closes ends the work of coordinators and Executors of this strategy
+        self._coordinators = getattr(cluster_resolver, "_coordinators", None)
+        self._executors = getattr(cluster_resolver, "_executors", None)
         self.coordinator_slot = CoordinatorSlot()
         # one Recovered for each recovery of a ps by zmqdist.checkpoint.Recovery
         self.recoveries: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +109,13 @@ class Credentials:
         }
         variables = {name: str(path) for name, path in given.items() if path is not None}
         return {**variables, INSECURE_VARIABLE: "1"} if self.insecure else variables
+
+
+own_clusters: Final[dict[str, Credentials]] = {}
+"""The credentials of the open `local_cluster`s of this process, by "host:port"."""
+
+
+def credentials_for(dispatcher: str) -> Credentials:
+    """Return the credentials for the dispatcher at "host:port": those of a `local_cluster` of this
+    process, or else those of the environment."""
+    return own_clusters.get(dispatcher.replace("localhost:", "127.0.0.1:"), Credentials())

@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqdist.data.service.worker_selection import PROTOCOLS
 from zmqdist.errors import NotFoundError
-from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.credentials import Credentials, credentials_for
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def service_of(service: Any) -> Service:
     credentials = getattr(service, "credentials", None)
     found = _address(address)
     if not isinstance(credentials, Credentials):
-        return Service(found)
+        credentials = credentials_for(found)
     return Service(found, credentials.token_file, credentials.keys_dir, credentials.insecure)
 
 

@@ -10,7 +10,7 @@ from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.scheduling.coordinator.result_form import ANY, ResultForm
-from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.credentials import Credentials, credentials_for
 from zmqdist.transport.endpoint import split
 
 ACCEPTED = (
@@ -63,7 +63,7 @@ def _resolve(target: Any) -> Target:
     except Exception as error:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
-    given = credentials if isinstance(credentials, Credentials) else Credentials()
+    given = credentials if isinstance(credentials, Credentials) else credentials_for(address)
     grace_s = getattr(target, "cancel_grace_s", limits.CANCEL_GRACE_S)
     return Target(address, given.vouched_by(address), cancel_grace_s=grace_s)
 
