@@ -280,13 +280,8 @@ SECTIONS: Final = {name for name in cluster.__all__ if name.endswith(("Config", 
 """The parts of a cluster file, which are checked when the file is read."""
 
 FOR_ZMQDIST: Final = {
-    *("Dataset", "Dataset.rewrite", "DispatchServer.report_exit", "DispatchServer.report_gone"),
-    *("DispatchServer.serve_scaling", "DispatchServer.snapshot_streams", "DispatchServer.wait_for"),
-    *(
-        "DispatchServer.watch_members",
-        "ParameterServerStrategy.make_variable",
-        "rpc_ZmqClient.stubs",
-    ),
+    *("Dataset", "Dataset.rewrite", "DispatchServer.wait_for", "DispatchServer.watch_members"),
+    "rpc_ZmqClient.stubs",
     *(
         "RemoteValue.copied",
         "RemoteValue.release_at_end",

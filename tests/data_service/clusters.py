@@ -208,7 +208,7 @@ class TestCluster:
         return sum(worker.num_tasks() for worker in self.workers if worker.server is not None)
 
     def snapshot_streams(self, path: str) -> Any:
-        return self.dispatcher.snapshot_streams(path)
+        return self.dispatcher._snapshot_streams(path)  # reach: TF's own name
 
     def dispatcher_address(self) -> str:
         return self.dispatcher.address

@@ -85,7 +85,7 @@ def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
 def test_an_end_of_a_process_that_comes_after_its_dispatcher_has_stopped_is_no_error() -> None:
     with zd.DispatchServer() as dispatcher:
         pass
-    dispatcher.report_exit("worker", 0, 1, -9)
+    dispatcher._report_exit("worker", 0, 1, -9)  # reach: what a launcher calls
 
 
 def test_a_server_that_was_never_started_can_be_stopped(server: Any) -> None:

@@ -471,6 +471,9 @@ class RuntimeConfig(Section, frozen=True):
     """Values that are known only when the cluster runs. The launcher writes them for its child
     processes.
 
+    >>> zd.cluster.RuntimeConfig("zmq://localhost:5050").dispatcher
+    'zmq://localhost:5050'
+
     Attributes:
       dispatcher: the target of the dispatcher, `zmq://host:port`.
       token_file, keys_dir: paths of the secrets, never the secrets themselves.

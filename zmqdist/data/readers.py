@@ -115,6 +115,9 @@ def TFRecordDataset(
     """Return a dataset of the records of TFRecord files, as bytes. Iterating raises DataLossError
     for a truncated or damaged file.
 
+    >>> list(zd.data.TFRecordDataset(records))  # the path of a file
+    [b'one', b'two']
+
     Needs the package google-crc32c for the checksums.
     """
     readers.crc32c()  # if the package is missing, raise ImportError here and not only at a worker
@@ -131,6 +134,11 @@ def ParquetDataset(
 ) -> Dataset:
     """Return a dataset of the rows of Parquet files, as dicts of columns. Needs the package
     pyarrow.
+
+    >>> import pyarrow, pyarrow.parquet
+    >>> pyarrow.parquet.write_table(pyarrow.table({"n": [1, 2]}), f"{folder}/table")
+    >>> list(zd.data.ParquetDataset(f"{folder}/table", batch_size=2))
+    [{'n': array([1, 2])}]
 
     The call opens each file to read its schema, and a data service splits and shards the dataset by
     row groups. If `filenames` is a Dataset, the call opens no file, and a data service does not

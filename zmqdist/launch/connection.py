@@ -112,6 +112,13 @@ class Cluster:
         """Set the number of workers, and wait until the new ones have registered and the others
         have left.
 
+        >>> with zd.connect(cluster.target) as connection:
+        ...     try:
+        ...         connection.scale(3)
+        ...     except zd.errors.FailedPreconditionError:
+        ...         print("no zmqdist launch holds these workers")
+        no zmqdist launch holds these workers
+
         Args:
           grace_s: how long the running functions of leaving workers may take.
           force: whether workers leave even if values or work are lost with them.

@@ -166,7 +166,7 @@ class Launch:
             if self._config.ports is not None:
                 self._variables[PORTS_ENV] = self._config.ports
             launcher = self._launcher(cluster, credentials, folder)
-            tasks = Tasks(self._worker_exited, self._dispatcher.report_gone, self._say, launcher)
+            tasks = Tasks(self._worker_exited, self._dispatcher._report_gone, self._say, launcher)
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
                 Elasticity(
@@ -184,7 +184,7 @@ class Launch:
             self._report_room()
             for index in self._workers.indices():
                 self._start_worker(tasks, credentials, index)
-            self._dispatcher.serve_scaling(self._elastic)
+            self._dispatcher._serve_scaling(self._elastic)
             self._start_ps(tasks, credentials)
             evaluator = self._start_evaluator(stack)
             code = self._run_program()
@@ -289,8 +289,10 @@ class Launch:
         """Return the function with which `Tasks` makes the launcher of the workers and ps."""
         if credentials.keys_dir is None:
             return Children
+        from zmqdist.servers.dispatch_server import open_join
+
         files = RoleFiles(
-            cluster, lambda name, address: self._dispatcher.open_join(name, address=address)
+            cluster, lambda name, address: open_join(self._dispatcher, name, address=address)
         )
         pool = self._pool
         if pool is None:
@@ -562,7 +564,7 @@ class Launch:
 
     def _worker_exited(self, index: int, role: RunningRole | None, restarts: bool) -> None:
         if role is not None:
-            self._dispatcher.report_exit("worker", index, role.pid, role.exit_code, role.tail)
+            self._dispatcher._report_exit("worker", index, role.pid, role.exit_code, role.tail)
         if self._elastic is not None:
             self._elastic.worker_ended(index, role, restarts)
 

@@ -418,7 +418,7 @@ class local_cluster(Cluster):
             for runtime in list(self._coordinators):
                 steps.callback(runtime.give_up)
             for executor in list(self._executors):
-                steps.callback(executor.cluster_closed)
+                steps.callback(executor._cluster_closed)
 
     def __del__(self) -> None:
         """Close a cluster that is no longer referenced, for example because a cell of a notebook
@@ -500,7 +500,7 @@ class local_cluster(Cluster):
     def _exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None and job == "worker":
-            self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+            self._dispatcher._report_exit(job, int(index), child.pid, child.exit_code, child.tail)
 
 
 def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:

@@ -222,7 +222,7 @@ class DispatchServer:
 
         runtime.loop.call_soon(begin)
 
-    def serve_scaling(self, scaler: Scaler) -> None:
+    def _serve_scaling(self, scaler: Scaler) -> None:
         """Use this launcher, which starts and ends the workers, for the RPC method `scale`
         (`zmqdist scale`)."""
         self._runtime.scaler = scaler
@@ -269,42 +269,7 @@ class DispatchServer:
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
-    @checked
-    def open_join(
-        self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = ""
-    ) -> str:
-        """Make a join ticket and return it: one line of text, with which one process joins as
-        `name`. The ticket is a secret.
-
-        Args:
-          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program
-            with this role.
-          valid_s: seconds for which the ticket is valid.
-          address: the "host:port" at which programs will connect to the process, if it is a ps or
-            another server. A server refuses a ticket without an address.
-          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means
-            the address in `target`.
-
-        Raises:
-          FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out
-            of range.
-          ResourceExhaustedError: too many tokens are valid and unused.
-        """
-        runtime = self._runtime
-        if runtime.loop is None:
-            raise errors.FailedPreconditionError(
-                "this dispatcher was not started: call start() first"
-            )
-        return runtime.loop.run(
-            runtime.keys.open_join,
-            name,
-            dispatcher or self.target.partition("://")[2],
-            duration("valid_s", valid_s),
-            address,
-        )
-
-    def report_exit(
+    def _report_exit(
         self, job: str, index: int, pid: int, exit_code: int | None, log: str = ""
     ) -> None:
         """Report that the process of a worker has ended, so that the dispatcher counts the worker
@@ -317,7 +282,7 @@ class DispatchServer:
             with contextlib.suppress(errors.FailedPreconditionError):
                 self._runtime.loop.call_soon(self._runtime.handle, event)
 
-    def report_gone(self, name: str, reason: str) -> None:
+    def _report_gone(self, name: str, reason: str) -> None:
         """Report that a task such as "ps:1" has ended for good, so that programs do not wait for
         its restart."""
         self._runtime.gone[name] = reason
@@ -344,20 +309,15 @@ class DispatchServer:
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.part.task_counts)
 
-    def snapshot_streams(self, path: str) -> list[Any]:
+    def _snapshot_streams(self, path: str) -> list[Any]:
         """Return the streams of the distributed snapshot in folder `path`, each with `index`,
-        `owner` and `state`.
+        `owner` and `state`. The name is the one in tf.data service.
 
         Raises:
           NotFoundError: the dispatcher knows no snapshot in this folder.
         """
         assert self._runtime.loop is not None
         return self._runtime.part.snapshots.streams(path)
-
-    def _snapshot_streams(self, path: str) -> list[Any]:
-        """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data
-        service."""
-        return self.snapshot_streams(path)
 
     @safe_repr
     def __repr__(self) -> str:
@@ -391,3 +351,41 @@ def _data_service(config: DispatcherConfig, service: RpcService, loop: Loop) -> 
         deployment_mode=str(config.deployment_mode or "").upper(),
     )
     return DataDispatcher(service, loop, rules, config.work_dir, config.snapshots_max)
+
+
+def open_join(
+    server: DispatchServer,
+    name: str,
+    *,
+    valid_s: float = JOIN_VALID_S,
+    address: str = "",
+    dispatcher: str = "",
+) -> str:
+    """Make a join ticket and return it: one line of text, with which one process joins as `name`.
+    The ticket is a secret.
+
+    Args:
+      name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with
+        this role.
+      valid_s: seconds for which the ticket is valid.
+      address: the "host:port" at which programs will connect to the process, if it is a ps or
+        another server. A server refuses a ticket without an address.
+      dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the
+        address in `target`.
+
+    Raises:
+      FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
+      InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of
+        range.
+      ResourceExhaustedError: too many tokens are valid and unused.
+    """
+    runtime = server._runtime
+    if runtime.loop is None:
+        raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
+    return runtime.loop.run(
+        runtime.keys.open_join,
+        name,
+        dispatcher or server.target.partition("://")[2],
+        duration("valid_s", valid_s),
+        address,
+    )

@@ -34,6 +34,10 @@ def connect_to_cluster(
 ) -> Server | None:
     """Make this program a task of a cluster, without waiting for any other task.
 
+    >>> with zd.connect_to_cluster(zd.ClusterSpec({"worker": [task.address]})) as server:
+    ...     server.check_alive("worker:0")
+    True
+
     Args:
       cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`,
         such as a cluster resolver.
@@ -97,6 +101,10 @@ def connect_to_host(
 ) -> Server | None:
     """Connect to the server at one address, or to several servers that are the tasks of one job.
 
+    >>> with zd.connect_to_host(task.address) as server:
+    ...     server.check_alive("worker:0")
+    True
+
     Args:
       remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
       job_name: the job whose tasks these servers are, numbered from 0.
@@ -119,6 +127,10 @@ def connect_to_host(
 def check_alive(name: str) -> bool:
     """Return whether a task replies. The task must belong to the cluster to which this program is
     connected.
+
+    >>> with zd.connect_to_host(task.address):
+    ...     zd.check_alive("/job:worker/replica:0/task:0")
+    True
 
     Args:
       name: the full name, "/job:NAME/replica:0/task:N".

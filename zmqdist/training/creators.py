@@ -99,4 +99,4 @@ def make(
             f"variable {name!r} is to be placed on {device}, but there is no strategy: make it "
             f"inside strategy.scope()"
         )
-    return handle(strategy.make_variable(name, initial, target.task or 0), *described)
+    return handle(strategy._make_variable(name, initial, target.task or 0), *described)

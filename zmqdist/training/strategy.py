@@ -534,7 +534,7 @@ class ParameterServerStrategy(OnWorkers):
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return device_of("ps", self._placement.place(name, shape, dtype))
 
-    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
+    def _make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Make a variable on a ps, and record it in the placement. The end of the chain of creators
         (`creators.make`) calls this."""
         if not 0 <= ps < len(self.cluster.ps):

@@ -761,6 +761,11 @@ def send_by_value(module: ModuleType | str) -> None:
     """Send the functions and classes of a module, and of its submodules, by value from now on,
     instead of by their names.
 
+    >>> import colorsys  # in place of a module of yours
+    >>> zd.coordinator.send_by_value(colorsys)
+    >>> coordinator.submit(colorsys.rgb_to_hsv, 1, 0, 0).result()
+    (0.0, 1.0, 1)
+
     Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this
     for a module that you edit beside a notebook, or that workers do not have, because workers then
     need not import the module. Each function is sent with the globals that it uses and their values

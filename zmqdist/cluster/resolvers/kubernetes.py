@@ -55,6 +55,10 @@ class KubernetesClusterResolver(ClusterResolver):
     """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec`
     requests the pods from the API server.
 
+    >>> resolver = zd.resolvers.KubernetesClusterResolver(override_client=core_v1)
+    >>> resolver.cluster_spec().as_dict()
+    {'worker': ['10.0.0.1:8470', '10.0.0.2:8470']}
+
     In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and
     the arguments have no effect. If `override_client` is given or `executable_location` is
     OFF_CLUSTER, the resolver lists pods in such a process, too.
@@ -134,6 +138,10 @@ class KubernetesClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of the pods as they are now.
 
+        >>> resolver = zd.resolvers.KubernetesClusterResolver(override_client=core_v1)
+        >>> resolver.cluster_spec().num_tasks("worker")
+        2
+
         Raises:
           RuntimeError: after `wait_s` a pod does not run or has no address, or pods are missing. If
             a pod has ended or has no name in DNS ("dns"), or if this process has no right to list
@@ -156,7 +164,12 @@ class KubernetesClusterResolver(ClusterResolver):
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Return the URL of a task, by default of the task of this process. "" means that this task
-        is unknown or has no address."""
+        is unknown or has no address.
+
+        >>> resolver = zd.resolvers.KubernetesClusterResolver(override_client=core_v1)
+        >>> resolver.master("worker", 1)
+        'zmq://10.0.0.2:8470'
+        """
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)

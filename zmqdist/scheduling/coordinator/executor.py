@@ -252,7 +252,7 @@ class ClusterExecutor(futures.Executor):
 
     # -- for the end of the program, and of the cluster --------------------------------------------
 
-    def finish(self) -> list[BaseException]:
+    def _finish(self) -> list[BaseException]:
         """Wait until all submitted work has ended. Return the errors of functions that failed
         meanwhile because the cluster was lost.
 
@@ -271,7 +271,7 @@ class ClusterExecutor(futures.Executor):
             if error is not None and getattr(error, "of_the_cluster", False)
         ]
 
-    def give_up(self) -> int:
+    def _give_up(self) -> int:
         """End all work at once, and return the number of functions that had not ended. In a forked
         child, do nothing and return 0."""
         if self._coordinator.forked:
@@ -280,7 +280,7 @@ class ClusterExecutor(futures.Executor):
         self.kill_workers()
         return count
 
-    def cluster_closed(self) -> None:
+    def _cluster_closed(self) -> None:
         """Break the executor. The local_cluster calls this when it is about to close, because
         unfinished work then cannot end."""
         self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))

@@ -31,9 +31,9 @@ LOST_CODE = 1
 class SubmittedWork(Protocol):
     """The methods of an Executor that this module calls."""
 
-    def finish(self) -> list[BaseException]: ...
+    def _finish(self) -> list[BaseException]: ...
 
-    def give_up(self) -> int: ...
+    def _give_up(self) -> int: ...
 
 
 _executors: WeakSet[SubmittedWork] = WeakSet()
@@ -58,7 +58,7 @@ def _finish() -> None:
         _give_up(waiting)
         return
     try:
-        lost = [error for executor in waiting for error in executor.finish()]
+        lost = [error for executor in waiting for error in executor._finish()]
     except KeyboardInterrupt:
         _give_up(waiting)
         atexit.register(_leave, -signal.SIGINT)
@@ -74,7 +74,7 @@ def _finish() -> None:
 
 
 def _give_up(executors: list[SubmittedWork]) -> None:
-    count = sum([executor.give_up() for executor in executors])
+    count = sum([executor._give_up() for executor in executors])
     if count:
         log.warning(
             "the program was interrupted: %d submitted functions that had not ended were given up",

@@ -369,14 +369,6 @@ class WorkerConfig:
     def quiet_s(self) -> float:
         return (self.shutdown_quiet_period_ms or 0) / 1000
 
-    def elements_at(self, bound: str) -> str:
-        """Return the address at which readers reach the second port, which is bound at `bound`
-        ("host:port")."""
-        host, _, port = bound.rpartition(":")
-        if self.data_transfer_address is not None:
-            return advertised_address(self.data_transfer_address.replace(DTS_PORT, port), port)
-        return f"localhost:{port}" if host == "127.0.0.1" else bound
-
     def advertised(self, bound: str) -> str:
         """Return the address at which other processes reach the worker's server, which is bound at
         `bound` ("host:port").
@@ -385,10 +377,16 @@ class WorkerConfig:
         >>> config.advertised("0.0.0.0:7000")
         'host2:7000'
         """
-        host, _, port = bound.rpartition(":")
-        if self.worker_address is not None:
-            return advertised_address(self.worker_address.replace(BOUND_PORT, port), port)
-        return f"localhost:{port}" if host == "127.0.0.1" else bound
+        return reached_at(self.worker_address, BOUND_PORT, bound)
+
+
+def reached_at(address: str | None, placeholder: str, bound: str) -> str:
+    """Return the address at which other processes reach a server that is bound at `bound`: the
+    given one, with the port in place of the placeholder, or one that fits `bound`."""
+    host, _, port = bound.rpartition(":")
+    if address is not None:
+        return advertised_address(address.replace(placeholder, port), port)
+    return f"localhost:{port}" if host == "127.0.0.1" else bound
 
 
 for _kind in (DispatcherConfig, WorkerConfig):

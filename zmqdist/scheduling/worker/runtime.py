@@ -30,7 +30,7 @@ from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.shared.config import WorkerConfig
+from zmqdist.scheduling.shared.config import WorkerConfig, reached_at
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher
@@ -56,7 +56,7 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 from zmqdist.scheduling.worker.worker_snapshot import WorkerSnapshot
 from zmqdist.transport.dealer import DealerConnection
-from zmqdist.transport.endpoint import split
+from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
@@ -275,7 +275,8 @@ class WorkerRuntime(Generic[P]):
         if config.data_transfer_protocol is not None and config.processes:
             read_at = config.data_transfer_address or ""
         elif config.data_transfer_protocol is not None:
-            read_at = config.elements_at(router.bind(join_address(host, config.data_transfer_port)))
+            bound = router.bind(join_address(host, config.data_transfer_port))
+            read_at = reached_at(config.data_transfer_address, DTS_PORT, bound)
         self.part.bound(self.advertised, read_at, key)
 
     def _begin(self) -> None:

@@ -164,6 +164,12 @@ class MultiProcessRunner:
         """Start all other tasks, and run the function of the given task in this process. Return
         when the function has returned.
 
+        >>> spec = zd.testing.create_cluster_spec(has_chief=True, num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start_in_process_as("chief", 0)
+        ...     print(runner.join().return_value)
+        [3]
+
         While the function runs, this process has the TF_CONFIG of the task. The result of the
         function is dropped. If the function raises an error, the other tasks are ended.
 
@@ -197,6 +203,13 @@ class MultiProcessRunner:
     ) -> None:
         """Start one task that is not running, for example a task that was terminated, or a task
         that the cluster does not have.
+
+        >>> spec = zd.testing.create_cluster_spec(num_workers=1)
+        >>> with zd.testing.MultiProcessRunner(abs, spec, args=(-3,)) as runner:
+        ...     runner.start()
+        ...     runner.start_single_process("worker", 1, fn=pow, args=(2, 3))
+        ...     print(sorted(runner.join().return_value))
+        [3, 8]
 
         Args:
           cluster_spec: the cluster in the task's TF_CONFIG; None means the runner's cluster.

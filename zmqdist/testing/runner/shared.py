@@ -27,6 +27,12 @@ _process: subprocess.Popen[str] | None = None
 def manager() -> SyncManager:
     """Return the manager of this process, whose methods make shared objects: `.Value`, `.list`,
     `.dict`, `.Queue`, `.Event`, ... These objects may be arguments of tasks.
+
+    >>> numbers = zd.testing.manager().list()
+    >>> spec = zd.testing.create_cluster_spec(num_workers=2)
+    >>> _ = zd.testing.run(lambda numbers: numbers.append(1), spec, args=(numbers,))
+    >>> list(numbers)
+    [1, 1]
     """
     global _manager, _process
     with _lock:
