@@ -34,9 +34,17 @@ def use(coordinator: zd.ClusterCoordinator, bare: RemoteValue) -> None:
 
 async def wait(value: RemoteValue[str]) -> str:
     return await value
+
+def use_async(coordinator: zd.ClusterCoordinator, value: RemoteValue[str]) -> None:
+    reveal_type(coordinator.submit(wait, value))
+    reveal_type(coordinator.options(retries=1).submit(wait, value))
+    reveal_type(coordinator.submit(lambda: 3))
 """
 
 TOLD = [
+    (26, 'note: Revealed type is "RemoteValue[str]"'),
+    (27, 'note: Revealed type is "RemoteValue[str]"'),
+    (28, 'note: Revealed type is "RemoteValue[int]"'),
     (11, 'note: Revealed type is "RemoteValue[int]"'),
     (12, 'note: Revealed type is "list[RemoteValue[int]]"'),
     (13, 'note: Revealed type is "int"'),

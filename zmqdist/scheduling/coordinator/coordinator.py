@@ -15,10 +15,19 @@ import logging
 import os
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    Coroutine,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
@@ -158,7 +167,15 @@ class ClusterCoordinator:
 
     # -- scheduling --------------------------------------------------------------------------------
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
+    @overload
+    def submit(
+        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
+    ) -> RemoteValue[T]: ...
+
+    @overload
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as
         `schedule` does, which says more.
 

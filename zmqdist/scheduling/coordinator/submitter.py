@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
 
 from zmqdist.clock import deadline
 from zmqdist.field_types import did_you_mean
@@ -103,7 +103,15 @@ class Submitter:
         """
         return Submitter(self._coordinator, {**self._given, **options})
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]:
+    @overload
+    def submit(
+        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
+    ) -> RemoteValue[T]: ...
+
+    @overload
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
         """Run `fn(*args, **kwargs)` on a worker, as `ClusterCoordinator.submit` does, with the
         options.
 
