@@ -42,9 +42,6 @@ def use_async(coordinator: zd.ClusterCoordinator, value: RemoteValue[str]) -> No
 """
 
 TOLD = [
-    (26, 'note: Revealed type is "RemoteValue[str]"'),
-    (27, 'note: Revealed type is "RemoteValue[str]"'),
-    (28, 'note: Revealed type is "RemoteValue[int]"'),
     (11, 'note: Revealed type is "RemoteValue[int]"'),
     (12, 'note: Revealed type is "list[RemoteValue[int]]"'),
     (13, 'note: Revealed type is "int"'),
@@ -60,6 +57,9 @@ TOLD = [
             'expected "str | None"'
         ),
     ),
+    (26, 'note: Revealed type is "RemoteValue[str]"'),
+    (27, 'note: Revealed type is "RemoteValue[str]"'),
+    (28, 'note: Revealed type is "RemoteValue[int]"'),
 ]
 
 
