@@ -25,6 +25,7 @@ from zmqdist.messages import Assign, Beat, Message
 from zmqdist.rpc import Client
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
+from zmqdist.servers.dispatch_server import report_exit
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
@@ -85,7 +86,7 @@ def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
 def test_an_end_of_a_process_that_comes_after_its_dispatcher_has_stopped_is_no_error() -> None:
     with zd.DispatchServer() as dispatcher:
         pass
-    dispatcher._report_exit("worker", 0, 1, -9)  # reach: what a launcher calls
+    report_exit(dispatcher, "worker", 0, 1, -9)
 
 
 def test_a_server_that_was_never_started_can_be_stopped(server: Any) -> None:

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -165,8 +166,12 @@ class Launch:
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
             if self._config.ports is not None:
                 self._variables[PORTS_ENV] = self._config.ports
+            from zmqdist.servers.dispatch_server import report_gone, serve_scaling
+
             launcher = self._launcher(cluster, credentials, folder)
-            tasks = Tasks(self._worker_exited, self._dispatcher._report_gone, self._say, launcher)
+            tasks = Tasks(
+                self._worker_exited, partial(report_gone, self._dispatcher), self._say, launcher
+            )
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
                 Elasticity(
@@ -184,7 +189,7 @@ class Launch:
             self._report_room()
             for index in self._workers.indices():
                 self._start_worker(tasks, credentials, index)
-            self._dispatcher._serve_scaling(self._elastic)
+            serve_scaling(self._dispatcher, self._elastic)
             self._start_ps(tasks, credentials)
             evaluator = self._start_evaluator(stack)
             code = self._run_program()
@@ -564,7 +569,9 @@ class Launch:
 
     def _worker_exited(self, index: int, role: RunningRole | None, restarts: bool) -> None:
         if role is not None:
-            self._dispatcher._report_exit("worker", index, role.pid, role.exit_code, role.tail)
+            from zmqdist.servers.dispatch_server import report_exit
+
+            report_exit(self._dispatcher, "worker", index, role.pid, role.exit_code, role.tail)
         if self._elastic is not None:
             self._elastic.worker_ended(index, role, restarts)
 

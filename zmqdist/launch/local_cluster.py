@@ -418,7 +418,9 @@ class local_cluster(Cluster):
             for runtime in list(self._coordinators):
                 steps.callback(runtime.give_up)
             for executor in list(self._executors):
-                steps.callback(executor._cluster_closed)
+                from zmqdist.scheduling.coordinator.executor import cluster_closed
+
+                steps.callback(cluster_closed, executor)
 
     def __del__(self) -> None:
         """Close a cluster that is no longer referenced, for example because a cell of a notebook
@@ -500,7 +502,9 @@ class local_cluster(Cluster):
     def _exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None and job == "worker":
-            self._dispatcher._report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+            from zmqdist.servers.dispatch_server import report_exit
+
+            report_exit(self._dispatcher, job, int(index), child.pid, child.exit_code, child.tail)
 
 
 def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:

@@ -222,11 +222,6 @@ class DispatchServer:
 
         runtime.loop.call_soon(begin)
 
-    def _serve_scaling(self, scaler: Scaler) -> None:
-        """Use this launcher, which starts and ends the workers, for the RPC method `scale`
-        (`zmqdist scale`)."""
-        self._runtime.scaler = scaler
-
     def drain_reports(self) -> list[DrainReport]:
         """Return for each worker what would become of its values and work if it left. Waits at most
         DESCRIBED_S for the programs.
@@ -268,24 +263,6 @@ class DispatchServer:
                 loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
         self.stop()
-
-    def _report_exit(
-        self, job: str, index: int, pid: int, exit_code: int | None, log: str = ""
-    ) -> None:
-        """Report that the process of a worker has ended, so that the dispatcher counts the worker
-        as lost at once.
-
-        Only the process that started the worker calls this, from any of its threads.
-        """
-        if self._runtime.loop is not None:
-            event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
-            with contextlib.suppress(errors.FailedPreconditionError):
-                self._runtime.loop.call_soon(self._runtime.handle, event)
-
-    def _report_gone(self, name: str, reason: str) -> None:
-        """Report that a task such as "ps:1" has ended for good, so that programs do not wait for
-        its restart."""
-        self._runtime.gone[name] = reason
 
     def data_snapshot(self) -> DataSnapshot:
         """Return an immutable record of the data service: jobs, iterations, readers, workers, the
@@ -389,3 +366,29 @@ def open_join(
         duration("valid_s", valid_s),
         address,
     )
+
+
+def serve_scaling(server: DispatchServer, scaler: Scaler) -> None:
+    """Use this launcher, which starts and ends the workers, for the RPC method `scale` (`zmqdist
+    scale`)."""
+    server._runtime.scaler = scaler
+
+
+def report_exit(
+    server: DispatchServer, job: str, index: int, pid: int, exit_code: int | None, log: str = ""
+) -> None:
+    """Report that the process of a worker has ended, so that the dispatcher counts the worker as
+    lost at once.
+
+    Only the process that started the worker calls this, from any of its threads.
+    """
+    if server._runtime.loop is not None:
+        event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
+        with contextlib.suppress(errors.FailedPreconditionError):
+            server._runtime.loop.call_soon(server._runtime.handle, event)
+
+
+def report_gone(server: DispatchServer, name: str, reason: str) -> None:
+    """Report that a task such as "ps:1" has ended for good, so that programs do not wait for its
+    restart."""
+    server._runtime.gone[name] = reason

@@ -99,4 +99,11 @@ def make(
             f"variable {name!r} is to be placed on {device}, but there is no strategy: make it "
             f"inside strategy.scope()"
         )
-    return handle(strategy._make_variable(name, initial, target.task or 0), *described)
+    ps, servers = target.task or 0, len(strategy.cluster.ps)
+    if ps >= servers:
+        raise ValueError(
+            f"variable {name!r} is to be placed on ps:{ps}, but the cluster has {servers} ps"
+        )
+    storage = strategy.ps_session.create_variable(name, initial, ps)
+    strategy.shard_placement.placed(name, initial.shape, initial.dtype, ps)
+    return handle(storage, *described)

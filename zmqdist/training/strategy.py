@@ -46,7 +46,6 @@ from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy_coordinator import CoordinatorSlot, StrategyCoordinator
-from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
@@ -236,7 +235,7 @@ class Extended:
 
     @property
     def _variable_count(self) -> int:
-        placement = getattr(self._strategy, "_placement", None)
+        placement = getattr(self._strategy, "shard_placement", None)
         return placement.count if isinstance(placement, ShardPlacement) else 0
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
@@ -290,9 +289,9 @@ class ParameterServerStrategy(OnWorkers):
         the host refuses the connection, otherwise after PS_PATIENCE_S.
 
     Attributes:
-      cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the
-        parameter servers, and the holder of the only coordinator. Only zmqdist itself uses these
-        attributes.
+      cluster, ps_session, coordinator_slot, shard_placement: the connection to the cluster, the
+        session at the parameter servers, the holder of the only coordinator, and the choice of a
+        ps for each variable. Only zmqdist itself uses these attributes.
       recoveries: list with a `zmqdist.checkpoint.Recovered` for each recovery of a ps.
 
     Raises:
@@ -360,7 +359,7 @@ class ParameterServerStrategy(OnWorkers):
             self.cluster.close()
             raise
         self.session = self.ps_session.number
-        self._placement = ShardPlacement(placement, len(self.cluster.ps))
+        self.shard_placement = ShardPlacement(placement, len(self.cluster.ps))
         self.extended = Extended(self, workers, len(self.cluster.ps))
         log.info(
             "a strategy with %d workers and %d parameter servers", workers, len(self.cluster.ps)
@@ -383,7 +382,7 @@ class ParameterServerStrategy(OnWorkers):
         """Every variable and shard made so far, in the order of creation, with the index of its
         ps.
         """
-        return self._placement.log
+        return self.shard_placement.log
 
     def task_states(self) -> Any:
         """Return a list with the state of each worker by index, then of each ps. The state of a
@@ -532,19 +531,7 @@ class ParameterServerStrategy(OnWorkers):
         return ShardedVariable(parts, name=name)
 
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-        return device_of("ps", self._placement.place(name, shape, dtype))
-
-    def _make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
-        """Make a variable on a ps, and record it in the placement. The end of the chain of creators
-        (`creators.make`) calls this."""
-        if not 0 <= ps < len(self.cluster.ps):
-            raise ValueError(
-                f"variable {name!r} is to be placed on ps:{ps}, but the cluster has "
-                f"{len(self.cluster.ps)} ps"
-            )
-        storage = self.ps_session.create_variable(name, initial, ps)
-        self._placement.placed(name, initial.shape, initial.dtype, ps)
-        return storage
+        return device_of("ps", self.shard_placement.place(name, shape, dtype))
 
     def _unique(self, name: str) -> str:
         with self._naming:

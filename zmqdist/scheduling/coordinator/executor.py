@@ -280,11 +280,6 @@ class ClusterExecutor(futures.Executor):
         self.kill_workers()
         return count
 
-    def _cluster_closed(self) -> None:
-        """Break the executor. The local_cluster calls this when it is about to close, because
-        unfinished work then cannot end."""
-        self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
-
     def _close_when_idle(self) -> None:
         with self._idle:
             self._idle.wait_for(lambda: not self._futures and not self._submitting)
@@ -403,6 +398,12 @@ class ClusterExecutor(futures.Executor):
         with self._idle:
             self._futures.pop(work, None)
             self._idle.notify_all()
+
+
+def cluster_closed(executor: ClusterExecutor) -> None:
+    """Break the executor. The local_cluster calls this when it is about to close, because
+    unfinished work then cannot end."""
+    executor._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
 
 class _Coordinator(ClusterCoordinator):
