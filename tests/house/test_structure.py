@@ -51,7 +51,6 @@ BESIDE_MACHINES = {
         "affinity",
         "coordinator_events",
         "effects",
-        "options",
         "work",
     ),
     "zmqdist/scheduling/dispatcher": (

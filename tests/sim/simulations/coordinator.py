@@ -153,6 +153,8 @@ class SimCoordinator:
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
         self._random: Random = cluster.random
+        self._late = Random(number)
+        """Decides which results come twice, so that this does not change all other events."""
         self._left = works
         self._strays = 0.0 if calm else 0.2
         self._weights = (
@@ -347,7 +349,7 @@ class SimCoordinator:
     def _receive(self, message: Message) -> None:
         if isinstance(message, StartsLost):
             self._check_charges(message)
-        if isinstance(message, Results) and self._random.random() < LATE_COPIES:
+        if isinstance(message, Results) and self._late.random() < LATE_COPIES:
             self._hear_again(message, self.connection)
         self.plans.hear(message)
         self.handle(Heard("dispatcher", message))
@@ -362,7 +364,7 @@ class SimCoordinator:
             if connection is self.connection and items:
                 self.handle(Heard("dispatcher", Results(items)))
 
-        self.cluster.clock.after(self._random.uniform(0.0, 1.0), hear)
+        self.cluster.clock.after(self._late.uniform(0.0, 1.0), hear)
 
     def handle(self, event: Event) -> None:
         self._perform(self.machine.handle(event, self.cluster.clock.now))
