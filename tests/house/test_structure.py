@@ -51,6 +51,7 @@ BESIDE_MACHINES = {
         "affinity",
         "coordinator_events",
         "effects",
+        "options",
         "work",
     ),
     "zmqdist/scheduling/dispatcher": (

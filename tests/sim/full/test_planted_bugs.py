@@ -162,7 +162,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     (
         "a bulk result is forgotten with its worker",
         redirected(Lease, {LeaseState.HELD: LeaseState.KEPT}),
-        "dispatch P7",
+        ("dispatch P7", "dispatch P9"),
     ),
     (
         "a worker without contact goes on",

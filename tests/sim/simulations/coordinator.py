@@ -273,9 +273,8 @@ class SimCoordinator:
         worker = self._random.choices(
             ("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays)
         )[0]
-        return WorkOptions(
-            worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3
-        )
+        options = WorkOptions.checked(worker or None, self._random.choice((-1, 0, 0, 1, 5)))
+        return options._replace(detached=self._random.random() < 0.3)
 
     def _fn(self) -> int:
         """Return one of the three shared functions, or a new one that is used once."""
