@@ -20,6 +20,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute, from_dataset_id, register_dataset
 from zmqdist.errors import UnauthenticatedError
+from zmqdist.transport import credentials
 
 pytestmark = pytest.mark.shares_cluster
 
@@ -50,7 +51,10 @@ def test_a_registered_dataset_is_read_with_the_secret_of_the_cluster(cluster: An
     assert sorted(map(int, from_dataset_id(DYNAMIC, cluster, "ten"))) == TEN
 
 
-def test_an_address_alone_does_not_tell_the_secret(cluster: Any) -> None:
+def test_an_address_alone_does_not_tell_another_program_the_secret(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "own_clusters", {})
     with pytest.raises(UnauthenticatedError):
         Dataset.range(10).apply(distribute(DYNAMIC, cluster.target))
 
