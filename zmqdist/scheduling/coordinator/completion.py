@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -141,7 +142,10 @@ class _CompletionWaiter:
 
     def __init__(self, completed: queue.SimpleQueue[Any], value: RemoteValue) -> None:
         self._queue = completed
-        self._value = value
+        # weak, because the record of the pending work holds this waiter
+        self._value = weakref.ref(value)
 
     def release(self) -> None:
-        self._queue.put(self._value)
+        value = self._value()
+        if value is not None:
+            self._queue.put(value)

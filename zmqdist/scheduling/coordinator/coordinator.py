@@ -346,9 +346,13 @@ class ClusterCoordinator:
                         lineage=plan_options.lineage,
                         inputs=[work_of(value) for value in inputs.values()],
                     )
-                    extra.timeout, extra.bulks, extra.uses = plan_options.timeout, bulks, uses
+                    extra.timeout = plan_options.timeout
+                    if uses:
+                        extra.uses = uses
+                    if bulks or inputs:
+                        extra.bulks = bulks
                     if inputs:
-                        extra.input_values = inputs
+                        extra.input_values, extra.packed_inputs = inputs, {}
                         runtime.copy_inputs(extra)
                 with runtime.lock:
                     # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the

@@ -87,6 +87,8 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
     """Return an immutable record of the coordinator's present state. Any thread may call this, even
     after the coordinator was closed."""
     machine = runtime.machine
+    # without the lock, because a million records may be counted
+    kept = sum(work.state is State.KEPT for work in list(machine.works.values()))
     with runtime.lock:
         return CoordinatorSnapshot(
             connected=machine.registered and not runtime.closed,
@@ -104,7 +106,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             waiting_for_inputs=machine.waiting,
             records=len(machine.works) + len(runtime.outbox),
             held=runtime.store.holdings,
-            kept=sum(work.state is State.KEPT for work in list(machine.works.values())),
+            kept=kept,
             functions=len(runtime.functions),
             functions_pickled=runtime.functions.pickles,
             resources=resources,

@@ -141,6 +141,9 @@ from zmqdist.scheduling.coordinator.work import (
     AWAITING_RESULT,
     INPUT_FAILED,
     LOST,
+    NO_DEPENDENTS,
+    NO_USED,
+    NO_WORKS,
     TIMED_OUT,
     UNAVAILABLE,
     UNFINISHED,
@@ -481,7 +484,10 @@ class CoordinatorMachine:
         self._move(work, state)
         self._release_function(work.function)
         if work.extra is not None:
-            work.extra.inputs, work.extra.used = (), {}  # they hold other records and their values
+            work.extra.inputs, work.extra.used = (
+                (),
+                NO_USED,
+            )  # they hold other records and their values
         # A work item that ends before its deadline leaves its entry in the heap. Make the heap anew
         # when most entries are of ended work.
         if len(self._due) > 2 * len(self.works) + DUE_SPARE:
@@ -591,21 +597,29 @@ class CoordinatorMachine:
         if extra.is_dropped and not extra.dependents:
             self._discard(work)
             return
+        missing: set[Work] = set()
         for source in extra.inputs:
             state = source.state
             if _is_available(source):
                 continue
             if state is FAILED or state is State.ABANDONED:
+                extra.missing = missing
                 self._finish(work, INPUT_FAILED, source.number)
                 return
-            extra.missing.add(source)
-            source.with_extra().dependents[work] = None
+            missing.add(source)
+            of_source = source.with_extra()
+            if not of_source.dependents:
+                of_source.dependents = {}
+            of_source.dependents[work] = None
             if state is State.VALUE_LOST:
                 self._followups.append((source, None))
-        if not extra.missing and (not self.ending or extra.options.detached):
-            extra.used = {
-                source: source.attempt for source in extra.inputs if source.state is State.KEPT
-            }
+        if missing:
+            extra.missing = missing
+        elif not self.ending or extra.options.detached:
+            if extra.inputs:
+                extra.used = {
+                    source: source.attempt for source in extra.inputs if source.state is State.KEPT
+                }
             self._move(work, QUEUED)
 
     def _return_to_waiting(self) -> None:
@@ -628,7 +642,7 @@ class CoordinatorMachine:
         extra = work.with_extra()
         for source in extra.missing:
             source.with_extra().dependents.pop(work, None)
-        extra.missing.clear()
+        extra.missing = NO_WORKS
 
     def _input_ended(self, source: Work, succeeded: bool) -> None:
         """If this input failed, fail the work items that wait for it. If it succeeded, queue those
@@ -636,7 +650,7 @@ class CoordinatorMachine:
         if not succeeded and self.ending:
             return  # they end with the round
         extra = source.with_extra()
-        dependents, extra.dependents = extra.dependents, {}
+        dependents, extra.dependents = extra.dependents, NO_DEPENDENTS
         for work in dependents:
             missing = work.with_extra().missing
             if source not in missing:
@@ -681,6 +695,7 @@ class CoordinatorMachine:
         extra = work.with_extra()
         if (
             work.number not in self.works
+            or not extra.lineage
             or work.state is State.ABANDONED
             or (work.state is State.KEPT and work.attempt != attempt)
         ):
@@ -802,7 +817,7 @@ class CoordinatorMachine:
             extra.value_attempt = attempt
         else:
             self._release_function(work.function)
-            extra.inputs, extra.used = (), {}
+            extra.inputs, extra.used = (), NO_USED
         if extra.dependents:
             self._followups.append((work, True))
 
@@ -930,7 +945,14 @@ class CoordinatorMachine:
                 continue
             if extra is not None and extra.value_attempt >= 0:
                 self._effects.append(Recomputed(work))
-                self._discard(work)
+                if work.state is State.KEPT:
+                    # it stays, but is not recomputed any more
+                    extra.lineage, extra.value_attempt = False, -1
+                    extra.inputs, extra.used = (), NO_USED
+                    self._release_function(work.function)
+                    self._effects.append(Free(work))
+                else:
+                    self._discard(work)
             elif work.state in UNFINISHED:
                 self._finish(work, ERROR, error, abandon=True)
         self._followups.clear()

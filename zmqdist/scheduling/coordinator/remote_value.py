@@ -136,6 +136,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         # after `alive`, because the loop sets `kind` before it reads `alive`
         if work.kind == KEPT:
             self._owner.release_kept(work.number)
+        elif work.kind is not None:
+            work.outcome = None  # the record may outlive the value for a while
 
     @property
     def name(self) -> str:
@@ -268,6 +270,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                 return True
             self._add_waiter(waiter)
         self._owner.post_event(ValueLost(self._work, lost.attempt))
+        if self._owner.closed:
+            return False  # type: ignore[unreachable]  # the loop may have ended before the event
         if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
             forget_waiter(self, waiter)
             problem = (

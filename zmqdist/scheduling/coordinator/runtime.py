@@ -87,7 +87,16 @@ from zmqdist.scheduling.coordinator.remote_value import Packing, RemoteValue, co
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
-from zmqdist.scheduling.coordinator.work import INPUT_FAILED, TIMED_OUT, Extra, Work
+from zmqdist.scheduling.coordinator.work import (
+    ENDED,
+    INPUT_FAILED,
+    NO_BULKS,
+    NO_INPUTS,
+    NO_PACKED,
+    TIMED_OUT,
+    Extra,
+    Work,
+)
 from zmqdist.scheduling.coordinator.work_names import described
 from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs, encode_reference
@@ -296,22 +305,28 @@ class CoordinatorRuntime:
         if metrics.enable_metrics:
             extra = extra or Extra()
             extra.scheduled_at = clock.perf_counter()
-        if extra is not None:
-            work.extra = extra
-            # the work item owns the data now, so the caller must not drop it
-            bulks, extra.bulks = extra.bulks, list(extra.bulks)
-            if not extra.options.detached:
-                self.queue.begin(extra, len(payload), bulks)
-            bulks.clear()
-        if extra is None or not extra.options.detached:
-            self.progress.scheduled += 1
-            self.queue.room -= 1
+        work.extra = extra
+        value = RemoteValue(self, work)
         if not self.outbox:
-            # before the work is there, because Ctrl-C must not leave it without the call; the loop
+            # before the work is counted, because Ctrl-C must not leave it without the call; the loop
             # waits for the lock
             self._loop.call_soon(self._drain)
+        detached = False
+        if extra is not None:
+            detached = extra.options.detached
+            # the work item owns the data now, so the caller must not drop it
+            bulks = extra.bulks
+            if bulks:
+                extra.bulks = list(bulks)
+            if not detached:
+                self.queue.begin(extra, len(payload), bulks)
+            if bulks:
+                bulks.clear()
+        if not detached:
+            self.progress.scheduled += 1
+            self.queue.room -= 1
         self.outbox.append(work)
-        return RemoteValue(self, work)
+        return value
 
     def copy_inputs(self, extra: Extra) -> None:
         """Pack each input whose result is in this process, in its present state.
@@ -413,15 +428,21 @@ class CoordinatorRuntime:
         with self.lock:
             works = [*self.machine.works.values(), *self.outbox]
             waiters = [waiter for work in works for waiter in _taken_waiters(work)]
+            released = [
+                (extra.input_values, extra.uses)
+                for work in works
+                if (extra := work.extra) is not None
+            ]
             for work in works:
                 if work.kind is None:
                     work.outcome, work.kind, work.alive = b"", CANCELLED, None
                 if work.extra is not None:
                     self.queue.end(work.extra)
-                    work.extra.input_values, work.extra.uses = {}, []
+                    work.extra.input_values, work.extra.uses = NO_INPUTS, ()
             self.outbox = []
             self.progress.resolved = self.progress.scheduled
             self.changed.notify_all()
+        released.clear()  # without the lock, because finalizers of the program may run
         self.failures.report()
         for waiter in waiters:
             waiter.release()
@@ -568,7 +589,8 @@ class CoordinatorRuntime:
                     for waiter in waiters:
                         waiter.release()
                 case Free(work):
-                    self._free(work.with_extra())
+                    self._free(work)
+                    work.payload = b""
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundSettled(number):
@@ -635,15 +657,18 @@ class CoordinatorRuntime:
                     payload = self._settle_extra(extra, kind, payload)
                     if kind != KEPT or not payload.lineage:
                         released += (extra.input_values, extra.uses)
-                        self._free(extra)
+                        self._free(work)
                 if failures and work in failures:
                     self.failures.add(work.number, Failure(kind, payload, work.name, safe_only))
-                work.outcome = payload
+                # if the program has dropped the RemoteValue, nothing reads the outcome
+                work.outcome = payload if kind == KEPT or work.alive is not None else None
                 work.kind = kind
                 if kind != KEPT:
-                    work.alive, work.payload = None, b""
+                    work.alive = None
                 elif work.alive is None:
-                    self.release_kept(work.number)  # the program has dropped the RemoteValue
+                    self.release_kept(work.number)
+                if kind != KEPT or not payload.lineage:
+                    work.payload = b""
                 if work.waiters is not None:
                     waiters += _taken_waiters(work)
             self.progress.resolved += resolved
@@ -671,11 +696,15 @@ class CoordinatorRuntime:
             return work.outcome if work.kind == INPUT_FAILED else source
         return extra.timeout if kind == TIMED_OUT else payload
 
-    def _free(self, extra: Extra) -> None:
+    def _free(self, work: Work) -> None:
         """Release the data held for a work item, because no further attempt needs it."""
+        extra = work.with_extra()
         if extra.bulks:
             self.drop(extra.bulks)
-        extra.bulks, extra.uses, extra.input_values, extra.packed_inputs = [], [], {}, {}
+        extra.bulks, extra.uses = NO_BULKS, ()
+        extra.input_values, extra.packed_inputs = NO_INPUTS, NO_PACKED
+        if work.state in ENDED:
+            work.extra = None
 
     # -- bulk results ------------------------------------------------------------------------------
 

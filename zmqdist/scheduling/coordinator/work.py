@@ -57,8 +57,8 @@ class State(enum.IntEnum):
     """It has ended, and the dispatcher has yet to confirm that it does not run any more."""
 
 
-_ENDS: Final = frozenset({State.SUCCEEDED, State.FAILED})
-_RESULTS: Final = _ENDS | {
+ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})
+_RESULTS: Final = ENDED | {
     State.WAITING,  # a retry, or an input was lost
     State.QUEUED,  # submitted anew, to another dispatcher
     State.FETCHING,
@@ -68,17 +68,17 @@ _RESULTS: Final = _ENDS | {
 
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.NEW: frozenset({State.WAITING, State.QUEUED, State.FAILED}),
-    State.WAITING: _ENDS | {State.QUEUED, State.VALUE_LOST},
-    State.QUEUED: _ENDS | {State.SUBMITTED, State.WAITING, State.VALUE_LOST},
+    State.WAITING: ENDED | {State.QUEUED, State.VALUE_LOST},
+    State.QUEUED: ENDED | {State.SUBMITTED, State.WAITING, State.VALUE_LOST},
     State.SUBMITTED: _RESULTS | {State.TAKING_BACK, State.CANCELLING, State.ABANDONED},
     State.TAKING_BACK: _RESULTS | {State.SUBMITTED, State.CANCELLING, State.ABANDONED},
     State.CANCELLING: _RESULTS | {State.ABANDONED},
     State.FETCHING: _RESULTS,
-    State.KEPT: _ENDS | {State.VALUE_LOST},
-    State.VALUE_LOST: _ENDS | {State.WAITING},
+    State.KEPT: ENDED | {State.VALUE_LOST},
+    State.VALUE_LOST: ENDED | {State.WAITING},
     State.SUCCEEDED: frozenset(),
     State.FAILED: frozenset(),
-    State.ABANDONED: _ENDS,
+    State.ABANDONED: ENDED,
 }
 
 AT_DISPATCHER: Final = frozenset({State.SUBMITTED, State.TAKING_BACK, State.CANCELLING})
@@ -86,6 +86,16 @@ AT_DISPATCHER: Final = frozenset({State.SUBMITTED, State.TAKING_BACK, State.CANC
 AWAITING_RESULT: Final = AT_DISPATCHER | {State.FETCHING}
 ATTEMPTED: Final = AWAITING_RESULT | {State.QUEUED}
 UNFINISHED: Final = ATTEMPTED | {State.WAITING}
+
+
+NO_WORKS: Final[set[Any]] = frozenset()  # type: ignore[assignment]
+NO_DEPENDENTS: Final[dict[Any, None]] = {}
+NO_USED: Final[dict[Any, int]] = {}
+NO_INPUTS: Final[dict[int, Any]] = {}
+NO_PACKED: Final[dict[int, bytes]] = {}
+NO_BULKS: Final[list[int]] = []
+"""Stand for what a work item does not have, and are never changed: new empty containers for each
+work item would take most of the memory of an Extra."""
 
 
 class KeptAt(NamedTuple):
@@ -241,16 +251,16 @@ class Extra:
         self.options, self.keep, self.retries = options, keep, retries
         self.until, self.lineage, self.inputs = until, lineage, inputs
         self.timeout: float | None = None
-        self.missing: set[Work] = set()
-        self.dependents: dict[Work, None] = {}
-        self.used: dict[Work, int] = {}
+        self.missing: set[Work] = NO_WORKS
+        self.dependents: dict[Work, None] = NO_DEPENDENTS
+        self.used: dict[Work, int] = NO_USED
         self.lost_starts: tuple[LostStart, ...] = ()
         self.value_attempt = -1
         self.recomputations = 0
         self.is_requested = self.is_dropped = False
-        self.input_values: Mapping[int, Any] = {}
-        self.packed_inputs: dict[int, bytes] = {}
-        self.bulks: list[int] = []
-        self.uses: list[Any] = []
+        self.input_values: Mapping[int, Any] = NO_INPUTS
+        self.packed_inputs: dict[int, bytes] = NO_PACKED
+        self.bulks: list[int] = NO_BULKS
+        self.uses: Sequence[Any] = ()
         self.counted: tuple[int, tuple[int, ...]] | None = None
         self.scheduled_at = 0.0
