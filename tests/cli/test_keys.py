@@ -15,7 +15,6 @@ from tests.cli.running import run, run_here
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.scheduling.shared.config import DispatcherConfig
-from zmqdist.servers.dispatch_server import open_join
 from zmqdist.transport import keys
 from zmqdist.transport.join_ticket import decode_ticket, join
 from zmqdist_cli.exit_codes import ExitCode
@@ -53,7 +52,7 @@ def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
 ) -> None:
     keys.keygen(tmp_path / "keys")
     before = content_of(tmp_path / "keys")
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, "admin"))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("admin"))
     refused = run_here("keys", "join", str(tmp_path / "keys"), "--ticket-file", ticket)
     assert refused.code == ExitCode.REFUSED
     assert refused.err == (
@@ -72,9 +71,9 @@ def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
 def test_join_refuses_the_folder_of_a_process_that_joined_under_another_name(
     dispatcher: zd.DispatchServer, tmp_path: Path, name: str
 ) -> None:
-    join(decode_ticket(open_join(dispatcher, "worker:1")), tmp_path / "mine")
+    join(decode_ticket(dispatcher.open_join("worker:1")), tmp_path / "mine")
     before = content_of(tmp_path / "mine")
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, name))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join(name))
     refused = run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket)
     assert (refused.code, refused.err.count("\n")) == (ExitCode.REFUSED, 1)
     assert content_of(tmp_path / "mine") == before
@@ -83,9 +82,9 @@ def test_join_refuses_the_folder_of_a_process_that_joined_under_another_name(
 def test_a_process_may_join_again_under_its_name_in_its_folder(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    join(decode_ticket(open_join(dispatcher, "worker:1")), tmp_path / "mine")
+    join(decode_ticket(dispatcher.open_join("worker:1")), tmp_path / "mine")
     older = keys.load_role(tmp_path / "mine", "worker").public
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, "worker:1"))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
     assert (
         run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
         == ExitCode.OK
@@ -98,8 +97,8 @@ def test_join_refuses_the_folder_of_the_same_name_at_another_cluster(
 ) -> None:
     keys.keygen(tmp_path / "others")
     with zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "others"))) as other:
-        join(decode_ticket(open_join(other, "worker:1")), tmp_path / "mine")
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, "worker:1"))
+        join(decode_ticket(other.open_join("worker:1")), tmp_path / "mine")
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
     assert (
         run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
         == ExitCode.REFUSED
@@ -128,7 +127,7 @@ def is_unused(ticket: str, folder: Path) -> bool:
 def test_a_server_refuses_a_ticket_with_which_programs_could_not_reach_it_before_it_joins(
     dispatcher: zd.DispatchServer, tmp_path: Path, name: str, report: str
 ) -> None:
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, name))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join(name))
     spec = json.dumps({"ps": [free_address(), free_address()]})
     refused = run("server", "--spec", spec, "--job", "ps", "--index", "0", "--ticket-file", ticket)
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.USAGE, "", 1)
@@ -161,14 +160,14 @@ def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(
     dispatcher: zd.DispatchServer,
 ) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="'a b:1' is not an address"):
-        open_join(dispatcher, "ps:0", address="a b:1")
+        dispatcher.open_join("ps:0", address="a b:1")
 
 
 @pytest.mark.parametrize("option", ["--index=6", "--job=other"])
 def test_a_worker_refuses_the_ticket_of_another_name_before_it_joins(
     dispatcher: zd.DispatchServer, tmp_path: Path, option: str
 ) -> None:
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, "worker:2"))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:2"))
     refused = run("worker", "--dispatcher", dispatcher.address, option, "--ticket-file", ticket)
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert "worker: the join ticket is for worker:2, and this process was started as" in refused.err
@@ -180,11 +179,11 @@ def test_a_worker_does_not_use_its_ticket_at_another_dispatcher_than_the_one_it_
     dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, same_keys: bool
 ) -> None:
     keys.keygen(tmp_path / "others")
-    ticket = write_ticket(tmp_path / "ticket", open_join(dispatcher, "worker:0"))
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:0"))
     with zd.DispatchServer(
         DispatcherConfig(keys_dir=all_keys if same_keys else str(tmp_path / "others"))
     ) as other:
-        open_join(other, "worker:0")  # so that it lets unknown keys in to join
+        other.open_join("worker:0")  # so that it lets unknown keys in to join
         refused = run("worker", "--dispatcher", other.address, "--ticket-file", ticket)
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.REFUSED, "", 1)
     assert f"could not join the dispatcher at {other.address} as worker:0" in refused.err
@@ -199,7 +198,7 @@ def test_a_worker_does_not_join_elsewhere_while_the_dispatcher_it_was_given_is_s
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     silent = free_address()
-    ticket = decode_ticket(open_join(dispatcher, "worker:0"))
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
     with pytest.raises(errors.DeadlineExceededError) as refused:
         join(ticket, tmp_path / "mine", dispatcher=silent, timeout_s=0.5)
     assert silent in refused.value.message
@@ -252,7 +251,7 @@ def test_revoke_with_force_reports_that_the_key_of_the_command_is_revoked(own_ke
 
 def test_another_admin_can_revoke_an_admin_key(own_keys: str, tmp_path: Path) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
-        join(decode_ticket(open_join(dispatcher, "admin:1")), tmp_path / "mine")
+        join(decode_ticket(dispatcher.open_join("admin:1")), tmp_path / "mine")
         mine = str(tmp_path / "mine")
         refused = run_here("keys", "revoke", dispatcher.address, "admin:1", "--keys", mine)
         assert (
@@ -274,7 +273,7 @@ def test_revoke_says_which_keys_it_has_revoked_and_takes_one_by_its_public_key(
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         public = {}
         for name in ("submit", "submit:1"):
-            join(decode_ticket(open_join(dispatcher, name)), tmp_path / name)
+            join(decode_ticket(dispatcher.open_join(name)), tmp_path / name)
             public[name] = keys.load_role(tmp_path / name, "submit").public.decode()
         static = keys.load_role(own_keys, "submit").public.decode()
         one = run_here(

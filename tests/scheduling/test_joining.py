@@ -35,7 +35,6 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.servers.dispatch_server import open_join
 from zmqdist.transport import keys, router, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
@@ -77,7 +76,7 @@ def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
 
     def member(name: str, **options: Any) -> str:
         folder = tmp_path / f"member-{len(list(tmp_path.iterdir()))}"
-        join(decode_ticket(open_join(dispatcher, name, **options)), folder)
+        join(decode_ticket(dispatcher.open_join(name, **options)), folder)
         return str(folder)
 
     return member
@@ -250,7 +249,7 @@ def test_a_key_that_may_join_may_do_nothing_else(
 ) -> None:
     from zmqdist.transport.security import ClientSecurity
 
-    ticket = decode_ticket(open_join(dispatcher, "worker:0"))
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
     security = ClientSecurity(CURVE, "worker", key=keys.new_pair(), server_key=ticket.server_key)
     with ZmqClient(dispatcher.address, "stranger", security=security) as client:
         pending = client.call("status", timeout_in_ms=1_000)
@@ -265,7 +264,7 @@ def test_a_key_that_may_join_may_do_nothing_else(
 
 
 def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
-    ticket = decode_ticket(open_join(dispatcher, "worker:0"))
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
     join(ticket, tmp_path / "one")
     with pytest.raises(
         errors.UnauthenticatedError, match="the join token for worker:0 has been used already"
@@ -277,7 +276,7 @@ def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Pa
 def test_a_join_into_a_file_does_not_use_the_ticket(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    ticket = decode_ticket(open_join(dispatcher, "worker:0"))
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
     (tmp_path / "file").touch()
     with pytest.raises(
         errors.FailedPreconditionError, match=r"is no folder for keys, but a file.* was not used"
@@ -289,7 +288,7 @@ def test_a_join_into_a_file_does_not_use_the_ticket(
 def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    ticket = decode_ticket(open_join(dispatcher, "worker:0"))
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
     folder = tmp_path / "gone" / "keys"
     with pytest.raises(
         errors.FailedPreconditionError,
@@ -317,14 +316,14 @@ def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
         errors.FailedPreconditionError,
         match=r"cannot write the keys of worker:0 to .*No such file.* is used: get a new one",
     ):
-        join(decode_ticket(open_join(dispatcher, "worker:0")), folder / "keys")
+        join(decode_ticket(dispatcher.open_join("worker:0")), folder / "keys")
     assert not folder.exists()
 
 
 def test_the_refusal_of_a_late_ticket_says_so(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    ticket = decode_ticket(open_join(dispatcher, "worker:0", valid_s=0.001))
+    ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(
         errors.UnauthenticatedError,
         match="the join token for worker:0 expired 0 s ago: ask for a new ticket",
@@ -336,7 +335,7 @@ def test_the_refusal_of_a_ticket_for_another_role_says_so(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
 
-    ticket = replace(decode_ticket(open_join(dispatcher, "worker:0")), name="submit")
+    ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
     with pytest.raises(
         errors.PermissionDeniedError,
         match="the join token is for worker:0, and this process wants to join as 'submit'",
@@ -357,7 +356,7 @@ def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
 @pytest.mark.parametrize("name", ["worker", "worker:x", "worker:-1", "", "a b:1", "king"])
 def test_an_invalid_name_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="cannot join: wanted JOB:INDEX"):
-        open_join(dispatcher, name)
+        dispatcher.open_join(name)
 
 
 def test_a_dispatcher_without_keys_has_no_tickets() -> None:
@@ -365,7 +364,7 @@ def test_a_dispatcher_without_keys_has_no_tickets() -> None:
         zd.DispatchServer() as plain,
         pytest.raises(errors.FailedPreconditionError, match="has no CURVE keys"),
     ):
-        open_join(plain, "worker:0")
+        plain.open_join("worker:0")
 
 
 @pytest.mark.timeout(120)
@@ -378,7 +377,7 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
 ) -> None:
 
     start(dispatcher, member("worker:0"), index=0)
-    wrong = replace(decode_ticket(open_join(dispatcher, "worker:1")), secret="guessed")
+    wrong = replace(decode_ticket(dispatcher.open_join("worker:1")), secret="guessed")
     caplog.set_level(logging.INFO)
     refused: list[str] = []
 
@@ -448,7 +447,7 @@ def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time, the kernel gives the connection a descriptor of one that ended before."""
-    ticket = decode_ticket(open_join(dispatcher, "worker:1"))
+    ticket = decode_ticket(dispatcher.open_join("worker:1"))
     for _ in range(5):
         socket.create_connection(split(ticket.dispatcher)).close()
     monkeypatch.setattr(router, "HANDSHAKE_S", 0.2)
@@ -460,7 +459,7 @@ def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
 def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(
     dispatcher: zd.DispatchServer,
 ) -> None:
-    ticket, pair = decode_ticket(open_join(dispatcher, "worker:1")), keys.new_pair()
+    ticket, pair = decode_ticket(dispatcher.open_join("worker:1")), keys.new_pair()
     for _ in range(2):
         with Stranger(ticket, pair) as stranger:
             stranger.loop.run(
@@ -472,7 +471,7 @@ def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(
 def test_a_connection_may_show_only_one_token(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
-    ticket = decode_ticket(open_join(dispatcher, "worker:1"))
+    ticket = decode_ticket(dispatcher.open_join("worker:1"))
     with Stranger(ticket) as stranger:
         for secret in ("guessed", ticket.secret):
             stranger.loop.run(
@@ -621,7 +620,7 @@ def test_after_a_restart_the_work_dir_has_the_members_or_they_must_join_again(
         port=free_port(), keys_dir=all_keys, work_dir=str(tmp_path / "work") if kept else None
     )
     with zd.DispatchServer(config) as first:
-        join(decode_ticket(open_join(first, "worker:0")), tmp_path / "member")
+        join(decode_ticket(first.open_join("worker:0")), tmp_path / "member")
         worker = start(first, str(tmp_path / "member"), index=0)
     with zd.DispatchServer(config) as second:
         if kept:
@@ -675,7 +674,7 @@ def test_no_secret_is_shown(
     dispatcher: zd.DispatchServer, member: Member, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    text = open_join(dispatcher, "worker:0")
+    text = dispatcher.open_join("worker:0")
     ticket = decode_ticket(text)
     join(ticket, tmp_path / "one")
     pair = keys.load_role(tmp_path / "one", "worker")
@@ -703,7 +702,7 @@ def _shown_by(pid: int) -> str:
 def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
     dispatcher: zd.DispatchServer, member: Member, tmp_path: Path
 ) -> None:
-    text = open_join(dispatcher, "worker:3")
+    text = dispatcher.open_join("worker:3")
     reading, writing = os.pipe()
     command = [
         sys.executable,
@@ -757,7 +756,7 @@ def test_a_worker_replaces_its_key_although_its_ticket_has_another_address_of_th
     port = dispatcher.address.rpartition(":")[2]
     ticket = tmp_path / "ticket"
     ticket.touch(0o600)
-    ticket.write_text(open_join(dispatcher, "worker:0", dispatcher=f"localhost:{port}"))
+    ticket.write_text(dispatcher.open_join("worker:0", dispatcher=f"localhost:{port}"))
     command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         [*command, "--ticket-file", str(ticket), "--keys", str(tmp_path / "mine")]

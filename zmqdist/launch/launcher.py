@@ -294,10 +294,9 @@ class Launch:
         """Return the function with which `Tasks` makes the launcher of the workers and ps."""
         if credentials.keys_dir is None:
             return Children
-        from zmqdist.servers.dispatch_server import open_join
-
+        dispatcher = self._dispatcher
         files = RoleFiles(
-            cluster, lambda name, address: open_join(self._dispatcher, name, address=address)
+            cluster, lambda name, address: dispatcher.open_join(name, address=address)
         )
         pool = self._pool
         if pool is None:

@@ -296,6 +296,51 @@ class DispatchServer:
         assert self._runtime.loop is not None
         return self._runtime.part.snapshots.streams(path)
 
+    def open_join(
+        self,
+        name: str,
+        *,
+        valid_s: float = JOIN_VALID_S,
+        address: str = "",
+        dispatcher: str = "",
+    ) -> str:
+        """Make a join ticket and return it: one line of text, with which one process joins as `name`.
+        The ticket is a secret.
+
+        >>> with zd.DispatchServer(port=0) as plain:
+        ...     plain.open_join("worker:3")
+        Traceback (most recent call last):
+            ...
+        zmqdist.errors.FailedPreconditionError: ...
+
+        Args:
+          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with
+            this role.
+          valid_s: seconds for which the ticket is valid.
+          address: the "host:port" at which programs will connect to the process, if it is a ps or
+            another server. A server refuses a ticket without an address.
+          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the
+            address in `target`.
+
+        Raises:
+          FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
+          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of
+            range.
+          ResourceExhaustedError: too many tokens are valid and unused.
+        """
+        runtime = self._runtime
+        if runtime.loop is None:
+            raise errors.FailedPreconditionError(
+                "this dispatcher was not started: call start() first"
+            )
+        return runtime.loop.run(
+            runtime.keys.open_join,
+            name,
+            dispatcher or self.target.partition("://")[2],
+            duration("valid_s", valid_s),
+            address,
+        )
+
     @safe_repr
     def __repr__(self) -> str:
         if self._runtime.stopped.is_set() or self._runtime.loop is None:
@@ -328,44 +373,6 @@ def _data_service(config: DispatcherConfig, service: RpcService, loop: Loop) -> 
         deployment_mode=str(config.deployment_mode or "").upper(),
     )
     return DataDispatcher(service, loop, rules, config.work_dir, config.snapshots_max)
-
-
-def open_join(
-    server: DispatchServer,
-    name: str,
-    *,
-    valid_s: float = JOIN_VALID_S,
-    address: str = "",
-    dispatcher: str = "",
-) -> str:
-    """Make a join ticket and return it: one line of text, with which one process joins as `name`.
-    The ticket is a secret.
-
-    Args:
-      name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with
-        this role.
-      valid_s: seconds for which the ticket is valid.
-      address: the "host:port" at which programs will connect to the process, if it is a ps or
-        another server. A server refuses a ticket without an address.
-      dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the
-        address in `target`.
-
-    Raises:
-      FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-      InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of
-        range.
-      ResourceExhaustedError: too many tokens are valid and unused.
-    """
-    runtime = server._runtime
-    if runtime.loop is None:
-        raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
-    return runtime.loop.run(
-        runtime.keys.open_join,
-        name,
-        dispatcher or server.target.partition("://")[2],
-        duration("valid_s", valid_s),
-        address,
-    )
 
 
 def serve_scaling(server: DispatchServer, scaler: Scaler) -> None:
