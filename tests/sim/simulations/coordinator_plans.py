@@ -227,7 +227,7 @@ class SimPlans:
                 and number in self.plans
                 and work is not None
                 and work.state in AWAITING_RESULT
-                and not (attempt ^ work.attempt) >> SUBMISSION_SHIFT
+                and work.is_of_present(attempt)
             ):
                 self.plans[number].errors += 1
 

@@ -825,7 +825,7 @@ class ClusterCoordinator:
         runtime = self._runtime
         self._check_open()
         while not options.detached and not runtime.has_room(nbytes, bulks):
-            idle = runtime.machine.workers - (runtime.progress.unfinished)
+            idle = runtime.machine.workers - runtime.progress.unfinished
             runtime.queue.warn_if_workers_idle(idle, nbytes, bulks)
             runtime.progress.waiting_for_room += 1
             try:

@@ -484,10 +484,8 @@ class CoordinatorMachine:
         self._move(work, state)
         self._release_function(work.function)
         if work.extra is not None:
-            work.extra.inputs, work.extra.used = (
-                (),
-                NO_USED,
-            )  # they hold other records and their values
+            # they hold other records and their values
+            work.extra.inputs, work.extra.used = (), NO_USED
         # A work item that ends before its deadline leaves its entry in the heap. Make the heap anew
         # when most entries are of ended work.
         if len(self._due) > 2 * len(self.works) + DUE_SPARE:
@@ -732,7 +730,7 @@ class CoordinatorMachine:
             work = works.get(number)
             if (
                 work is None
-                or (work.attempt ^ attempt) >> SUBMISSION_SHIFT
+                or (work.attempt ^ attempt) >> SUBMISSION_SHIFT  # `is_of_present`, without a call
                 or work.state not in AWAITING_RESULT
             ):
                 if kind == BULK and not (
@@ -743,7 +741,7 @@ class CoordinatorMachine:
                 if (
                     work is not None
                     and work.state is State.ABANDONED
-                    and not (work.attempt ^ attempt) >> SUBMISSION_SHIFT
+                    and work.is_of_present(attempt)
                 ):
                     self._confirm_abandoned(work)
                 continue
@@ -824,7 +822,7 @@ class CoordinatorMachine:
     def _starts_lost(self, lost: StartsLost) -> None:
         for number, attempt, worker, exit_code, log, final in lost.items:
             work = self.works.get(number)
-            if work is None or (work.attempt ^ attempt) >> SUBMISSION_SHIFT:
+            if work is None or not work.is_of_present(attempt):
                 continue
             if work.state is State.ABANDONED and final:
                 self._confirm_abandoned(work)
@@ -873,7 +871,7 @@ class CoordinatorMachine:
         begun: list[int] = []
         for number, attempt in items:
             work = self.works.get(number)
-            if work is None or (work.attempt ^ attempt) >> SUBMISSION_SHIFT:
+            if work is None or not work.is_of_present(attempt):
                 continue
             if work.state is State.TAKING_BACK:
                 self._move(work, SUBMITTED)

@@ -168,6 +168,10 @@ class Work:
         is taken for one about the next."""
         self.attempt = ((self.attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
 
+    def is_of_present(self, attempt: int) -> bool:
+        """Return whether this attempt belongs to the present submission."""
+        return not (self.attempt ^ attempt) >> SUBMISSION_SHIFT
+
     def with_extra(self) -> Extra:
         """Return `extra`, which is made if it is missing."""
         extra = self.extra
