@@ -327,7 +327,11 @@ class DispatchServer:
           InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of
             range.
           ResourceExhaustedError: too many tokens are valid and unused.
+          TypeError: `name`, `address` or `dispatcher` is no text.
         """
+        for argument, text in (("name", name), ("address", address), ("dispatcher", dispatcher)):
+            if not isinstance(text, str):
+                raise TypeError(f"{argument} must be a string, not {text!r}")
         runtime = self._runtime
         if runtime.loop is None:
             raise errors.FailedPreconditionError(
