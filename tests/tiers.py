@@ -21,19 +21,57 @@ TIERS: Final = ("pure", "test", "all")
 
 PURE: Final = (
     "tests/cluster",
-    "tests/machines",
+    "tests/coordination/test_barriers_machine.py",
+    "tests/coordination/test_keys_machine.py",
+    "tests/coordination/test_machine.py",
+    "tests/coordination/test_machine_at_random.py",
     "tests/data",
+    "tests/data/service/dispatcher/machine/test_autoscale.py",
+    "tests/data/service/dispatcher/machine/test_machine.py",
+    "tests/data/service/dispatcher/machine/test_portions.py",
+    "tests/data/service/dispatcher/machine/test_rounds.py",
+    "tests/data/service/dispatcher/machine/test_worker_list.py",
+    "tests/data/service/reader/test_deliveries.py",
+    "tests/data/service/snapshots/test_machine.py",
+    "tests/data/service/worker/test_tasks_machine.py",
     "tests/house/test_public_names.py",
-    "tests/resolvers",
+    "tests/launch/test_elasticity_machine.py",
+    "tests/rpc/test_admission_machine.py",
+    "tests/rpc/test_batching_machine.py",
+    "tests/scheduling/coordinator/test_machine.py",
+    "tests/scheduling/coordinator/test_work.py",
+    "tests/scheduling/dispatcher/test_credit.py",
+    "tests/scheduling/dispatcher/test_machine.py",
+    "tests/scheduling/dispatcher/test_machine_ends.py",
+    "tests/scheduling/dispatcher/test_machine_pins.py",
+    "tests/scheduling/dispatcher/test_machine_taking_back.py",
+    "tests/scheduling/dispatcher/test_membership_and_leases.py",
+    "tests/scheduling/dispatcher/test_stalls.py",
+    "tests/scheduling/test_large_batches.py",
+    "tests/scheduling/test_message_counts.py",
+    "tests/scheduling/worker/test_machine.py",
+    "tests/scheduling/worker/test_machine_stops.py",
     "tests/sim",
+    "tests/tasks/test_agreement_machine.py",
+    "tests/tasks/test_collectives_machine.py",
+    "tests/tasks/test_mailbox_machine.py",
+    "tests/test_batches.py",
     "tests/test_errors.py",
     "tests/test_messages.py",
     "tests/test_nest.py",
     "tests/test_optimizers.py",
     "tests/test_specs.py",
+    "tests/transport/test_bulk_machine.py",
+    "tests/transport/test_calls_machine.py",
+    "tests/transport/test_calls_machine_window.py",
+    "tests/transport/test_keyring_machine.py",
+    "tests/transport/test_pace.py",
+    "tests/variables/test_updates_machine.py",
     "tests/wire",
 )
-"""Files, and folders with all that stands in them but `full`."""
+"""Files, and folders with all that stands in them but `full` and what is of PROCESSES."""
+PROCESSES: Final = "tests/data/service/"
+"""A folder in a pure folder whose tests start processes, except the files that PURE names."""
 
 FULL: Final = "full"
 OUTSIDE: Final = frozenset({"campaigns", "engines"})
@@ -79,6 +117,10 @@ def runs_in(path: Path, root: Path, tier: str) -> bool:
         return False
     if tier == "test":
         return True
+    if name in PURE:
+        return True
+    if f"{name}/".startswith(PROCESSES) and path.suffix == ".py":
+        return False
     return any(
         f"{name}/".startswith(f"{pure}/") or f"{pure}/".startswith(f"{name}/") for pure in PURE
     )

@@ -62,7 +62,7 @@ def say_again(address: str, role: str, messages: list[Frames]) -> None:
 def replaying(seed: int) -> dict[str, Any]:
     """Replay messages of a worker and of a coordinator beside them. Enlist and Register are left
     out: a client that sends them with the number of another one takes its place
-    (tests/scheduling/test_strangers.py).
+    (tests/scheduling/dispatcher/test_strangers.py).
     """
     rng = random.Random(seed)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Keys over real sockets; what they promise as such is in tests/machines/test_keys.py."""
+"""Keys over real sockets; what they promise as such is in tests/coordination/test_keys_machine.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data_service.snapshots import save as write_snapshot
+from tests.data.service.snapshots.helpers import save as write_snapshot
 from zmqdist.data import (
     AUTOTUNE,
     Dataset,

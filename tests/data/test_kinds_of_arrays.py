@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.test_plain_arrays import SUBCLASSES
+from tests.wire.test_plain_arrays import SUBCLASSES
 from tests.wire.wire_values import same
 from zmqdist.data import Dataset
 from zmqdist.data.service import elements

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.cluster.resolvers.test_kubernetes import LABEL, Client, pod
 from tests.data.examples import record
 from tests.house.test_public_names import LISTED
-from tests.resolvers.test_kubernetes import LABEL, Client, pod
 
 pytestmark = pytest.mark.shares_cluster
 

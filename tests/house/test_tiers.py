@@ -40,7 +40,7 @@ def test_what_is_called_pure_is_there() -> None:
 @pytest.mark.parametrize(
     ("name", "tiers"),
     [
-        ("tests/machines/test_calls.py", {"pure", "test", "all"}),
+        ("tests/transport/test_calls_machine.py", {"pure", "test", "all"}),
         ("tests", {"pure", "test", "all"}),
         ("tests/house", {"pure", "test", "all"}),
         ("tests/house/test_pages.py", {"test", "all"}),

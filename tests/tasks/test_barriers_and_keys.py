@@ -1,5 +1,5 @@
 """Barriers, keys and the states of tasks as methods of zmqdist.Server; what they promise is in
-tests/coordination and tests/machines."""
+tests/coordination."""
 
 from __future__ import annotations
 

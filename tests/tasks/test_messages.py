@@ -1,5 +1,5 @@
 """`Server.send` and `Server.recv` with real servers and processes. Those of TensorFlow's rendezvous
-tests that need more than the machine (tests/machines/test_mailbox.py) have their names here again.
+tests that need more than the machine (tests/tasks/test_mailbox_machine.py) have their names here again.
 """
 
 from __future__ import annotations

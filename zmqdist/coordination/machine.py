@@ -14,7 +14,7 @@ Theory of operation
     the machine accepts requests of the task for another `heartbeat_timeout_s`, and refuses them
     from then on.
 
-Promises, checked by tests/machines/test_coordination.py
+Promises, checked by tests/coordination/test_machine.py
     P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED, unless
         it is a registration that is allowed
     P2  each ticket gets one reply or is dropped, and no state of the ticket is kept after that

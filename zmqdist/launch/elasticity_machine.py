@@ -19,7 +19,7 @@ Theory of operation
     the wanted size remains: workers of that host that find no slot on another host fail. Later
     sizes have to fit into the room that is left.
 
-Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations/elasticity.py
+Promises, checked by tests/launch/test_elasticity_machine.py and tests/sim/simulations/elasticity.py
     P1   the wanted size is within the bounds of the file, and never grows beyond `room`
     P2   no more workers are held than are wanted, and no worker starts while `room` workers have a
          process

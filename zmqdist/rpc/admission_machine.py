@@ -15,7 +15,7 @@ Theory of operation
     client suffers. Unasked and pulled arguments have separate bounds, so that the arguments pulled
     from one client never block small calls of another client.
 
-Promises, checked by tests/machines/test_admission.py and in simulation (tests/sim/test_rpc.py)
+Promises, checked by tests/rpc/test_admission_machine.py and in simulation (tests/sim/test_rpc.py)
     P1  a call begins at most once, when all its arguments have arrived, and never after it was
         dropped
     P2  between two calls of a client, one call of every other client with ready calls begins; the

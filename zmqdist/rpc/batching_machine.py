@@ -8,7 +8,7 @@ Theory of operation
     run once it is closed, or once its first call has waited for `delay_s`. While one batch runs,
     further calls join the open batches.
 
-Promises, checked by tests/machines/test_batching.py and in simulation (tests/sim/test_rpc.py)
+Promises, checked by tests/rpc/test_batching_machine.py and in simulation (tests/sim/test_rpc.py)
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
     P3  an open batch waits at most `delay_s` for further calls; a closed batch waits for no calls

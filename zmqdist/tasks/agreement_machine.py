@@ -25,7 +25,7 @@ Theory of operation
     round of the other members. A member that cannot take part in a round reports this with the
     round's number, so that a late report ends no other round.
 
-Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
+Promises, checked by tests/tasks/test_agreement_machine.py and tests/sim/test_tasks.py
     A1  either all members of a round get Agreed, or each member gets an error, which is the same
         for all members that have announced in the round; each member gets one reply
     A2  members agree only if all parts of their announcements that must be equal are equal

@@ -28,7 +28,7 @@ Theory of operation
     but only when no earlier message of the channel is in flight. So the next message of this
     channel never overtakes earlier messages.
 
-Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
+Promises, checked by tests/tasks/test_mailbox_machine.py and tests/sim/test_tasks.py
     P1  each message ends at most one wait, unless a receiver puts it back; in each channel, the
         messages come in the order of sending, and each message ends the wait that began first
     P2  no message of one incarnation of a sender ends a wait for another incarnation

@@ -18,7 +18,7 @@ Theory of operation
     chunk out of the queue, even if it does not want the chunk. So either side may end a transfer at
     any moment without further messages.
 
-Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
+Promises, checked by tests/transport/test_bulk_machine.py and in simulation (tests/sim/test_rpc.py)
     P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is
         longer than the pace allows.
     P2  A chunk leaves only if the connection's pace has room for it, whatever the number of

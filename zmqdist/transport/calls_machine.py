@@ -27,7 +27,7 @@ Theory of operation
     unanswered calls. The server drops a call whose reply is no longer wanted, because the call was
     cancelled, its deadline has passed, or its connection has ended.
 
-Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
+Promises, checked by tests/transport/test_calls_machine.py and in simulation (tests/sim/test_rpc.py)
     P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED,
         UNAVAILABLE, or the error of a refusal.
     P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never

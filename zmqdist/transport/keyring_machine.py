@@ -22,7 +22,7 @@ Theory of operation
     the oldest, because a cluster that runs for years replaces keys all the time. A forgotten key is
     as unknown as a key that never joined.
 
-Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
+Promises, checked by tests/transport/test_keyring_machine.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
     P2  a revoked key never has a role again, not even in a keyring that was restored
     P3  a process that has asked about a key is sent each change of the key's state, in order

@@ -25,7 +25,7 @@ Theory of operation
     a new measurement of the shortest time. The first chunk after a pause gives such a measurement,
     too.
 
-Promises, checked by tests/machines/test_pace.py against simulated links
+Promises, checked by tests/transport/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and
         the window.
     P2  A chunk leaves only if the window has room for it, or if at most one chunk is on the way.

@@ -12,7 +12,7 @@ again in another process sends the same key, so that the update takes effect onc
 In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends
 the step: the ps applies the mean of the gradients once, and replies to all `k` updates.
 
-Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
+Promises, checked by tests/variables/test_updates_machine.py and tests/sim/test_variables.py
     U1  An update is executed at most once by its id, and at most once by its key within its
         session, even if messages are lost, repeated or late.
     U2  A request that is repeated while its update is being executed gets the outcome of that

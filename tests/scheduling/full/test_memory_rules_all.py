@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.memory_walk import walk
+from tests.scheduling.shared.memory_walk import walk
 from zmqdist.transport import shm_pool
 
 

@@ -1,8 +1,8 @@
 """`ClusterExecutor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
 It behaves like ProcessPoolExecutor and passes the standard library's tests of that class
-(tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its
-process, only that function fails.
+(tests/scheduling/coordinator/full/test_standard_library.py). There is one exception: if a function
+crashes its process, only that function fails.
 
 Rules
     A Future is settled once: by the coordinator's thread for settling, by the thread that cancels

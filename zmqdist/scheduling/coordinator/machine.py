@@ -12,7 +12,7 @@ Theory of operation
     dispatcher reports that no work of the round can be executing, the coordinator resolves the
     remaining work as cancelled. In messages each round has a higher number than the round before.
 
-Promises, checked by tests/machines/transcripts/coordinator and tests/sim
+Promises, checked by tests/scheduling/coordinator/transcripts and tests/sim
     P1  each work item is resolved exactly once, and again only if its lost value was recomputed or
         is lost for good
     P2  a bulk result is resolved when it has arrived in this process, not earlier

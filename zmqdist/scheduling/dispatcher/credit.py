@@ -9,7 +9,7 @@ at which the worker ends work items. The rate counts only the time in which the 
 worker itself measures that time, because by the dispatcher's clock a distant worker that got little
 work would seem slow.
 
-Promises, checked by tests/machines/test_credit.py and by the simulation
+Promises, checked by tests/scheduling/dispatcher/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
     P2  if a work item takes longer than `HORIZON_S` and one round trip, each slot gets at most two
         items: one item runs, one item waits

@@ -14,7 +14,7 @@ Theory of operation
     A lost incarnation never returns. If it registers again, it joins as a new member, and the
     dispatcher aborts the functions that it still runs.
 
-Promises, checked by tests/machines/test_membership.py and tests/sim
+Promises, checked by tests/scheduling/dispatcher/test_membership_and_leases.py and tests/sim
     P1  a (job, index) has at most one member at any time
     P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one
         if the member's process ends

@@ -19,7 +19,7 @@ Theory of operation
     Another incarnation of the dispatcher does not know the leases of this worker, so the worker
     stops its work before it registers with another incarnation.
 
-Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
+Promises, checked by tests/scheduling/worker/test_machine.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
     P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the
         worker drops it when contact is lost

@@ -9,7 +9,7 @@ Theory
     With a journal, the machine applies the changes of an event at once, but returns no effect until
     the changes are durable (group_commit.py).
 
-Promises, checked by tests/machines/splits and tests/sim
+Promises, checked by tests/data/service/dispatcher/machine and tests/sim
     D1  A position of a DYNAMIC iteration is given to only one task, once. If a task repeats a
         request, it gets the same positions again.
     D2  Readers that open a job of the same name for the same repetition read the same iteration. A

@@ -19,7 +19,7 @@ Theory
     the lowest unfinished portion. This bounds the elements that a reader has to hold until their
     turn.
 
-Promises, checked by tests/machines/splits/test_portions.py
+Promises, checked by tests/data/service/dispatcher/machine/test_portions.py
     E1  A portion belongs to at most one client at a time, and at most one incarnation of a worker
         computes it.
     E2  An iteration ends when every portion is acknowledged as done, and not earlier, unless E7

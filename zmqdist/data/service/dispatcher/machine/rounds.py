@@ -21,7 +21,7 @@ Theory
     A task is bound to one incarnation of a worker, because another incarnation would produce other
     elements for rounds that some consumers have already received.
 
-Promises, checked by tests/machines/splits/test_rounds.py
+Promises, checked by tests/data/service/dispatcher/machine/test_rounds.py
     R1  All consumers learn the same first and last round of a task.
     R2  No task begins at a round that a consumer has begun, or ends before a round that a consumer
         has delivered.

@@ -1,0 +1,213 @@
+"""The task of a cross-trainer cache: a window of the latest batches, with a place for each
+trainer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.service.replies import Answer
+from zmqdist.data import Dataset
+from zmqdist.data.service.elements import weigh
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.shared_task import SharedRunner
+from zmqdist.errors import CancelledError, InvalidArgumentError
+
+LARGE = 1 << 30
+BYTES = weigh(np.int64(0))
+
+
+@contextmanager
+def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[SharedRunner]:
+    runner = SharedRunner(
+        "test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def ask(runner: SharedRunner, trainer: str, elements: int = 1) -> Answer:
+    answer = Answer()
+    runner.ask(Wanted(elements, LARGE, trainer=trainer), answer)
+    return answer
+
+
+def read(runner: SharedRunner, trainer: str, count: int) -> list[int]:
+    return [each for _ in range(count) for each in ask(runner, trainer).result()]
+
+
+def test_one_trainer_gets_everything_in_order() -> None:
+    with running() as runner:
+        assert read(runner, "a", 10) == list(range(10))
+
+
+def test_trainers_get_the_same_whenever_they_come() -> None:
+    with running() as runner:
+        for trainer in "abc":
+            assert read(runner, trainer, 10) == list(range(10))
+
+
+def test_concurrent_trainers_get_the_same() -> None:
+    got: dict[str, list[int]] = {}
+    with running() as runner:
+
+        def consume(trainer: str) -> None:
+            got[trainer] = read(runner, trainer, 100)
+
+        threads = [threading.Thread(target=consume, args=(each,)) for each in "abcdefgh"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert set(map(tuple, got.values())) == {tuple(range(100))}
+
+
+def test_two_readers_with_one_name_share_a_place() -> None:
+    with running() as runner:
+        assert read(runner, "a", 5) == [0, 1, 2, 3, 4]
+        assert read(runner, "a", 5) == [5, 6, 7, 8, 9]
+
+
+def test_a_trainer_behind_the_window_goes_on_at_its_oldest_element() -> None:
+    with running(limit=5 * BYTES) as runner:
+        assert read(runner, "slow", 1) == [0]
+        assert read(runner, "fast", 20) == list(range(20))
+        assert read(runner, "slow", 5) == [15, 16, 17, 18, 19]
+        assert read(runner, "new", 1) == [15]
+
+
+def test_the_window_keeps_to_its_bytes() -> None:
+    with running(limit=5 * BYTES) as runner:
+        for _ in range(50):
+            read(runner, "a", 1)
+            assert runner.nbytes <= 5 * BYTES
+
+
+def test_nothing_is_computed_twice_and_hits_and_misses_are_counted() -> None:
+    with running() as runner:
+        read(runner, "a", 10)
+        assert (runner.hits, runner.misses, runner.nbytes) == (0, 10, 10 * BYTES)
+        read(runner, "b", 10)
+        assert (runner.hits, runner.misses, runner.nbytes) == (10, 10, 10 * BYTES)
+
+
+def test_a_batch_is_packed_once_for_all_readers() -> None:
+    given: list[Any] = []
+
+    class Kept(Answer):
+        def packed(self, batch: Any) -> None:
+            given.append(batch.form("GZIP"))
+            super().packed(batch)
+
+    with running() as runner:
+        for trainer in "ab":
+            answer = Kept()
+            runner.ask(Wanted(1, LARGE, trainer=trainer), answer)
+            answer.result()
+    assert given[0] is given[1]
+
+
+def test_an_error_is_one_trainers_and_is_not_kept() -> None:
+    def fails_at_2(x: Any) -> Any:
+        if x == 2:
+            raise ValueError("two")
+        return x
+
+    with running(dataset=Dataset.counter().map(fails_at_2)) as runner:
+        assert read(runner, "a", 2) == [0, 1]
+        with pytest.raises(Exception, match="two"):
+            ask(runner, "a").result()
+        assert read(runner, "a", 2) == [3, 4]
+        assert read(runner, "b", 4) == [0, 1, 3, 4]
+
+
+def test_an_element_larger_than_the_window_is_refused_and_the_next_one_served() -> None:
+    sizes = Dataset.from_tensor_slices([1, 5000, 2]).repeat()
+    with running(limit=4000, dataset=sizes.map(lambda n: np.zeros(n, np.uint8))) as runner:
+        assert ask(runner, "a").result() == [[0]]
+        with pytest.raises(InvalidArgumentError, match="cross_trainer_cache_size_bytes"):
+            ask(runner, "a").result()
+        assert ask(runner, "a").result() == [[0, 0]]
+
+
+def test_a_pipeline_that_ends_is_refused_then() -> None:
+    with running(dataset=Dataset.range(3)) as runner:
+        assert read(runner, "a", 3) == [0, 1, 2]
+        for trainer in "aa":
+            with pytest.raises(
+                InvalidArgumentError, match="requires the input dataset to be infinite"
+            ):
+                ask(runner, trainer).result()
+        assert read(runner, "b", 3) == [0, 1, 2]
+
+
+def test_a_trainer_without_a_name_is_refused() -> None:
+    with running() as runner, pytest.raises(InvalidArgumentError, match="non-empty trainer ID"):
+        ask(runner, "").result()
+
+
+def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
+    gate = threading.Event()
+
+    def slow(x: Any) -> Any:
+        gate.wait()
+        return x
+
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
+        waiting = [ask(runner, trainer) for trainer in "abb"]
+    for answer in [*waiting, ask(runner, "c")]:
+        with pytest.raises(CancelledError):
+            answer.result()
+    gate.set()
+
+
+def test_nobody_is_computed_for_who_does_not_wait_any_more() -> None:
+    gate = threading.Event()
+
+    def slow(x: Any) -> Any:
+        gate.wait()
+        return x
+
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
+        gone = ask(runner, "a")
+        gone.is_wanted = False
+        other = ask(runner, "a")
+        gate.set()
+        assert other.result() == [0]
+        assert gone.waits
+
+
+def test_a_question_that_has_waited_long_enough_is_skipped() -> None:
+    gate = threading.Event()
+
+    def slow(x: Any) -> Any:
+        gate.wait()
+        return x
+
+    with running(
+        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
+    ) as runner:
+        answer = ask(runner, "a")
+        runner.expire(answer)
+        assert answer.result() == Answer.SKIPPED
+        gate.set()
+        assert read(runner, "a", 1) == [0]
+
+
+def test_a_batch_has_no_more_than_its_reader_wants() -> None:
+    with running() as runner:
+        batches = [ask(runner, "a", elements=4).result() for _ in range(12)]
+        assert max(map(len, batches)) <= 4
+        assert [each for batch in batches for each in batch] == list(range(sum(map(len, batches))))

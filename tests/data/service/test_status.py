@@ -1,0 +1,106 @@
+"""What a dispatcher and a worker tell of the data service."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.data.service.clusters import TestCluster, until
+from zmqdist.data import Dataset
+from zmqdist.data.service import ShardingPolicy
+from zmqdist.data.service.worker import runtime as data_worker
+from zmqdist.errors import UnavailableError
+from zmqdist.observe.status import jobs, lines
+from zmqdist.rpc import internal_client
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.transport.credentials import Credentials
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
+    monkeypatch.setattr(data_worker, "REPORT_S", 0.05)
+    with TestCluster(num_workers=2, client_timeout_ms=4000) as made:
+        yield made
+
+
+def asked(address: str, method: str) -> object:
+    with ZmqClient(
+        address, "test", security=Credentials(None, None, False).client(address, "submit")
+    ) as client:
+        return internal_client.start(client, method).get_value()
+
+
+def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> None:
+    iterator = iter(
+        cluster.distribute(Dataset.range(2**40), ShardingPolicy.DYNAMIC, job_name="mine")
+    )
+
+    def status() -> dict[str, object]:
+        next(iterator)
+        return asked(cluster.dispatcher.address, "status")  # type: ignore[return-value]
+
+    assert not jobs({**status(), "data": {"jobs": [], "workers_enough": None}}).rows
+    until(lambda: status()["data"]["jobs"][0]["elements_per_s"] > 0)  # type: ignore[index]
+    until(lambda: (status()["data"]["workers_enough"] or 0) >= 1)  # type: ignore[index]
+    told = status()
+    (row,) = jobs(told).rows
+    assert row[:5] == ("mine", "DYNAMIC", "2000", "2/2", "1")
+    assert any(line.startswith("data jobs (") and "would be enough" in line for line in lines(told))
+    iterator.close()
+
+
+@pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}, {}], ids=repr)
+def test_what_is_left_falls_to_nothing_while_a_job_is_read(
+    cluster: TestCluster, options: dict[str, Any]
+) -> None:
+    iterator = iter(
+        cluster.distribute(
+            Dataset.range(200_000), ShardingPolicy.DYNAMIC, job_name="read", **options
+        )
+    )
+
+    def row() -> dict[str, Any]:
+        for _ in itertools.islice(iterator, 1000):
+            pass
+        status: Any = asked(cluster.dispatcher.address, "status")
+        # without a row if all was taken
+        return next(iter(status["data"]["jobs"]), {"positions_left": [0]})
+
+    assert 0 < row()["positions_left"][0] < 200_000
+    until(lambda: row()["elements_per_s"] > 0 and row()["room"] > 0)
+    until(lambda: row()["positions_left"] == [0])
+    iterator.close()
+
+
+def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(
+    cluster: TestCluster,
+) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(2**40), job_name="all"))
+    next(iterator)
+    (row,) = jobs(asked(cluster.dispatcher.address, "status")).rows  # type: ignore[arg-type]
+    assert (row[1], row[-1]) == ("OFF", "")
+    iterator.close()
+
+
+def test_an_idle_worker_has_no_trace_and_one_at_work_has_figures_of_its_tasks(
+    cluster: TestCluster,
+) -> None:
+    address = cluster.workers[0].running.address
+    with pytest.raises(UnavailableError, match="No trace event was collected"):
+        asked(address, "zmqdist.data.profile")
+    iterator = iter(cluster.distribute(Dataset.range(2**40).map(lambda x: x)))
+    next(iterator)
+    until(lambda: cluster.workers[0].num_tasks() == 1)
+
+    def profile() -> dict[int, dict[str, float]]:
+        next(iterator)
+        return asked(address, "zmqdist.data.profile")  # type: ignore[return-value]
+
+    (told,) = profile().values()
+    until(lambda: next(iter(profile().values()))["elements"] > 0)
+    assert told["dataset"] == "1000"
+    assert told["room"] >= 2
+    iterator.close()

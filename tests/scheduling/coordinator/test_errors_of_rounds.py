@@ -1,0 +1,428 @@
+"""How functions fail and what becomes of the others: three workers, and the same with a queue of
+two."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator.stalled import stalled
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import errors, limits
+from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    with zd.local_cluster(workers=3, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[None, 2], ids=["", "queue of 2"])
+def coordinator(
+    request: pytest.FixtureRequest, cluster: zd.local_cluster
+) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(cluster, queue_max=request.param, cancel_grace_s=0.2) as made:
+        yield made
+
+
+def good() -> int:
+    return 1
+
+
+def bad(number: int = 0) -> None:
+    raise errors.InvalidArgumentError(None, None, f"assertion {number} failed")
+
+
+def until_it_raises(coordinator: ClusterCoordinator, fn: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        until(lambda: coordinator.schedule(fn) is None)
+
+
+class Loses(Exception):
+    """Cannot be pickled: it holds a lock."""
+
+    def __init__(self) -> None:
+        super().__init__("no more locks")
+        self.lock = threading.Lock()
+
+
+class Slotted(Exception):
+    """Takes no attribute that it does not know."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("__"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+def raises(error: type[BaseException], *args: Any) -> None:
+    raise error(*args)
+
+
+# -- the round -------------------------------------------------------------------------------------
+
+
+def test_join_raise_error(coordinator: ClusterCoordinator) -> None:
+    for _ in range(3):
+        coordinator.schedule(good)
+    coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 0 failed"):
+        coordinator.join(20)
+
+
+def test_schedule_raise_error(coordinator: ClusterCoordinator) -> None:
+    for _ in range(3):
+        coordinator.schedule(good)
+    coordinator.schedule(bad)
+    until_it_raises(coordinator, good)
+    coordinator.join(20)
+
+
+def test_schedule_raise_error_with_multiple_failure(coordinator: ClusterCoordinator) -> None:
+    coordinator.schedule(bad)
+    until_it_raises(coordinator, bad)
+    coordinator.join(0)
+    assert coordinator.done()
+
+
+def test_error_will_be_cleared(coordinator: ClusterCoordinator) -> None:
+    for _ in range(2):
+        for number in range(4):
+            coordinator.schedule(bad if number == 3 else good)
+        with pytest.raises(errors.InvalidArgumentError):
+            coordinator.join(20)
+        coordinator.join(0)
+
+
+def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(bad)
+    for _ in range(2):
+        with pytest.raises(errors.InvalidArgumentError):
+            value.fetch(20)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join(20)
+    coordinator.join(0)
+    with pytest.raises(errors.InvalidArgumentError):
+        value.get()
+
+
+def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(
+    coordinator: ClusterCoordinator,
+) -> None:
+    failing = coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        failing.get(20)
+    assert [coordinator.schedule(good).get(20) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(errors.InvalidArgumentError):  # as TensorFlow's
+        coordinator.join(20)
+    coordinator.join(0)
+
+
+def test_schedule_raises_the_error_that_the_program_has_not_seen(
+    coordinator: ClusterCoordinator,
+) -> None:
+    first = coordinator.schedule(bad, (1,))
+    assert str(first.exception(20)) == "assertion 1 failed"
+    second = coordinator.schedule(bad, (2,))
+    until(second.done)
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 2 failed") as told:
+        coordinator.schedule(good)
+    assert [str(each) for each in told.value.failures] == [
+        "assertion 1 failed",
+        "assertion 2 failed",
+    ]
+    assert coordinator.schedule(good).get(20) == 1
+
+
+def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_coordinator(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        assert coordinator.schedule(bad, (1,)).exception(20) is not None
+        until(coordinator.schedule(bad, (2,)).done)
+    told = [record.message for record in caplog.records if "has not looked at" in record.message]
+    text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or result() of each "
+    assert told == [
+        f"{text}value. The first: {__name__}.bad: InvalidArgumentError: assertion 2 failed"
+    ]
+
+
+def test_an_error_that_is_only_counted_is_logged_without_its_text(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FAILURES_KEPT", 1)
+    with ClusterCoordinator(cluster) as coordinator:
+        assert coordinator.schedule(bad, (1,)).exception(20) is not None
+        until(coordinator.schedule(bad, (2,)).done)
+    (told,) = [record.message for record in caplog.records if "has not looked at" in record.message]
+    assert told.endswith(
+        "1 error of scheduled functions: call join() before the end, or result() of each value."
+    )
+
+
+def test_errors_that_join_has_raised_are_not_logged_at_the_end(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        coordinator.schedule(bad)
+        with pytest.raises(errors.InvalidArgumentError):
+            coordinator.join(20)
+    assert "has not looked at" not in caplog.text
+
+
+def test_input_error(coordinator: ClusterCoordinator) -> None:
+    resource = coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join(20)
+    value = coordinator.schedule(len, (resource,))
+    with pytest.raises(errors.ClosureInputError):
+        coordinator.join(20)
+    with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*assertion 0 failed"):
+        value.fetch()
+
+
+def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
+    resource = coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join(20)
+    value = coordinator.schedule(good)
+    coordinator.join(20)
+    assert value.fetch() == 1
+    assert resource.done()
+
+
+def test_cancellation(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    long = coordinator.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join(30)
+    with pytest.raises(errors.CancelledError, match=r"cancelled.*schedule it again"):
+        long.fetch(0)
+    assert coordinator.schedule(good).fetch(20) == 1
+    coordinator.join(20)
+
+
+def test_resource_can_still_be_used_after_cancellation(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    resource = coordinator.schedule(np.ones, (3,), keep=True)
+    assert resource.exception(20) is None
+    long = coordinator.schedule(waits, (tmp_path,))
+    coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join(30)
+    with pytest.raises(errors.CancelledError):
+        long.fetch(0)
+    assert coordinator.schedule(np.sum, (resource,)).fetch(20) == 3
+
+
+def test_all_failures_of_a_round_are_on_the_error_that_is_raised(
+    coordinator: ClusterCoordinator,
+) -> None:
+    until(coordinator.schedule(bad, (1,)).done)
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 1 failed") as told:
+        coordinator.schedule(bad, (2,))
+    assert [str(error) for error in told.value.failures] == ["assertion 1 failed"]
+    assert not coordinator.snapshot().failed
+    coordinator.join(0)
+    assert coordinator.schedule(bad, (3,)).exception(20) is not None
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 3 failed") as told:
+        coordinator.join(20)
+    assert [str(error) for error in told.value.failures] == ["assertion 3 failed"]
+
+
+def test_failures_are_all_those_that_came_before_it_was_raised(
+    cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        with stalled(coordinator, monkeypatch):
+            # what has failed already would be raised by the next `schedule`
+            values = [coordinator.schedule(bad, (number,)) for number in range(3)]
+            values.append(coordinator.schedule(len, (values[0],)))
+        for value in values:
+            assert value.exception(20) is not None
+        with pytest.raises(errors.InvalidArgumentError) as told:
+            coordinator.join(20)
+        failures = told.value.failures  # type: ignore[attr-defined]
+        own = sorted(
+            str(error) for error in failures if not isinstance(error, errors.ClosureInputError)
+        )
+        assert own == [f"assertion {n} failed" for n in range(3)]
+        assert len(failures) == 4
+        assert str(failures[0]) == str(told.value)
+        assert sum(isinstance(error, errors.ClosureInputError) for error in failures) == 1
+        assert list(map(str, coordinator.failures)) == list(map(str, failures))
+        assert len(pickle.loads(pickle.dumps(told.value)).failures) == 4
+
+
+def test_an_error_that_takes_no_attributes_is_raised_and_the_coordinator_has_the_failures(
+    coordinator: ClusterCoordinator,
+) -> None:
+    assert coordinator.failures == []
+    coordinator.schedule(raises, (Slotted, "x"))
+    with pytest.raises(Slotted) as told:
+        coordinator.join(20)
+    assert not hasattr(told.value, "failures")
+    assert [type(error) for error in coordinator.failures] == [Slotted]
+
+
+@pytest.mark.parametrize(
+    ("error", "args", "kind", "told"),
+    [
+        (StopIteration, (3,), errors.OutOfRangeError, "StopIteration: 3"),
+        (Loses, (), Loses, "no more locks"),
+        (SystemExit, (3,), errors.UnknownError, r"SystemExit\(3\)"),
+    ],
+    ids=["StopIteration", "unpicklable", "SystemExit"],
+)
+def test_what_cannot_be_raised_here_as_it_was_is_an_error_that_can(
+    coordinator: ClusterCoordinator,
+    error: type[BaseException],
+    args: Any,
+    kind: type[Exception],
+    told: str,
+) -> None:
+    value = coordinator.schedule(raises, (error, *args))
+    with pytest.raises(kind, match=told) as raised:
+        value.fetch(20)
+    assert "in raises" in str(raised.value.__cause__)
+    with pytest.raises(kind, match=told):
+        coordinator.join(20)
+
+
+def test_done_can_wait_for_a_while(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    assert coordinator.done(0)
+    coordinator.schedule(waits, (tmp_path,))
+    assert not coordinator.done(0.01)
+    go(tmp_path)
+    assert coordinator.done(20)
+    coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.done(20)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """As those of other libraries."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return np.array(self.numbers)
+
+
+def test_fetch_turns_tensors_into_arrays_and_get_does_not(coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(lambda: {"a": [Tensor(1, 2), None], "b": (3.5, "x")})
+    got, fetched = value.get(20), value.fetch()
+    assert isinstance(got["a"][0], Tensor)
+    assert isinstance(fetched["a"][0], np.ndarray)
+    assert fetched["a"][0].tolist() == [1, 2]
+    assert fetched["a"][1] is None
+    assert fetched["b"] == (3.5, "x")
+    assert coordinator.fetch([value])[0]["a"][0].tolist() == [1, 2]
+    assert coordinator.schedule(Tensor, (5,)).fetch(20).tolist() == [5]
+
+
+def test_a_status_is_ready_when_there_is_a_value_or_an_error(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    value = coordinator.schedule(waits, (tmp_path,))
+    assert value.status is RemoteValueStatus.NOT_READY
+    go(tmp_path)
+    assert value.exception(20) is None
+    assert value.status is RemoteValueStatus.READY
+    failed = coordinator.schedule(bad)
+    assert failed.exception(20) is not None
+    assert failed.status is RemoteValueStatus.READY
+    assert [(status.name, status.value) for status in RemoteValueStatus] == [
+        (name, name) for name in ("NOT_READY", "ABORTED", "READY")
+    ]
+
+
+# -- the end of a coordinator ----------------------------------------------------------------------
+
+COLLECTED = """
+import gc, os, sys, threading, time
+import numpy as np
+from zmqdist.coordinator import ClusterCoordinator
+
+def ours():
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("zmqdist")}
+
+def gone():
+    deadline = time.monotonic() + 20
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not ours()
+
+coordinator = ClusterCoordinator(sys.argv[1])
+kept = coordinator.schedule(np.zeros, (10,), keep=True)
+made = coordinator.schedule(np.add, (kept, 1), lineage=True)
+again = coordinator.schedule(np.add, (made, 1), retries=2)
+value = ClusterCoordinator(sys.argv[1]).schedule(abs, (-1,))
+again.add_done_callback(lambda value: None)
+coordinator.join(20)
+gc.collect()
+assert ours(), "the coordinator is in use"
+del coordinator
+gc.collect()
+assert kept.get(20).sum() == 0, "while a kept value is in use, so is its coordinator"
+assert value.get(20) == 1, "and while somebody waits for a result"
+assert ours()
+del kept, made
+gc.collect()
+assert gone(), ours()
+assert again.get().sum() == 20, "what is here stays"
+print("well")
+"""
+
+
+def test_a_coordinator_that_nobody_has_any_more_ends_its_threads(cluster: zd.local_cluster) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", COLLECTED, cluster.target],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **_token(cluster)},
+    )
+    assert (ended.stdout, ended.returncode) == ("well\n", 0), ended.stderr
+
+
+def _token(cluster: zd.local_cluster) -> dict[str, str]:
+    return (
+        {"ZMQDIST_TOKEN_FILE": str(cluster.credentials.token_file)}
+        if cluster.credentials.token_file
+        else {}
+    )
+
+
+def test_it_is_collected_without_a_cycle(cluster: zd.local_cluster) -> None:
+    before = set(threading.enumerate())
+    coordinator = ClusterCoordinator(cluster)
+    assert coordinator.schedule(good).fetch(20) == 1
+    its_own = set(threading.enumerate()) - before
+    assert "zmqdist-coordinator" in {thread.name for thread in its_own}
+    gc.disable()
+    try:
+        del coordinator
+        until(lambda: not any(thread.is_alive() for thread in its_own))
+    finally:
+        gc.enable()

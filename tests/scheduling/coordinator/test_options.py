@@ -1,0 +1,176 @@
+"""`retries`, `timeout` and `lineage` of `schedule`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator.lineage_work import calls, made, replace
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def times(folder: Path, well_at: int, payload: Any = None) -> int:
+    """Fails until it has been called so often."""
+    calls = len(list(folder.glob("call-*"))) + 1
+    (folder / f"call-{calls}").touch()
+    if calls < well_at:
+        raise ValueError(f"call {calls}")
+    return calls
+
+
+# -- retries ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [b"", b"x" * 2**18], ids=["small", "large"])
+def test_a_function_that_raises_is_run_again_so_often(
+    coordinator: ClusterCoordinator, tmp_path: Path, payload: bytes
+) -> None:
+    assert coordinator.schedule(times, (tmp_path, 3, payload), retries=2).fetch(20) == 3
+    coordinator.join(20)
+    until(lambda: coordinator.snapshot().held.parts == 0)
+
+
+def test_the_last_error_is_told_when_no_retry_is_left(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    value = coordinator.schedule(times, (tmp_path, 9), retries=2)
+    with pytest.raises(ValueError, match="call 3"):
+        value.fetch(20)
+    with pytest.raises(ValueError, match="call 3"):
+        coordinator.join(20)
+
+
+def test_who_needs_what_is_run_again_waits_for_its_end(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = in_threads.schedule(times, (tmp_path, 3), retries=2)
+    assert in_threads.schedule(int, (first,)).fetch(20) == 3
+
+
+def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    weight = b"x" * 2**18
+    assert coordinator.schedule(lambda: times(tmp_path, 3, weight), retries=2).fetch(20) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"retries": -1}, "retries is -1, wants 0 or more"),
+        ({"timeout": 0}, "timeout is 0, wants more than 0 s"),
+        ({"timeout": -1.5}, "timeout is -1.5, wants more than 0 s"),
+        ({"timeout": float("nan")}, "a time-out is a number of seconds, or None, not nan"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_told_at_once(
+    in_threads: ClusterCoordinator, options: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        in_threads.schedule(int, **options)
+
+
+@pytest.mark.parametrize("retries", [2.5, True])
+def test_retries_are_a_whole_number(in_threads: ClusterCoordinator, retries: Any) -> None:
+    with pytest.raises(TypeError, match=f"retries is {retries}, wants a whole number"):
+        in_threads.schedule(int, retries=retries)
+
+
+# -- time-outs -------------------------------------------------------------------------------------
+
+
+def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happens(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = in_threads.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    second = in_threads.schedule(len, (first,), timeout=0.2)
+    assert isinstance(second.exception(20), errors.DeadlineExceededError)
+    go(tmp_path)
+    assert first.fetch(20) == "x"
+
+
+def test_one_that_waits_for_an_input_ends_at_its_time(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = in_threads.schedule(waits, (tmp_path,))
+    second = in_threads.schedule(len, (first,), timeout=3.0)  # time to schedule the third
+    third = in_threads.schedule(abs, (second,))
+    with pytest.raises(errors.ClosureInputError) as told:
+        third.fetch(20)
+    assert isinstance(told.value.original_exception, errors.DeadlineExceededError)
+    go(tmp_path)
+    assert first.fetch(20) == "x"
+    with pytest.raises(errors.DeadlineExceededError):
+        in_threads.join(20)
+
+
+def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) -> None:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
+        coordinator.schedule(waits, (tmp_path, "first"))
+        until(lambda: begun(tmp_path))
+        late = coordinator.schedule(waits, (tmp_path, "late"), timeout=0.05)
+        with pytest.raises(errors.DeadlineExceededError):
+            late.fetch(20)
+        snapshot = cluster.dispatcher.snapshot
+        # it is taken back
+        until(lambda: snapshot().queued + sum(row.leases for row in snapshot().workers) == 1)
+        go(tmp_path)
+        with pytest.raises(errors.DeadlineExceededError):
+            coordinator.join(20)
+        assert not begun(tmp_path, "late")
+
+
+def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) -> None:
+    assert coordinator.schedule(abs, (-2,), timeout=60).fetch(20) == 2
+    coordinator.join(20)
+    assert coordinator.snapshot().records == 0
+
+
+# -- lineage ---------------------------------------------------------------------------------------
+
+
+def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
+    fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
+) -> None:
+    value = fragile.schedule(made, (tmp_path, "value"), lineage=True)
+    assert value.exception(20) is None
+    replace(single)
+    got: list[int] = []
+    threads = [threading.Thread(target=lambda: got.append(int(value.get(40)[0]))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert got == [1] * 4
+    assert calls(tmp_path, "value") == 2
+
+
+def test_what_a_value_was_made_of_goes_with_it(
+    in_threads: ClusterCoordinator, threads: zd.local_cluster
+) -> None:
+    def held() -> int:
+        return sum(worker.snapshot().held.parts for worker in threads.servers)
+
+    value = in_threads.schedule(np.zeros, (2**17,), lineage=True)
+    large = in_threads.schedule(np.add, (value, np.ones(2**17)), lineage=True)
+    assert large.exception(20) is None
+    del value
+    assert held() == 2
+    assert in_threads.snapshot().records == 2
+    del large
+    until(lambda: in_threads.snapshot().records == held() == 0)
+    assert in_threads.snapshot().held.parts == 0

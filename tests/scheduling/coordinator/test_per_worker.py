@@ -1,0 +1,479 @@
+"""Values of which each worker has its own: where they are, who gets which, what happens when a
+worker is lost, when they go."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator import per_worker_work as work
+from tests.scheduling.coordinator.stalled import stalled
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import (
+    ClusterCoordinator,
+    PerWorkerValues,
+    RemoteValue,
+    get_current_worker_index,
+    get_num_workers,
+)
+from zmqdist.messages import Submit
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
+
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
+
+WORKERS = 3
+
+
+@pytest.fixture
+def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
+    return of_three
+
+
+# -- what they are ---------------------------------------------------------------------------------
+
+
+def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
+    counters = coordinator.create_per_worker_resource(work.counter)
+    assert isinstance(counters, PerWorkerValues)
+    for _ in range(10):
+        coordinator.schedule(work.add, (counters,))
+    coordinator.join()
+    assert sum(counters.fetch()) == 10
+    assert [value.get().worker for value in counters] == [0, 1, 2]
+
+
+def test_a_resource_is_made_with_arguments_that_are_as_they_were(one: ClusterCoordinator) -> None:
+    start = np.array([100])
+    counters = one.create_per_worker_resource(work.counter, kwargs={"start": start})
+    start += 1
+    assert counters.fetch() == [100] * WORKERS
+
+
+def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(
+    one: ClusterCoordinator,
+) -> None:
+    values = one.create_per_worker_resource(lambda: get_current_worker_index())
+    assert len(values) == WORKERS
+    assert isinstance(values[1], RemoteValue)
+    assert values[1].fetch() == 1
+    assert [value.get(20) for value in values] == [0, 1, 2]
+    assert one.fetch({"last": values[2]}) == {"last": 2}
+
+
+def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) -> None:
+    with pytest.raises(AssertionError, match="should only take `RemoteValue`s"):
+        PerWorkerValues([one.schedule(work.same, (1,)), 2])  # type: ignore[list-item]
+    one.join()
+
+
+@pytest.mark.parametrize(
+    "nested", ["as a keyword", "in lists and dicts", "captured", "captured by a method"]
+)
+def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
+    coordinator: ClusterCoordinator, nested: str
+) -> None:
+    counters = coordinator.create_per_worker_resource(work.counter)
+
+    class Step:
+        def __init__(self) -> None:
+            self.counters = counters
+
+        def run(self) -> int:
+            self.counters.value += 1
+            return int(self.counters.value)
+
+    def captures() -> int:
+        counters.value += 1  # type: ignore[attr-defined]
+        return int(counters.value)  # type: ignore[attr-defined]
+
+    for _ in range(WORKERS):
+        match nested:
+            case "as a keyword":
+                coordinator.schedule(work.add, kwargs={"counter": counters})
+            case "in lists and dicts":
+                coordinator.schedule(work.add_nested, ({"counters": [counters]},))
+            case "captured":
+                coordinator.schedule(captures)
+            case _:
+                coordinator.schedule(Step().run)
+    coordinator.join()
+    assert sum(counters.fetch()) == WORKERS
+
+
+def test_each_worker_gets_its_own(coordinator: ClusterCoordinator) -> None:
+    counters = coordinator.create_per_worker_resource(work.counter)
+    pairs = [
+        coordinator.schedule(work.of_worker, (counters,), worker=index) for index in range(WORKERS)
+    ]
+    assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
+
+
+def test_a_resource_may_be_made_of_another(one: ClusterCoordinator) -> None:
+    counters = one.create_per_worker_resource(work.counter)
+    wrapped = one.create_per_worker_resource(work.same, ([counters],))
+    del counters
+    gc.collect()
+    assert one.schedule(lambda nested: work.add(nested[0]), (wrapped,), worker=1).fetch(20) == 1
+    assert one.schedule(lambda nested: work.add(nested[0]), (wrapped,), worker=1).fetch(20) == 2
+
+
+def test_values_of_scheduled_functions_can_be_per_worker_values(one: ClusterCoordinator) -> None:
+    values = PerWorkerValues(
+        [one.schedule(work.same, (10 * index,), keep=True) for index in range(WORKERS)]
+    )
+    one.join()
+    assert one.schedule(work.same, (values,), worker=2).fetch(20) == 20
+    assert one.schedule(lambda: values, worker=0).fetch(20) == 0
+
+
+def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
+    one: ClusterCoordinator,
+) -> None:
+    array = np.arange(2**20)
+    sums = one.create_per_worker_resource(lambda: array.sum())
+    for _ in range(20):
+        one.schedule(work.same, (sums,))
+    one.join()
+    assert sums.fetch() == [array.sum()] * WORKERS
+    assert one.snapshot().held.parts == 1
+    del sums
+    gc.collect()
+    until(lambda: one.snapshot().held.parts == 0)
+
+
+# -- what they are not -----------------------------------------------------------------------------
+
+
+def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) -> None:
+    counters = one.create_per_worker_resource(work.counter)
+    with pytest.raises(ValueError, match="pass the PerWorkerValues to the function"):
+        one.schedule(work.add, (counters[0],))
+
+
+def test_resources_of_another_coordinator_are_no_arguments(
+    one: ClusterCoordinator, three: zd.local_cluster
+) -> None:
+    counters = one.create_per_worker_resource(work.counter)
+    with (
+        ClusterCoordinator(three) as other,
+        pytest.raises(ValueError, match="by its own coordinator"),
+    ):
+        other.schedule(work.add, (counters,))
+
+
+def test_what_cannot_be_pickled_is_said_when_the_resource_is_made(one: ClusterCoordinator) -> None:
+    lock = threading.Lock()
+    with pytest.raises(errors.InvalidArgumentError, match="lock"):
+        one.create_per_worker_resource(lambda: lock)
+    with pytest.raises(TypeError, match="callable"):
+        one.create_per_worker_resource(3)  # type: ignore[arg-type]
+
+
+def test_a_resource_that_cannot_be_pickled_can_be_used_and_not_fetched(
+    one: ClusterCoordinator,
+) -> None:
+    locks = one.create_per_worker_resource(threading.Lock)
+    assert one.schedule(lambda lock: lock.locked(), (locks,)).fetch(20) is False
+    with pytest.raises(errors.InvalidArgumentError, match="lock"):
+        locks[0].fetch(20)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_input_error(coordinator: ClusterCoordinator) -> None:
+    failing = coordinator.create_per_worker_resource(work.fails)
+    result = coordinator.schedule(work.same, (failing,))
+    with pytest.raises(errors.ClosureInputError, match="Input has an error") as caught:
+        coordinator.join()
+    assert isinstance(caught.value.original_exception, KeyError)
+    with pytest.raises(errors.ClosureInputError, match="no such thing"):
+        result.fetch()
+    coordinator.join()
+
+
+def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
+    failing = coordinator.create_per_worker_resource(work.fails)
+    result = coordinator.schedule(work.same, (1,))
+    coordinator.join()
+    assert result.fetch() == 1
+    with pytest.raises(KeyError, match="no such thing"):
+        failing[0].fetch(20)
+    assert isinstance(failing[1].exception(20), KeyError)
+    assert failing[0].status is RemoteValueStatus.READY
+    coordinator.join()
+
+
+def test_a_failed_build_is_not_tried_again_by_those_who_use_it(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
+    def builds() -> None:
+        work.logged_counter(tmp_path)
+        raise ValueError("not to be had")
+
+    failing = one.create_per_worker_resource(builds)
+    for _ in range(3):
+        with pytest.raises(errors.ClosureInputError, match="not to be had"):
+            one.schedule(work.same, (failing,), worker=0).fetch(20)
+        with pytest.raises(errors.ClosureInputError):
+            one.join()
+    assert len(list(tmp_path.glob("built-0-*"))) == 1
+
+
+def test_resource_can_still_be_used_after_cancellation(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    counters = coordinator.create_per_worker_resource(work.counter)
+    running = coordinator.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    coordinator.schedule(work.fails)
+    with pytest.raises(KeyError):
+        coordinator.join()
+    with pytest.raises(errors.CancelledError):
+        running.fetch()
+    for _ in range(10):
+        coordinator.schedule(work.add, (counters,))
+    coordinator.join()
+    assert sum(counters.fetch()) == 10
+    go(tmp_path)
+
+
+def test_creating_resources_ends_no_round_and_is_not_waited_for(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
+    def slow() -> str:
+        return waits(tmp_path)
+
+    values = one.create_per_worker_resource(slow)
+    assert one.done()
+    one.join(30)
+    assert values[0].status is RemoteValueStatus.NOT_READY
+    assert not values[0].done()
+    with pytest.raises(TimeoutError):
+        values[0].fetch(0.01)
+    go(tmp_path)
+    assert values.fetch(20) == ["x"] * WORKERS
+
+
+# -- waiting in other ways -------------------------------------------------------------------------
+
+
+def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
+    values = one.create_per_worker_resource(work.same, (7,))
+    called: list[RemoteValue] = []
+    values[0].add_done_callback(called.append)
+    until(lambda: called)
+    assert called[0].fetch() == 7
+
+    async def asks() -> Any:
+        return await values[1]
+
+    assert asyncio.run(asks()) == 7
+    assert not values[0].cancel()
+
+
+def test_values_are_as_completed_when_they_are_built(one: ClusterCoordinator) -> None:
+    values = [*one.create_per_worker_resource(work.same, (7,))]
+    assert [value.fetch(20) for value in one.as_completed(values, timeout=20)] == [7] * WORKERS
+
+
+def test_values_are_built_before_functions_begin_that_were_scheduled_after_them(
+    one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.create_per_worker_resource(int).fetch(20)
+    with stalled(one, monkeypatch) as sent:
+        values = one.create_per_worker_resource(int)
+        plain = one.schedule(int)
+    assert values.fetch(20) == [0] * WORKERS
+    assert plain.fetch(20) == 0
+    apart = [message.detached for message in sent if isinstance(message, Submit)]
+    assert apart[: WORKERS + 1] == [True] * WORKERS + [False]
+
+
+def test_after_the_end_nothing_is_made_and_nobody_waits(three: zd.local_cluster) -> None:
+    with ClusterCoordinator(three) as coordinator:
+        values = coordinator.create_per_worker_resource(int)
+        assert values.fetch(20) == [0] * WORKERS
+        dataset = coordinator.create_per_worker_dataset([1])
+    for late in (values[0].get, dataset.build):
+        with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
+            late()
+
+
+# -- lost workers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.processes("per-worker values")
+@pytest.mark.killed("per-worker values")
+def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
+    three: zd.local_cluster, one: ClusterCoordinator
+) -> None:
+    counters = one.create_per_worker_resource(work.counter)
+    assert [
+        one.schedule(work.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)
+    ] == [1] * WORKERS
+    until(lambda: work.statuses(counters) == ["READY"] * WORKERS)
+    three.kill_worker(0)
+    until(lambda: work.statuses(counters) == ["ABORTED", "READY", "READY"])
+    with pytest.raises(errors.CancelledError, match="worker:0 is lost") as caught:
+        counters[0].fetch(20)
+    assert isinstance(caught.value.__cause__, errors.ClosureAbortedError)
+    assert counters[1].fetch(20) == 1
+    assert one.schedule(work.add, (counters,)).fetch(20) == 2  # the others go on
+    three.restart_worker(0)
+    until(lambda: work.statuses(counters) == ["READY"] * WORKERS)
+    assert sorted(counters.fetch(20)) == [0, 1, 2]
+    assert counters[0].fetch(20) == 0
+
+
+def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begins(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
+    counters = one.create_per_worker_resource(work.logged_counter, (tmp_path,))
+    value = one.schedule(work.add_and_exit_first, (counters, tmp_path), worker=0)
+    assert value.fetch(20) == 1
+    assert len(list(tmp_path.glob("built-0-*"))) == 2
+    one.join()
+
+
+def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoordinator) -> None:
+    kept = [one.create_per_worker_resource(int)]
+    runtime, arrive = (
+        one._runtime,
+        one._resources._members,
+    )  # reach: a creation comes between two steps of an arrival
+    lock = runtime.lock
+
+    class MakesOne:
+        """The lock, and somebody who is faster the first time."""
+
+        def __enter__(self) -> None:
+            if threading.current_thread().name != "zmqdist-coordinator" and len(kept) == 1:
+                runtime.lock = lock
+                kept.append(one.create_per_worker_resource(int))
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            runtime.lock = lock
+            lock.release()
+
+    runtime.lock = MakesOne()  # type: ignore[assignment]
+    arrive([("worker:7", 1, 1, "here")], [])
+    assert [len(values) for values in kept] == [WORKERS + 1] * 2
+
+
+# -- when they go ----------------------------------------------------------------------------------
+
+
+def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
+    return [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
+def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captured: bool) -> None:
+    before = at_workers(one)
+    counters: Any = one.create_per_worker_resource(work.counter)
+    step = functools.partial(work.add, counters) if captured else work.add
+    for index in range(WORKERS):
+        one.schedule(step, () if captured else (counters,), worker=index)
+    one.join()
+    assert [count for _, count, _ in at_workers(one)] == [count + 1 for _, count, _ in before]
+    del counters, step
+    gc.collect()
+    until(lambda: at_workers(one) == before)
+    assert one.snapshot().resources == 0
+
+
+def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
+    counters = one.create_per_worker_resource(work.logged_counter, (tmp_path,))
+    assert counters.fetch(20) == [0] * WORKERS
+    one.schedule(waits, (tmp_path,), worker=0)
+    waiting = one.schedule(work.add, (counters,), worker=0)
+    del counters
+    gc.collect()
+    assert one.snapshot().resources == 1
+    go(tmp_path)
+    assert waiting.fetch(20) == 1
+    one.join()
+    until(lambda: one.snapshot().resources == 0)
+    assert len(list(tmp_path.glob("built-0-*"))) == 1
+
+
+def test_a_closed_coordinators_resources_are_gone_from_all_workers(
+    three: zd.local_cluster, one: ClusterCoordinator
+) -> None:
+    before = at_workers(one)
+    with ClusterCoordinator(three) as other:
+        counters = other.create_per_worker_resource(work.counter)
+        assert counters.fetch(20) == [0] * WORKERS
+        assert at_workers(one) != before
+    until(lambda: at_workers(one) == before)
+
+
+# -- where a function is ---------------------------------------------------------------------------
+
+
+def test_a_function_knows_its_worker_and_how_many_there_are(
+    coordinator: ClusterCoordinator,
+) -> None:
+    told = coordinator.fetch(
+        [coordinator.schedule(work.where, worker=index) for index in range(WORKERS)]
+    )
+    assert told == [(index, WORKERS) for index in range(WORKERS)]
+
+
+def test_one_function_gives_different_numbers_on_different_workers(
+    coordinator: ClusterCoordinator,
+) -> None:
+    asks = get_current_worker_index
+    assert {coordinator.schedule(asks, worker=index).fetch(20) for index in (0, 2)} == {0, 2}
+
+
+@pytest.mark.parametrize("asks", [get_current_worker_index, get_num_workers])
+def test_outside_a_scheduled_function_there_is_no_worker(
+    one: ClusterCoordinator, asks: Any
+) -> None:
+    with pytest.raises(RuntimeError, match="functions that run on a worker"):
+        asks()
+
+
+def test_threads_of_a_function_know_its_worker_too(one: ClusterCoordinator) -> None:
+    def asks() -> int:
+        told: list[int] = []
+        thread = threading.Thread(target=lambda: told.append(get_current_worker_index()))
+        thread.start()
+        thread.join()
+        return told[0]
+
+    assert one.schedule(asks, worker=2).fetch(20) == 2
+
+
+def test_in_a_program_slots_are_threads_that_share_their_workers_resources() -> None:
+    with (
+        zd.local_cluster(workers=2, slots=3, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
+        counters = coordinator.create_per_worker_resource(work.counter)
+        for _ in range(30):
+            coordinator.schedule(work.add, (counters,))
+        coordinator.join()
+        assert sum(counters.fetch(20)) == 30
+        assert coordinator.schedule(work.where, worker=1).fetch(20) == (1, 2)
+        with pytest.raises(RuntimeError):
+            get_current_worker_index()
+        assert [worker.snapshot().resources for worker in cluster.servers] == [1, 1]
+        del counters
+        gc.collect()
+        until(lambda: [worker.snapshot().resources for worker in cluster.servers] == [0, 0])

@@ -1,0 +1,331 @@
+"""Datasets of which each worker has its own: what can be one, its iterators, their ends, and how
+workers share one."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator import per_worker_work as work
+from tests.scheduling.work import until
+from zmqdist import data, errors, limits
+from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
+from zmqdist.specs import TensorSpec
+
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
+
+WORKERS = 3
+KINDS = ["function", "dataset"]
+
+
+@pytest.fixture
+def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
+    return of_three
+
+
+def given(kind: str, fn: Any) -> Any:
+    """As a function or as the dataset that it makes."""
+    return fn if kind == "function" else fn()
+
+
+# -- what can be one -------------------------------------------------------------------------------
+
+
+def test_worker_index_dataset_fn(coordinator: ClusterCoordinator) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(work.by_index))
+    sums = [coordinator.schedule(work.total, (iterator,), worker=index) for index in range(WORKERS)]
+    assert sorted(coordinator.fetch(sums)) == [12, 15, 18]
+    coordinator.join()
+
+
+def test_input_function(coordinator: ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(work.one_to_two)
+    for _ in range(2):
+        assert coordinator.schedule(work.first, (iter(dataset),)).fetch(20) == 1
+    coordinator.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_input_function_with_map(coordinator: ClusterCoordinator, kind: str) -> None:
+    dataset = coordinator.create_per_worker_dataset(given(kind, work.mapped))
+    assert coordinator.schedule(work.first, (iter(dataset),)).fetch(20) == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: str) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(given(kind, work.shuffled)))
+    orders = coordinator.fetch(
+        [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 1)]
+    )
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
+    assert orders[0] != orders[1]
+
+
+def test_pass_dataset_to_create_per_worker_dataset(coordinator: ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(data.Dataset.range(1, 11).batch(4))
+    np.testing.assert_array_equal(
+        coordinator.schedule(work.first, (iter(dataset),)).fetch(20), [1, 2, 3, 4]
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [work.generated, lambda: [0, 1, 2], lambda: iter(range(3)), [0, 1, 2], np.arange(3), range(3)],
+    ids=["generator", "function of a list", "function of an iterator", "list", "array", "range"],
+)
+def test_whatever_can_be_iterated_can_be_a_dataset(one: ClusterCoordinator, source: Any) -> None:
+    dataset = one.create_per_worker_dataset(source)
+    for _ in range(2):
+        assert one.schedule(work.elements, (iter(dataset),), worker=1).fetch(20) == [0, 1, 2]
+
+
+def test_dataset_partially_created_on_coordinator(one: ClusterCoordinator) -> None:
+    captured = data.Dataset.range(5)
+    dataset = one.create_per_worker_dataset(lambda: captured.map(lambda x: x * 2))
+    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 20
+    lock = threading.Lock()
+    with pytest.raises(errors.InvalidArgumentError, match="lock"):
+        one.create_per_worker_dataset(lambda: captured.map(lambda x: (x, lock)))
+
+
+def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> None:
+    source = [1, 2, 3]
+    dataset = one.create_per_worker_dataset(source)
+    source.append(100)
+    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 6
+
+
+@pytest.mark.parametrize(
+    "source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__
+)
+def test_anything_else_is_refused(one: ClusterCoordinator, source: Any) -> None:
+    with pytest.raises(ValueError, match="Unexpected dataset type"):
+        one.create_per_worker_dataset(source)
+
+
+def test_a_function_that_needs_parameters_is_refused_at_the_call(one: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="is called without arguments"):
+        one.create_per_worker_dataset(lambda count: data.Dataset.range(count))
+    assert one.create_per_worker_dataset(lambda count=3: data.Dataset.range(count)) is not None
+
+
+def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(
+    one: ClusterCoordinator,
+) -> None:
+    iterator = iter(one.create_per_worker_dataset(work.not_a_dataset))
+    one.join()
+    result = one.schedule(work.first, (iterator,))
+    with pytest.raises(errors.ClosureInputError, match="let it return a Dataset") as caught:
+        one.join()
+    assert isinstance(caught.value.original_exception, TypeError)
+    assert isinstance(result.exception(), errors.ClosureInputError)
+
+
+def test_a_dataset_that_captures_much_is_taken_with_a_warning(
+    one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "DEFINITION_BYTES_WARNED", 2**20)
+    captured = np.arange(2**20)
+    with caplog.at_level(logging.WARNING, "zmqdist.coordinator"):
+        dataset = one.create_per_worker_dataset(
+            lambda: data.Dataset.from_tensor_slices(captured).take(2)
+        )
+    assert "each worker gets a copy" in caplog.text
+    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 1
+
+
+# -- iterators -------------------------------------------------------------------------------------
+
+
+def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
+    low = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(0, 5))
+    high = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(5, 10))
+    first, second = iter(low), iter(high)
+    assert coordinator.schedule(work.add_firsts, (first, second)).fetch(20) == 5
+    first = iter(low)
+    assert coordinator.schedule(work.add_firsts, (first, second)).fetch(20) >= 5
+
+
+def test_iterators_are_independent_and_begin_anew(one: ClusterCoordinator) -> None:
+    dataset = one.create_per_worker_dataset(data.Dataset.range(10))
+    early, late = iter(dataset), iter(dataset)
+    asked = [
+        one.schedule(work.first, (iterator,), worker=0) for iterator in (early, early, late, early)
+    ]
+    assert one.fetch(asked) == [0, 1, 0, 2]
+
+
+def test_an_iterator_goes_on_where_the_function_before_has_stopped(
+    coordinator: ClusterCoordinator, three: zd.local_cluster
+) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))
+    asked = [coordinator.schedule(work.first, (iterator,)) for _ in range(50)]
+    coordinator.join()
+    found = [int(value.fetch()) for value in asked]
+    assert all(found.count(number) <= WORKERS for number in found)
+    rest = coordinator.fetch(
+        [coordinator.schedule(work.elements, (iterator,), worker=at) for at in range(WORKERS)]
+    )
+    snapshot = three.dispatcher.snapshot()
+    assert sorted([*found, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
+        found,
+        rest,
+        snapshot.losses,
+    )
+
+
+def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(
+    one: ClusterCoordinator,
+) -> None:
+    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
+    assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == [0, 1]
+    assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == []
+    one.schedule(work.first, (iterator,), worker=0)
+    with pytest.raises(errors.OutOfRangeError):
+        one.join()
+    one.join()
+
+
+def test_an_iterator_gives_nothing_on_the_coordinator(one: ClusterCoordinator) -> None:
+    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
+    assert isinstance(iterator, PerWorkerValues)
+    assert len(iterator) == WORKERS
+    with pytest.raises(NotImplementedError, match="scheduled functions"):
+        next(iterator)
+    with pytest.raises(NotImplementedError):
+        iterator.get_next()
+    with pytest.raises(NotImplementedError):
+        list(iterator)
+
+
+def test_a_dataset_is_not_iterated_in_a_function(one: ClusterCoordinator) -> None:
+    dataset = one.create_per_worker_dataset(data.Dataset.range(2))
+    for step in (lambda: next(iter(dataset)), lambda each=dataset: next(iter(each))):
+        with pytest.raises(RuntimeError, match="cannot iterate over a per-worker dataset"):
+            one.schedule(step).fetch(20)
+        with pytest.raises(RuntimeError):
+            one.join()
+
+
+def test_an_iterator_stays_with_its_worker(one: ClusterCoordinator) -> None:
+    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
+    with pytest.raises(errors.InvalidArgumentError, match="return its elements"):
+        one.schedule(work.same, (iterator,)).fetch(20)
+    with pytest.raises(errors.InvalidArgumentError):
+        one.join()
+
+
+def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
+    before = [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+    dataset = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(1, 100))
+    for _ in range(10):
+        iterator = iter(dataset)
+        for _ in range(11):
+            coordinator.schedule(work.first, (iterator,))
+        coordinator.join()
+    del iterator
+    gc.collect()
+    until(lambda: coordinator.snapshot().resources == 0)
+    until(
+        lambda: (
+            [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+            == before
+        ),
+        "iterators at the workers",
+    )
+
+
+def test_a_dataset_function_is_called_once_for_each_worker_and_iterator(
+    one: ClusterCoordinator, tmp_path: Path
+) -> None:
+    def dataset_fn() -> Any:
+        work.logged_counter(tmp_path)
+        return data.Dataset.range(100)
+
+    iterator = iter(one.create_per_worker_dataset(dataset_fn))
+    for _ in range(50):
+        one.schedule(work.first, (iterator,))
+    one.join()
+    until(
+        lambda: not any(iterator[at].status is RemoteValueStatus.NOT_READY for at in range(WORKERS))
+    )
+    assert len(list(tmp_path.glob("built-*"))) == WORKERS
+    assert not list(tmp_path.glob("built-*-1"))
+
+
+# -- build and specs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_per_worker_dataset_build(one: ClusterCoordinator, kind: str) -> None:
+    datasets = one.create_per_worker_dataset(given(kind, work.one_to_two)).build()
+    assert isinstance(datasets, PerWorkerValues)
+    for _ in range(2):
+        assert one.schedule(work.first_of_dataset, (datasets,), worker=0).fetch(20) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_element_spec_is_that_of_the_dataset(one: ClusterCoordinator, kind: str) -> None:
+    dataset = one.create_per_worker_dataset(given(kind, work.one_to_two))
+    assert dataset.element_spec == TensorSpec((), np.int64)
+
+
+def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> None:
+    for source in ([1, 2], work.generated):
+        with pytest.raises(NotImplementedError, match="no spec"):
+            _ = one.create_per_worker_dataset(source).element_spec
+
+
+# -- shared by the workers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source",
+    [data.Dataset.range(23), list(range(23)), work.generated],
+    ids=["dataset", "list", "generator"],
+)
+def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, source: Any) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(source, shard=True))
+    shares = [
+        coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)
+    ]
+    whole = range(3) if source is work.generated else range(23)
+    assert sorted(chain(*coordinator.fetch(shares))) == list(whole)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        data.Dataset.range(100).shuffle(100),
+        lambda: data.Dataset.range(10).flat_map(
+            lambda x: data.Dataset.range(10 * x, 10 * x + 10).shuffle(10)
+        ),
+        data.Dataset.range(100).map(lambda x: x, num_parallel_calls=4, deterministic=False),
+        work.one_object,
+    ],
+    ids=["shuffle", "shuffle in a function", "map in any order", "the same object each time"],
+)
+def test_with_shard_the_workers_count_one_order(
+    coordinator: ClusterCoordinator, source: Any
+) -> None:
+    dataset = coordinator.create_per_worker_dataset(source, shard=True)
+    for _ in range(2):
+        iterator = iter(dataset)
+        shares = [
+            coordinator.schedule(work.elements, (iterator,), worker=index)
+            for index in range(WORKERS)
+        ]
+        assert sorted(chain(*coordinator.fetch(shares))) == list(range(100))
+
+
+# -- lost workers ----------------------------------------------------------------------------------

@@ -1,0 +1,162 @@
+"""Large results that cannot be fetched at once: what is waited for, how long, and who goes on
+meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.scheduling.coordinator.test_callbacks import refuse_threads
+from tests.scheduling.work import until
+from zmqdist import errors
+from zmqdist.scheduling.coordinator import result_fetcher
+from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
+from zmqdist.scheduling.shared.references import Held, Reference, encode_reference
+from zmqdist.scheduling.shared.store import Fetcher
+from zmqdist.transport.credentials import Credentials
+
+Make = Callable[[Callable[[Reference], list[Any]]], "FetcherWithHolders"]
+
+
+class FetcherWithHolders:
+    """A ResultFetcher whose holders are a function.
+
+    Attributes:
+      wanted: the attempts that are still wanted; None: all are.
+      fetched, failed: what it has told.
+    """
+
+    def __init__(
+        self, holders: Callable[[Reference], list[Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Fetcher, "fetch", lambda _, reference, wanted: holders(reference))
+        self.wanted: set[int] | None = None
+        self.fetched: list[int] = []
+        self.failed: list[tuple[int, str]] = []
+        self.fetching = ResultFetcher(
+            Credentials(insecure=True),
+            "127.0.0.1:1",
+            lambda work, attempt: self.wanted is None or work in self.wanted,
+            lambda work, attempt, parts: self.fetched.append(work),
+            lambda work, attempt, problem: self.failed.append((work, problem)),
+        )
+
+    def ask(self, work: int) -> None:
+        """For a result whose holder says its number."""
+        reference = Reference(work, f"127.0.0.1:{work}", None, (Held(1, 8),))
+        assert self.fetching.fetch(work, 0, encode_reference(reference)) is None
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """make(holders): closed at the end."""
+    made: list[FetcherWithHolders] = []
+
+    def make(holders: Callable[[Reference], list[Any]]) -> FetcherWithHolders:
+        made.append(FetcherWithHolders(holders, monkeypatch))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.fetching.close()
+
+
+def freed(_: Reference) -> list[Any]:
+    raise errors.NotFoundError(None, None, "it was freed")
+
+
+def test_results_whose_holders_have_let_go_do_not_hold_up_others(make: Make) -> None:
+    """As after the coordinator was stopped for longer than a lease: what it had begun to fetch was
+    freed everywhere."""
+    asked = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
+    for work in range(1, 31):
+        asked.ask(work)
+    until(lambda: sorted(asked.fetched) == list(range(21, 31)))
+    assert not asked.failed
+
+
+def test_a_result_that_nothing_waits_for_any_more_is_not_asked_for(make: Make) -> None:
+    holders: list[int] = []
+    asked = make(lambda reference: [holders.append(reference.store)])
+    asked.wanted = {2}
+    asked.ask(1)
+    asked.ask(2)
+    until(lambda: asked.fetched)
+    assert holders == [2]
+    assert not asked.failed
+
+
+def test_a_fetch_is_tried_again_until_its_patience_is_used_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_fetcher, "AGAIN_S", 0.01)
+    monkeypatch.setattr(result_fetcher, "PATIENCE_S", 0.05)
+    tries: list[int] = []
+
+    def holders(reference: Reference) -> list[Any]:
+        tries.append(reference.store)
+        if reference.store == 1 or tries.count(2) < 3:
+            raise errors.UnavailableError(None, None, "nobody answers")
+        return [b""]
+
+    asked = make(holders)
+    asked.ask(1)
+    asked.ask(2)
+    until(lambda: asked.failed and asked.fetched)
+    assert asked.failed == [(1, "its result is held at 127.0.0.1:1: nobody answers")]
+    assert (asked.fetched, tries.count(2)) == ([2], 3)
+    assert 2 <= tries.count(1) <= 5
+
+
+def test_the_time_for_which_the_process_was_stopped_does_not_count_as_patience(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on meanwhile: the first try after it is not the last one."""
+    now = [0.0]
+    monkeypatch.setattr(result_fetcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(result_fetcher, "AGAIN_S", 0.0)
+    tries: list[int] = []
+
+    def holders(reference: Reference) -> list[Any]:
+        tries.append(reference.store)
+        if len(tries) == 1:
+            now[0] += 3600.0
+            raise errors.UnavailableError(None, None, "the connection has gone")
+        return [b""]
+
+    asked = make(holders)
+    asked.ask(1)
+    until(lambda: asked.fetched)
+    assert not asked.failed
+
+
+def test_whatever_a_fetch_raises_is_the_end_of_its_work_alone(make: Make) -> None:
+    def holders(reference: Reference) -> list[Any]:
+        if reference.store <= 2:
+            raise SystemExit("enough")
+        return [b""]
+
+    asked = make(holders)
+    for work in (1, 2, 3):
+        asked.ask(work)
+    until(lambda: asked.fetched == [3])
+    assert sorted(asked.failed) == [
+        (work, f"its result is held at 127.0.0.1:{work}: SystemExit: enough") for work in (1, 2)
+    ]
+
+
+def test_without_any_thread_a_result_is_unreachable_and_the_next_one_tries_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = make(lambda _: [b""])
+    with monkeypatch.context() as full:
+        refuse_threads(full, "zmqdist-fetch")
+        asked.ask(1)
+    assert asked.failed == [
+        (1, "its result is held at 127.0.0.1:1: RuntimeError: can't start new thread")
+    ]
+    asked.ask(2)
+    until(lambda: asked.fetched == [2])

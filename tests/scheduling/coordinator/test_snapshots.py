@@ -1,0 +1,265 @@
+"""Arguments and captured things are as they were at `schedule`; results are private; what is stable
+is pickled and shipped once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator.stalled import sent_by_coordinators
+from tests.scheduling.work import go, until, waits
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.messages import Define, Message
+from zmqdist.scheduling.shared.config import WorkerConfig
+
+MIB = 2**20
+# its workers keep connections to those from which they fetched
+pytestmark = pytest.mark.shares_cluster
+SIZES = pytest.mark.parametrize(
+    "size", [10, 100_000, MIB], ids=["in the message", "in a frame", "8 MiB"]
+)
+
+
+@pytest.fixture
+def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
+    return either
+
+
+def slow_sum(folder: Path, array: Any) -> float:
+    """Looks at its array only when the test says so."""
+    waits(folder)
+    return float(array.sum())
+
+
+@SIZES
+def test_an_argument_is_as_it_was_at_schedule(
+    coordinator: ClusterCoordinator, tmp_path: Path, size: int
+) -> None:
+    array = np.ones(size)
+    values = []
+    for number in range(3):
+        array[:] = number
+        values.append(coordinator.schedule(slow_sum, (tmp_path, array)))
+    array[:] = 99
+    go(tmp_path)
+    assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
+
+
+@SIZES
+def test_a_captured_array_is_as_it_was_at_each_schedule(
+    coordinator: ClusterCoordinator, tmp_path: Path, size: int
+) -> None:
+    array = np.ones(size)
+
+    def total() -> float:
+        return slow_sum(tmp_path, array)
+
+    values = []
+    for number in range(3):
+        array[:] = number
+        values.append(coordinator.schedule(total))
+    array[:] = 99
+    go(tmp_path)
+    assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
+
+
+def test_a_captured_name_that_was_rebound_is_seen(coordinator: ClusterCoordinator) -> None:
+    factor = 1
+
+    def times(number: int) -> int:
+        return factor * number
+
+    values = []
+    for factor in (2, 3, 2):  # noqa: B007  `times` captures it
+        values.append(coordinator.schedule(times, (10,)))
+    assert coordinator.fetch(values) == [20, 30, 20]
+
+
+def test_an_argument_of_one_function_is_not_seen_by_the_next(
+    coordinator: ClusterCoordinator,
+) -> None:
+    """What a function does to its arguments, and to what it captured, stays with it: each has its
+    own copy."""
+    array = np.zeros(3)
+
+    def adds(given: Any) -> tuple[float, float]:
+        given += 1
+        return float(given[0]), float(array[0])
+
+    assert (
+        coordinator.fetch([coordinator.schedule(adds, (array,)) for _ in range(3)])
+        == [(1.0, 0.0)] * 3
+    )
+    assert array[0] == 0
+
+
+@SIZES
+def test_results_are_private_and_writable(coordinator: ClusterCoordinator, size: int) -> None:
+    kept = np.ones(size)
+
+    def gives() -> Any:
+        return kept, kept
+
+    for _ in range(2):
+        first, second = coordinator.schedule(gives).get(20)
+        first += 1
+        assert first.sum() == 2 * size
+        assert kept.sum() == size
+        assert second.sum() in (size, 2 * size)  # the same array twice may come as one
+
+
+_kept: list[Any] = []
+
+
+def keeps_its_result() -> Any:
+    _kept.append(np.ones(MIB))
+    return _kept[-1]
+
+
+def test_what_a_function_keeps_of_its_result_may_change_later(
+    in_threads: ClusterCoordinator,
+) -> None:
+    """In a thread of this process nothing but a copy keeps the two apart."""
+    value = in_threads.schedule(keeps_its_result)
+    value.exception(20)
+    _kept.pop()[:] = 99
+    assert value.get().max() == 1
+
+
+def test_large_arguments_and_results_arrive_whole(coordinator: ClusterCoordinator) -> None:
+    array = np.arange(8 * MIB // 8)
+    assert coordinator.schedule(np.sum, (array,)).get(30) == array.sum()
+    result = coordinator.schedule(np.arange, (64 * MIB // 8,)).get(30)
+    assert result.nbytes == 64 * MIB
+    assert result[:: MIB // 8].tolist() == list(range(0, 64 * MIB // 8, MIB // 8))
+
+
+def test_large_results_of_many_functions_at_once(in_processes: ClusterCoordinator) -> None:
+    values = in_processes.map(lambda number: np.full(MIB, number), range(12))
+    in_processes.join(30)
+    assert [set(np.unique(value.get())) for value in values] == [{number} for number in range(12)]
+
+
+def test_a_stable_function_is_pickled_once_and_shipped_once_to_each_worker(
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_by_coordinators(monkeypatch)
+    factor = 3
+
+    def times(number: int) -> tuple[int, int]:
+        return factor * number, os.getpid()
+
+    before = in_processes.snapshot().functions_pickled
+    results = in_processes.fetch(in_processes.map(times, range(200)))
+    assert [result for result, _ in results] == [3 * i for i in range(200)]
+    assert in_processes.snapshot().functions_pickled == before + 1
+    assert shipped(sent) == [1]
+
+
+def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_not_change(
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_by_coordinators(monkeypatch)
+    weights = np.ones(3)
+
+    def scaled(number: int) -> float:
+        return float(weights.sum()) * number
+
+    assert in_processes.fetch(in_processes.map(scaled, range(20))) == [3.0 * i for i in range(20)]
+    assert shipped(sent) == [1]
+    weights += 1
+    assert in_processes.schedule(scaled, (1,)).get(20) == 6.0
+    assert shipped(sent) == [1, 1]
+
+
+def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_see(
+    coordinator: ClusterCoordinator,
+) -> None:
+    seen: list[int] = []
+    first = coordinator.schedule(list)
+
+    def appends() -> int:
+        seen.append(1)
+        return len(seen)
+
+    def appends_to_the_result() -> int:
+        first.append(1)  # type: ignore[attr-defined]  # it is the list there
+        return len(first)  # type: ignore[arg-type]
+
+    for fn in (appends, appends_to_the_result):
+        assert coordinator.fetch([coordinator.schedule(fn) for _ in range(9)]) == [1] * 9
+
+
+def shipped(sent: list[Message]) -> list[int]:
+    """How many functions went to the dispatcher, message by message."""
+    return [len(message.functions) for message in sent if isinstance(message, Define)]
+
+
+def test_a_reload_of_a_functions_module_is_told_once(
+    in_threads: ClusterCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "often_edited.py").write_text("def one():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    edited = importlib.import_module("often_edited")
+    monkeypatch.setitem(sys.modules, "often_edited", edited)
+    assert in_threads.schedule(edited.one).get(20) == 1
+    importlib.reload(edited)
+    for _ in range(2):
+        assert in_threads.schedule(edited.one).get(20) == 1
+    told = [record.getMessage() for record in caplog.records if "was reloaded" in record.message]
+    assert len(told) == 1
+    assert "module often_edited was reloaded in this program" in told[0]
+
+
+def test_large_arguments_are_freed_when_their_work_has_ended(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
+    big = np.ones(MIB)
+    values = [
+        in_processes.schedule(lambda array: slow_sum(tmp_path, array) + big.sum(), (big,))
+        for _ in range(4)
+    ]
+    assert in_processes.snapshot().held.parts > 0
+    go(tmp_path)
+    in_processes.join(30)
+    assert in_processes.fetch(values) == [2.0 * MIB] * 4
+    assert in_processes.snapshot().held.parts == 0
+
+
+def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
+    with (
+        zd.DispatchServer() as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
+        for value in coordinator.map(lambda number: np.full(MIB, number), range(4)):
+            assert len(value.get(20)) == MIB
+        coordinator.join(20)
+        until(lambda: worker.snapshot().held.parts == 0)
+        until(lambda: dispatcher.snapshot().coordinators[0].held == 0)
+
+
+def test_values_of_several_coordinators_do_not_mix(threads: zd.local_cluster) -> None:
+    results: dict[int, Any] = {}
+
+    def use(number: int) -> None:
+        with ClusterCoordinator(threads) as coordinator:
+            results[number] = coordinator.fetch(coordinator.map(lambda i: number * i, range(100)))
+
+    users = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(30)
+    assert results == {number: [number * i for i in range(100)] for number in range(4)}
