@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.scheduling.coordinator import test_inputs, test_kept, test_options
 
+from tests.scheduling.coordinator import test_inputs, test_kept, test_options
 from tests.scheduling.coordinator.again import again
 from zmqdist.coordinator import ClusterCoordinator
 
