@@ -50,7 +50,6 @@ BESIDE_MACHINES = {
     "zmqdist/scheduling/coordinator": (
         "affinity",
         "coordinator_events",
-        "effects",
         "options",
         "work",
     ),

@@ -23,10 +23,12 @@ from zmqdist.messages import (
 from zmqdist.scheduling.coordinator.coordinator_events import (
     CancelRequested,
     DispatcherUp,
+    Effect,
     FunctionsDefined,
+    Resolve,
     Scheduled,
+    SubmitWork,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, SubmitWork
 from zmqdist.scheduling.coordinator.machine import CANCEL_MAX, CoordinatorMachine
 from zmqdist.scheduling.coordinator.work import INPUT_FAILED, Extra, Work
 from zmqdist.scheduling.dispatcher.broker import Broker

@@ -17,9 +17,10 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherUp,
     FunctionsDefined,
     FunctionsDropped,
+    Resolve,
     Scheduled,
+    SubmitWork,
 )
-from zmqdist.scheduling.coordinator.effects import Resolve, SubmitWork
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.work import Work
 from zmqdist.scheduling.dispatcher.broker import Broker

@@ -31,10 +31,10 @@ from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.options import worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
+from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot
 from zmqdist.training import context, read_cache
 from zmqdist.training.cluster_connection import ClusterConnection
 from zmqdist.training.failure_watch import watch
@@ -213,7 +213,7 @@ class StrategyCoordinator(ClusterCoordinator):
           FailedPreconditionError: under `zmqdist launch`, where workers join by themselves (the
             text says how), or this coordinator was closed.
         """
-        self._check_open()
+        self._runtime.check_open()
         return self.strategy.cluster.add_worker(address, index)
 
     def remove_worker(

@@ -28,12 +28,15 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.coordinator import machine
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    Free,
     FunctionsDropped,
+    KeepInput,
     KeptDropped,
+    Resolve,
     Scheduled,
+    SubmitWork,
     ValueLost,
 )
-from zmqdist.scheduling.coordinator.effects import Free, KeepInput, Resolve, SubmitWork
 from zmqdist.scheduling.coordinator.machine import FAILURES, CoordinatorMachine
 from zmqdist.scheduling.coordinator.options import PLAIN
 from zmqdist.scheduling.coordinator.work import INPUT_FAILED, TRANSITIONS, State, Work

@@ -12,8 +12,12 @@ from typing import Any, Protocol
 from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.network import SimConnection
 from zmqdist.messages import ERROR, KEPT, SUBMISSION_SHIFT, VALUE, Message, Results
-from zmqdist.scheduling.coordinator.coordinator_events import Event, KeptDropped, ValueLost
-from zmqdist.scheduling.coordinator.effects import KeepInput
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    Event,
+    KeepInput,
+    KeptDropped,
+    ValueLost,
+)
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.options import WorkOptions
 from zmqdist.scheduling.coordinator.work import (

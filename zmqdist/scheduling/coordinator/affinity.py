@@ -44,15 +44,15 @@ class WorkerAffinity:
         watch the members and misses no worker.
       members_known: whether a dispatcher has reported the members.
       members: the workers that are present, by name.
+      missing_since: the time since which each worker is missed. Its keys are pinned workers that are
+        not present.
     """
 
     def __init__(self, recovery_limit_s: float | None) -> None:
         self.members: dict[str, Joined] = {}
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[Work]] = {}
-        self._missing_since: dict[str, float] = {}
-        """The time since which each worker is missed. Invariant: the keys are keys of `_pinned`,
-        and not keys of `members`."""
+        self.missing_since: dict[str, float] = {}
         self.members_known = False
         self._next_is_complete = True
         """Whether the next Members message lists all workers."""
@@ -62,15 +62,15 @@ class WorkerAffinity:
         """The earliest time at which a worker will have been missed for too long. None means
         never.
         """
-        if not self._missing_since or self.recovery_limit_s is None:
+        if not self.missing_since or self.recovery_limit_s is None:
             return None
-        return min(self._missing_since.values()) + self.recovery_limit_s
+        return min(self.missing_since.values()) + self.recovery_limit_s
 
     def pin(self, work: Work, worker: str, now: float) -> None:
         """Record that an attempt of this work item needs this worker."""
         self._pinned.setdefault(worker, set()).add(work)
         if worker not in self.members:
-            self._missing_since.setdefault(worker, now)
+            self.missing_since.setdefault(worker, now)
 
     def unpin(self, work: Work, worker: str) -> None:
         """Record that the attempt has ended."""
@@ -78,7 +78,7 @@ class WorkerAffinity:
         works.discard(work)
         if not works:
             del self._pinned[worker]
-            self._missing_since.pop(worker, None)
+            self.missing_since.pop(worker, None)
 
     def expect_all_members(self) -> None:
         """Have `update_members` treat the next Members message as a complete list of workers."""
@@ -107,12 +107,12 @@ class WorkerAffinity:
         self.members = after
         # No worker was present until now, so each missing worker gets its full time to return.
         if len(after) and not len(before):
-            self._missing_since = dict.fromkeys(self._missing_since, now)
+            self.missing_since = dict.fromkeys(self.missing_since, now)
         for name in self._pinned:
             if name in after:
-                self._missing_since.pop(name, None)
+                self.missing_since.pop(name, None)
             else:
-                self._missing_since.setdefault(name, now)
+                self.missing_since.setdefault(name, now)
         return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[Work]]]:
@@ -121,5 +121,5 @@ class WorkerAffinity:
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []
-        overdue = [name for name, since in self._missing_since.items() if since + limit_s <= now]
+        overdue = [name for name, since in self.missing_since.items() if since + limit_s <= now]
         return [(name, sorted(self._pinned[name], key=attrgetter("number"))) for name in overdue]

@@ -38,7 +38,6 @@ from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.coordinator.failures import with_failures
-from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.options import (
     NO_OPTIONS,
     PLAIN,
@@ -60,7 +59,7 @@ from zmqdist.scheduling.coordinator.queue_bounds import (
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
-from zmqdist.scheduling.coordinator.submitter import Submitter, TaskOptions
+from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot, Submitter, TaskOptions
 from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
@@ -360,7 +359,7 @@ class ClusterCoordinator:
                     if (
                         runtime.queue.room <= 0
                         or runtime.closed
-                        or not runtime.queue.fits(len(packed), bulks)
+                        or not (extra is None or runtime.queue.fits(len(packed), bulks))
                     ):
                         self._wait_for_room(len(packed), bulks, options, raise_earlier)
                     work = next(self._works)
@@ -422,7 +421,7 @@ class ClusterCoordinator:
         the errors of `schedule`."""
         if not callable(fn):
             raise TypeError(f"fn: map() takes a callable, not {type(fn).__name__}")
-        self._check_open()
+        self._runtime.check_open()
         return FunctionSnapshot.take(self._runtime, fn)
 
     def join(self, timeout: float | None = None) -> None:
@@ -457,7 +456,7 @@ class ClusterCoordinator:
             )
         try:
             with runtime.lock:
-                self._check_open()
+                self._runtime.check_open()
                 self._wait_until(self._has_ended, until, timeout)
                 failed = bool(runtime.failures)
             if failed:
@@ -475,7 +474,7 @@ class ClusterCoordinator:
         If a function has failed, end the round, however long this takes, and raise the error as
         `join` does.
         """
-        self._check_open()
+        self._runtime.check_open()
         runtime = self._runtime
         if timeout is not None:
             with runtime.lock:
@@ -597,7 +596,7 @@ class ClusterCoordinator:
         never begin. Functions that are scheduled later, the calls of `run` and the resources of
         workers are not cancelled.
         """
-        self._check_open()
+        self._runtime.check_open()
         return self._runtime.cancel_all(next(self._works))
 
     def workers(self) -> list[str]:
@@ -614,7 +613,7 @@ class ClusterCoordinator:
         """
         runtime = self._runtime
         with runtime.lock:
-            self._check_open()
+            self._runtime.check_open()
             until = time.monotonic() + self._cluster_lost_limit_s
             while runtime.members is None and not runtime.closed and runtime.refusal is None:
                 if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
@@ -624,7 +623,7 @@ class ClusterCoordinator:
                         f"no workers are known: waited for {runtime.absence.description}"
                     )
                 log.warning("workers(): waiting for %s", runtime.absence.description)
-            self._check_open()
+            self._runtime.check_open()
             if runtime.members is None and runtime.refusal is not None:
                 raise runtime.refusal()
             names = [(name.rpartition(":")) for name in runtime.members or ()]
@@ -710,7 +709,7 @@ class ClusterCoordinator:
           UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
         """
-        self._check_open()
+        self._runtime.check_open()
         return per_worker_resource(self._resources, fn, args, kwargs)
 
     @checked
@@ -742,7 +741,7 @@ class ClusterCoordinator:
           InvalidArgumentError: `dataset_fn` cannot be pickled.
           FailedPreconditionError: the coordinator has been closed.
         """
-        self._check_open()
+        self._runtime.check_open()
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
     def metrics(self) -> dict[str, Any]:
@@ -823,7 +822,7 @@ class ClusterCoordinator:
         """Wait for room in the queue, or, with `raise_earlier`, until a function fails: raise its
         error. The caller holds `lock`."""
         runtime = self._runtime
-        self._check_open()
+        self._runtime.check_open()
         while not options.detached and not runtime.has_room(nbytes, bulks):
             idle = runtime.machine.workers - runtime.progress.unfinished
             runtime.queue.warn_if_workers_idle(idle, nbytes, bulks)
@@ -838,7 +837,7 @@ class ClusterCoordinator:
                 )
             finally:
                 runtime.progress.waiting_for_room -= 1
-            self._check_open()
+            self._runtime.check_open()
             # Check this even if the queue has room by now, because the program must see the error
             # before it schedules more work.
             if raise_earlier and runtime.failures.unseen:
@@ -889,17 +888,6 @@ class ClusterCoordinator:
                     return  # another thread raises the error
             make_error, self._error_factories = runtime.failures.take()
         raise with_failures(make_error(), self.failures)
-
-    def _check_open(self) -> None:
-        if self._runtime.closed:
-            raise errors.FailedPreconditionError(
-                "this ClusterCoordinator has been closed: make a new one"
-            )
-        if self._runtime.pid != os.getpid():
-            raise errors.FailedPreconditionError(
-                "this ClusterCoordinator was made before a fork: make a new one in the child "
-                "process"
-            )
 
 
 def _replaced(result: Callable[[Any], Any], part: Any) -> Any:

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from zmqdist import limits
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.file_sections import RuntimeConfig
-from zmqdist.scheduling.coordinator.result_form import ANY, ResultForm
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.credentials import Credentials, credentials_for
 from zmqdist.transport.endpoint import split
+from zmqdist.wire import results, trusted
 
 ACCEPTED = (
     'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or '
     '"zmq://host:port", what connect returned, '
     "or nothing in a program that `zmqdist launch` started"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForm:
+    """The form of results that a program accepts. With `safe_only`, it accepts a closed set of
+    types and refuses pickles."""
+
+    safe_only: bool
+
+    @classmethod
+    def named(cls, name: str | None, by_file: bool) -> ResultForm:
+        """Return the form with this name, or the safe form if the cluster file requires it
+        (`by_file`).
+
+        Raises InvalidArgumentError if no form has this name.
+        """
+        if name not in (None, "any", "safe"):
+            raise InvalidArgumentError(f"results is {name!r}, wants 'any' or 'safe'")
+        return cls(by_file or name == "safe")
+
+    @property
+    def mark(self) -> bytes:
+        """The bytes before the payload of a work item. They tell the worker in which form the
+        program accepts the result."""
+        return results.SAFE if self.safe_only else b""
+
+    def pack_error(self, error: BaseException) -> bytes:
+        """Pack an error of this process as a worker packs its errors, so that the same code unpacks
+        both."""
+        return results.pack_error(error) if self.safe_only else trusted.pack_error(error)
+
+
+ANY: Final = ResultForm(safe_only=False)
 
 
 @dataclass(frozen=True)

@@ -110,28 +110,26 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     CoordinatorRefused,
     DispatcherDown,
     DispatcherUp,
+    Effect,
     EndRoundRequested,
     Event,
+    Fetch,
     ForgetRequested,
+    Free,
     FunctionsDefined,
     FunctionsDropped,
+    KeepInput,
     KeptDropped,
     PackingFailed,
-    Scheduled,
-    TakeBackRequested,
-    ValueLost,
-)
-from zmqdist.scheduling.coordinator.effects import (
-    Effect,
-    Fetch,
-    Free,
-    KeepInput,
     Recomputed,
     Resolve,
     RoomMade,
     RoundRefused,
     RoundSettled,
+    Scheduled,
     SubmitWork,
+    TakeBackRequested,
+    ValueLost,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
@@ -289,7 +287,7 @@ class CoordinatorMachine:
         never.
         """
         if self._without_cluster_since is None:
-            first = self.affinity.deadline
+            first = self.affinity.deadline if self.affinity.missing_since else None
         else:
             since = self.without_cluster_since
             first = None if since is None else since + self._lost_limit_s
@@ -542,7 +540,7 @@ class CoordinatorMachine:
             state = work.state
             if unless_begun and state is SUBMITTED:
                 self._move(work, State.TAKING_BACK)
-            elif not unless_begun and state in AT_DISPATCHER and state is not State.CANCELLING:
+            elif not unless_begun and state is not State.CANCELLING:
                 self._move(work, State.CANCELLING)
             at_dispatcher.append((number, work.attempt))
         self._send_parts(
@@ -571,7 +569,6 @@ class CoordinatorMachine:
                     self._suspend_recomputation(work)
                 else:
                     self._finish(work, CANCELLED)
-        self._followups.clear()
         # If there is detached work, the next registration must say that work was submitted before.
         self._submitted_before = bool(self.unfinished)
         ended = self.round
@@ -651,8 +648,6 @@ class CoordinatorMachine:
         dependents, extra.dependents = extra.dependents, NO_DEPENDENTS
         for work in dependents:
             missing = work.with_extra().missing
-            if source not in missing:
-                continue
             missing.discard(source)
             if not succeeded:
                 self._finish(work, INPUT_FAILED, source.number)
@@ -703,8 +698,7 @@ class CoordinatorMachine:
         extra.is_requested = True
         if work.state is State.KEPT:
             self._move(work, State.VALUE_LOST)
-        if not self.ending:
-            self._followups.append((work, None))  # nothing if it is being recomputed already
+        self._followups.append((work, None))  # nothing if it is being recomputed already
 
     def _value_dropped(self, number: int) -> None:
         work = self.works.get(number)
@@ -953,7 +947,6 @@ class CoordinatorMachine:
                     self._discard(work)
             elif work.state in UNFINISHED:
                 self._finish(work, ERROR, error, abandon=True)
-        self._followups.clear()
 
     # -- time, functions and submission ------------------------------------------------------------
 

@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from zmqdist import errors, nest
+from zmqdist import clock, errors, nest
 from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
 from zmqdist.clock import deadline, left, seconds
 from zmqdist.messages import CANCELLED, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.coordinator_events import Event, ValueLost
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    CancelRequested,
+    Event,
+    KeptDropped,
+    TakeBackRequested,
+    ValueLost,
+)
 from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
@@ -91,11 +97,7 @@ class ValueOwner(Protocol):
     settling: Callbacks
     result_fetcher: ResultFetcher
 
-    def cancel(self, work: int) -> None: ...
-
-    def take_back(self, work: int) -> None: ...
-
-    def release_kept(self, work: int) -> None: ...
+    def request(self, event: Callable[[list[int]], Event], number: int) -> None: ...
 
     def post_event(self, event: Event) -> None: ...
 
@@ -135,7 +137,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         work.alive = None
         # after `alive`, because the loop sets `kind` before it reads `alive`
         if work.kind == KEPT:
-            self._owner.release_kept(work.number)
+            self._owner.request(KeptDropped, work.number)
         elif work.kind is not None:
             work.outcome = None  # the record may outlive the value for a while
 
@@ -226,10 +228,12 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         if self._value is _NOTHING:
             with self._owner.packing.unpacking:
                 if self._value is _NOTHING:
-                    with metrics.monitored_timer("remote_value_fetch"):
-                        self._value = results.unpack(
-                            self._work.outcome, safe_only=self._owner.target.form.safe_only
-                        )
+                    began = clock.perf_counter() if metrics.enable_metrics else 0.0
+                    self._value = results.unpack(
+                        self._work.outcome, safe_only=self._owner.target.form.safe_only
+                    )
+                    if began:
+                        metrics.record("remote_value_fetch", clock.perf_counter() - began)
                     self._work.outcome = None
         return self._value
 
@@ -345,7 +349,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         """
         if self._work.kind is not None:
             return False
-        self._owner.cancel(self.work)
+        self._owner.request(CancelRequested, self.work)
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
@@ -511,7 +515,7 @@ def take_back(value: RemoteValue) -> None:
     """Request that the function be cancelled unless a worker has begun it. Only an Executor uses
     this.
     """
-    value._owner.take_back(value.work)
+    value._owner.request(TakeBackRequested, value.work)
 
 
 def is_forked(value: RemoteValue) -> bool:

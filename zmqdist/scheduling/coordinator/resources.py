@@ -28,6 +28,7 @@ from weakref import ref
 from zmqdist import errors, limits
 from zmqdist.messages import SAID_GOODBYE
 from zmqdist.scheduling.coordinator.affinity import Joined, Left
+from zmqdist.scheduling.coordinator.coordinator_events import ForgetRequested
 from zmqdist.scheduling.coordinator.options import WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.work import Extra
@@ -198,7 +199,7 @@ class Resources:
         """
         runtime = self.runtime
         with runtime.lock:
-            self._check_open()
+            self.runtime.check_open()
             if not self._watching:
                 self._watching = True
                 runtime.watch(self._members)
@@ -211,7 +212,7 @@ class Resources:
                 ),
                 self._patience_s,
             )
-            self._check_open()
+            self.runtime.check_open()
             if self._present or (missing and self._lost):
                 return sorted(self._present)
         if runtime.refusal is not None:
@@ -251,7 +252,7 @@ class Resources:
         """
         self.workers(missing=True)
         with self.runtime.lock:
-            self._check_open()
+            self.runtime.check_open()
             resource = Resource(self, self.runtime.functions.fresh(), kind, definition, sharers)
             self._live[resource.number] = ref(resource)
             for index in sorted(self._present):
@@ -264,7 +265,7 @@ class Resources:
         """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks
         the resource, the worker builds it first."""
         with self.runtime.lock:
-            self._check_open()
+            self.runtime.check_open()
             state = resource.states[index]
             read = self._enqueue(resource, index, fn)
             state.reads = [*(each for each in state.reads if not each.done()), read]
@@ -292,7 +293,7 @@ class Resources:
             self.runtime.drop(bulks)
             if number:
                 self._live.pop(number, None)
-                self.runtime.forget_everywhere(number)
+                self.runtime.request(ForgetRequested, number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
         """Schedule builds of all resources, oldest first, on workers that joined. Mark the values
@@ -325,17 +326,6 @@ class Resources:
             building.cancel()
 
     # -- with the runtime's lock held --------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self.runtime.closed:
-            raise errors.FailedPreconditionError(
-                "this ClusterCoordinator has been closed: make a new one"
-            )
-        if self.runtime.pid != os.getpid():
-            raise errors.FailedPreconditionError(
-                "this ClusterCoordinator was made before a fork: make a new one in the child "
-                "process"
-            )
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))

@@ -21,6 +21,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import closing
 from typing import Any, Final, TypeAlias
@@ -47,7 +48,6 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import Joined, Left, MembersChanged
-from zmqdist.scheduling.coordinator.coalesced_queue import CoalescedQueue
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     BulkUnreachable,
@@ -55,30 +55,26 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     CoordinatorRefused,
     DispatcherDown,
     DispatcherUp,
+    Effect,
     EndRoundRequested,
     Event,
-    ForgetRequested,
-    FunctionsDefined,
-    FunctionsDropped,
-    KeptDropped,
-    PackingFailed,
-    Scheduled,
-    TakeBackRequested,
-)
-from zmqdist.scheduling.coordinator.dispatcher_target import Target
-from zmqdist.scheduling.coordinator.effects import (
-    Effect,
     Fetch,
     Free,
+    FunctionsDefined,
+    FunctionsDropped,
     KeepInput,
+    KeptDropped,
+    PackingFailed,
     Recomputed,
     Resolve,
     RoomMade,
     RoundRefused,
     RoundSettled,
+    Scheduled,
     SubmitWork,
     WorkBegun,
 )
+from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import DISPATCHER, ROUND, CoordinatorMachine
@@ -236,7 +232,7 @@ class CoordinatorRuntime:
         self.functions = FunctionNumbers(lambda bulk: self.store.holds(bulk))
         self.refusal: Failure | None = None
         self.outbox: list[Work] = []
-        self._requests = CoalescedQueue(self.call_in_loop, self._handle_requests)
+        self._requests: deque[tuple[Callable[[list[int]], Event], int]] = deque()
         self.queue = QueueBounds(queue_max, queue_bytes_max, lambda bulk: self.store.size_of(bulk))
         self._heap_trimmer = HeapTrimmer()
         self.callbacks, self.settling = Callbacks(), Callbacks("zmqdist-settling")
@@ -346,17 +342,14 @@ class CoordinatorRuntime:
             extra.bulks += bulks
         extra.packed_inputs[number] = packed
 
-    def release_kept(self, work: int) -> None:
-        """Have the worker release the value of this work item. Finalizers call this method, so it
-        takes no lock of the coordinator."""
+    def request(self, event: Callable[[list[int]], Event], number: int) -> None:
+        """Have the loop pass the machine this event with a number, together with the numbers of
+        other such requests, because the dispatcher scans its queue for each message. Does nothing
+        in a forked child. Finalizers call this method, so it takes no lock.
+        """
         if self.pid == os.getpid():
-            self._requests.put((KeptDropped, work))
-
-    def forget_everywhere(self, number: int) -> None:
-        """Have all slots drop the object with this number. Finalizers call this method, so it takes
-        no lock of the coordinator."""
-        if self.pid == os.getpid():
-            self._requests.put((ForgetRequested, number))
+            self._requests.append((event, number))
+            self.call_in_loop(self._handle_requests)
 
     def watch(self, watcher: Watcher) -> None:
         """Have the loop call `watcher(joined, left)`: now with all workers, then at each change.
@@ -375,6 +368,19 @@ class CoordinatorRuntime:
         affinity = self.machine.affinity
         return affinity.members if affinity.members_known else None
 
+    def check_open(self) -> None:
+        """Raise FailedPreconditionError if the coordinator was closed, or this process was forked
+        from its own."""
+        if self.closed:
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator has been closed: make a new one"
+            )
+        if self.pid != os.getpid():
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator was made before a fork: make a new one in the child "
+                "process"
+            )
+
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
         """Return whether the queue has room for one more work item with these arguments, and update
         `room`. The caller must hold `lock`.
@@ -391,11 +397,6 @@ class CoordinatorRuntime:
         The caller must hold `lock`."""
         self._loop.call_soon(self._handle, EndRoundRequested(self.progress.rounds_ended + 1))
 
-    def cancel(self, work: int) -> None:
-        """Request the cancellation of a work item. Requests share messages, because the dispatcher
-        scans its queue for each message."""
-        self._requests.put((CancelRequested, work))
-
     def cancel_all(self, bound: int) -> int:
         """Request the cancellation of all unfinished work with a number below `bound` that is not
         detached, and return the number of these work items.
@@ -404,11 +405,6 @@ class CoordinatorRuntime:
             count = self.progress.unfinished
         self.call_in_loop(self._cancel_all, bound)
         return count
-
-    def take_back(self, work: int) -> None:
-        """Cancel a work item unless it has begun. The loop reports begun work to `on_begun`. Only
-        for work without options."""
-        self._requests.put((TakeBackRequested, work))
 
     def give_up(self) -> None:
         """Disconnect from the dispatcher and cancel all unfinished work. Idempotent. Any thread may
@@ -543,12 +539,13 @@ class CoordinatorRuntime:
         if dropped:
             self._handle(FunctionsDropped(dropped))
 
-    def _handle_requests(self, requests: list[tuple[Callable[[list[int]], Event], int]]) -> None:
-        """Pass these requests to the machine, each a type of event and a number, with all numbers
-        of a type in one event."""
-        self._drain()  # the machine does not know work that is still in the outbox
-        for kind in dict.fromkeys(kind for kind, _ in requests):
-            self._handle(kind([number for of, number in requests if of is kind]))
+    def _handle_requests(self) -> None:
+        # `popleft` rather than `clear`, because other threads may append meanwhile
+        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        if requests:
+            self._drain()  # the machine does not know work that is still in the outbox
+        for event in dict.fromkeys(event for event, _ in requests):
+            self._handle(event([number for of, number in requests if of is event]))
 
     def _cancel_all(self, bound: int) -> None:
         self._drain()
@@ -561,7 +558,8 @@ class CoordinatorRuntime:
         waiting = self.machine.waiting
         self._perform(self.machine.handle(event, self._loop.now()))
         self._loop.set_timer(self, self.machine.deadline, self._tick)
-        self.absence.watch()
+        if self.machine.without_cluster_since != self.absence.since:
+            self.absence.watch()
         if self.progress.waiting_for_room and self.machine.waiting != waiting:
             with self.lock:
                 self.changed.notify_all()
@@ -666,7 +664,7 @@ class CoordinatorRuntime:
                 if kind != KEPT:
                     work.alive = None
                 elif work.alive is None:
-                    self.release_kept(work.number)
+                    self.request(KeptDropped, work.number)
                 if kind != KEPT or not payload.lineage:
                     work.payload = b""
                 if work.waiters is not None:

@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import os
+from _thread import get_ident
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
 
-from zmqdist.clock import deadline
+from zmqdist import errors
+from zmqdist.clock import deadline, left
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import did_you_mean
-from zmqdist.scheduling.coordinator.every_worker import hear_of_new_workers, run_on
-from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
+from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.wire.trusted import describe
 
@@ -24,6 +27,8 @@ T = TypeVar("T")
 
 NAME_CHARS_MAX: Final = 200
 """The largest number of characters of a name, because names travel in reports."""
+NEWS_S: Final = 1.0
+"""Seconds to wait for the dispatcher's news, of a worker that may have left by then."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -36,6 +41,70 @@ class TaskOptions(TypedDict, total=False):
     timeout: float | None
     keep: bool
     lineage: bool
+
+
+class FunctionSnapshot:
+    """A pickled function. `schedule` accepts a FunctionSnapshot in place of the function, so that
+    it need not pickle the function again.
+
+    Args:
+      blob: the pickle or a reference to the pickle, as messages carry it.
+      bulks: the numbers under which the store holds the pickle. The FunctionSnapshot releases them.
+      uses, inputs: the resources and the RemoteValues that the function captures.
+    """
+
+    __slots__ = ("blob", "bulks", "fn", "inputs", "runtime", "uses")
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime,
+        fn: Callable[..., Any],
+        blob: bytes,
+        bulks: list[int],
+        uses: list[Any],
+        inputs: dict[int, Any],
+    ) -> None:
+        self.runtime = runtime
+        self.fn = fn
+        self.blob = blob
+        self.bulks = bulks
+        self.uses = uses
+        self.inputs = inputs
+
+    @classmethod
+    def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
+        """Pickle a function in its present state. Raises the errors that
+        `ClusterCoordinator.schedule` raises for such a function."""
+        packing = runtime.packing
+        with runtime.schedule_lock:
+            packing.thread = get_ident()
+            try:
+                packed = runtime.functions.pickled(fn)
+            except InvalidArgumentError as error:
+                raise unwrapped(error) from error.__cause__
+            finally:
+                packing.thread = None
+                uses, inputs, packing.uses, packing.inputs = packing.uses, packing.inputs, [], {}
+            blob, bulks = runtime.hold(packed) if isinstance(packed, list) else (packed, [])
+            return cls(runtime, fn, blob, bulks, uses, inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def use(self) -> tuple[bytes, list[int]]:
+        """Have one more work item use this function. Add the captured resources and inputs to those
+        of the work item's arguments, and count one more use of the held pickle. The caller must
+        free this use with the work item. Return the blob, and its numbers in the store."""
+        self.runtime.packing.uses += self.uses
+        self.runtime.packing.inputs.update(self.inputs)
+        self.runtime.store.hold_again(self.bulks)
+        return self.blob, list(self.bulks)
+
+    def __del__(self) -> None:
+        """Have the loop release the held data. A finalizer must take no lock of the coordinator, so
+        it does not release the data itself."""
+        if self.bulks and self.runtime.pid == os.getpid():
+            self.runtime.call_in_loop(self.runtime.drop, self.bulks)
 
 
 class Scheduler(Protocol):
@@ -154,6 +223,8 @@ class Submitter:
             )
         name = self._name or describe(fn)
 
+        # The calls belong to no round, so an error of one neither ends the others nor fails a later
+        # `join`. A call is not repeated on another worker: if its worker is lost, it has failed.
         def submit(worker: str) -> RemoteValue[T]:
             options = WorkOptions(worker, self._options.priority, detached=True)
             return self._coordinator._schedule(
@@ -162,7 +233,84 @@ class Submitter:
 
         coordinator = self._coordinator
         coordinator.workers()  # waits for the dispatcher
-        hear_of_new_workers(coordinator._runtime)
-        return run_on(
+        _hear_of_new_workers(coordinator._runtime)
+        return _run_on(
             coordinator._runtime, coordinator.workers(), submit, self._plan_options.timeout
         )
+
+
+def _hear_of_new_workers(runtime: CoordinatorRuntime) -> None:
+    """Wait until the coordinator has heard of the workers that have registered by now, because a
+    program that has just added some expects calls on these, too.
+    """
+    try:
+        rows = runtime.call_dispatcher("status", timeout_ms=round(NEWS_S * 1000))["workers"]
+    except errors.OpError:  # the calls wait for the dispatcher, or fail, as others do
+        return
+    registered = {row["name"] for row in rows if row["state"] == "alive"}
+    with runtime.lock:
+        runtime.progress.waiting += 1
+        try:
+            runtime.changed.wait_for(lambda: registered <= (runtime.members or {}).keys(), NEWS_S)
+        finally:
+            runtime.progress.waiting -= 1
+
+
+def _run_on(
+    runtime: CoordinatorRuntime,
+    workers: list[str],
+    submit: Callable[[str], RemoteValue[T]],
+    timeout: float | None,
+) -> dict[str, T]:
+    """Call `submit(worker)` for each of these workers, and return the results by worker.
+
+    Raises the first error, with the attribute `failures`: the errors by worker. Calls that have not
+    ended then are cancelled.
+    """
+    if not workers:
+        raise errors.UnavailableError(
+            "run() found no worker: start one, or wait until one has joined"
+        )
+    until, before = deadline(timeout), runtime.members or {}
+    values: dict[str, RemoteValue[T]] = {}
+    lost: set[str] = set()
+
+    def have_ended() -> bool:
+        present = runtime.members or {}
+        lost.update(
+            name
+            for name, value in values.items()
+            if not value.done() and (name not in present or present[name] != before.get(name))
+        )
+        return all(name in lost or value.done() for name, value in values.items())
+
+    results: dict[str, T] = {}
+    failures: dict[str, BaseException] = {}
+    try:
+        for name in workers:
+            values[name] = submit(name)
+        with runtime.lock:
+            runtime.progress.waiting += 1
+            try:
+                runtime.changed.wait_for(have_ended, left(until))
+            finally:
+                runtime.progress.waiting -= 1
+        for name, value in values.items():
+            if name in lost:
+                failures[name] = errors.UnavailableError(
+                    f"{value.name}: the worker was lost before the function ended"
+                )
+            elif not value.done():
+                failures[name] = errors.DeadlineExceededError(
+                    f"{value.name} has not ended after {timeout:g} s"
+                )
+            elif (error := value.exception()) is not None:
+                failures[name] = error
+            else:
+                results[name] = value.result()
+    finally:
+        for value in values.values():
+            value.cancel()
+    for error in failures.values():
+        raise with_failures(error, failures)
+    return results

@@ -24,7 +24,7 @@ class UnreachableLog:
         self._loop = loop
         self._machine = machine
         self._dealer = dealer
-        self._since: float | None = None
+        self.since: float | None = None
 
     @property
     def description(self) -> str | None:
@@ -40,16 +40,13 @@ class UnreachableLog:
 
     def watch(self) -> None:
         """Start or stop the timer that writes a log line every WAIT_LOG_S while unfinished work
-        lacks a dispatcher or a worker. Call this after each event."""
-        since = self._machine.without_cluster_since
-        if since != self._since:
-            self._since = since
-            self._loop.set_timer(
-                self, None if since is None else since + limits.WAIT_LOG_S, self._warn
-            )
+        lacks a dispatcher or a worker. Call this when the machine's `without_cluster_since` is no
+        longer `since`."""
+        since = self.since = self._machine.without_cluster_since
+        self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._warn)
 
     def _warn(self) -> None:
-        if self._since is None:
+        if self.since is None:
             return
         now = self._loop.now()
         self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._warn)
@@ -59,5 +56,5 @@ class UnreachableLog:
             "%s: waiting for %s (%.0f s so far)",
             functions,
             self.description or "the cluster",
-            now - self._since,
+            now - self.since,
         )

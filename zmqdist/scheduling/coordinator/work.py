@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from zmqdist.errors import LostStart
 from zmqdist.messages import SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.transitions import enter
 
 LOST: Final = 10
 """A way in which work ends: each of its starts was lost, and the dispatcher allows no further
@@ -158,10 +159,8 @@ class Work:
         return f"<work {self.number} {self.state.name} {self.attempt}>"
 
     def move(self, state: State) -> None:
-        """Change the state. Raises AssertionError if TRANSITIONS has no such transition."""
-        if state not in TRANSITIONS[self.state]:
-            raise AssertionError(f"{self!r} must not become {state.name}")
-        self.state = state
+        """Change the state. Raises InternalError if TRANSITIONS has no such transition."""
+        self.state = enter(TRANSITIONS, self.state, state, "work", self.number)
 
     def begin_attempts(self) -> None:
         """Begin a new range of attempt numbers, so that no late message about an earlier submission
