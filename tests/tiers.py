@@ -47,7 +47,7 @@ PURE: Final = (
     "tests/scheduling/dispatcher/test_machine_taking_back.py",
     "tests/scheduling/dispatcher/test_membership_and_leases.py",
     "tests/scheduling/dispatcher/test_stalls.py",
-    "tests/scheduling/test_large_batches.py",
+    "tests/scheduling/dispatcher/test_large_batches.py",
     "tests/scheduling/test_message_counts.py",
     "tests/scheduling/worker/test_machine.py",
     "tests/scheduling/worker/test_machine_stops.py",

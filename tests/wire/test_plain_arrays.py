@@ -32,7 +32,7 @@ SUBCLASSES = {
         r"recarray .*np\.asarray makes a plain",
     ),
     "characters": (_characters(), "chararray"),
-    "of a package": (np.arange(2.0).view(Metres), r"tests\.test_plain_arrays\.Metres"),
+    "of a package": (np.arange(2.0).view(Metres), r"tests\.wire\.test_plain_arrays\.Metres"),
     "in a list": ([[1.0, 2.0], MASKED], "MaskedArray"),
     "in a tuple": ((MASKED, MASKED), "MaskedArray"),
 }
