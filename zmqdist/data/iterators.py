@@ -34,7 +34,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -464,12 +464,21 @@ class _SharedPositions:
 
 
 class OperatorNode:
-    """One operator of an open dataset. Subclasses implement `run`, and `state` and `load` if they
-    have fields of their own.
+    """One operator of an open dataset. Subclasses implement `run`, and name the fields that a state
+    contains. They extend `state` and `load` if a state contains more.
 
     Attributes:
+      plain_fields: the fields of JSON types. The class has their values at the beginning.
+      element_fields: the fields that are lists of elements. They are empty at the beginning.
+      state_keys: the keys of a state that differ from the name of their field.
       children: the nodes of the inputs.
+      splits: the positions that this node gets from a dispatcher, if it gets any.
     """
+
+    plain_fields: ClassVar[tuple[str, ...]] = ()
+    element_fields: ClassVar[tuple[str, ...]] = ()
+    state_keys: ClassVar[dict[str, str]] = {}
+    splits: SplitStream | None = None
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.dataset = dataset
@@ -477,11 +486,13 @@ class OperatorNode:
         self.context = context
         self.children: list[OperatorNode] = context.open_inputs(dataset)
         self._stream: Iterator[Any] | None = None
+        for name in self.element_fields:
+            setattr(self, name, [])
 
     def run(self) -> Iterator[Any]:
         """Yield the elements after the position that is stored in the fields. The module says when
-        the fields must be correct."""
-        raise NotImplementedError
+        the fields must be correct. By default, yield the elements of the input."""
+        return self.source()
 
     def stream(self) -> Iterator[Any]:
         """Return the current generator. Create it if the node has no generator."""
@@ -520,11 +531,24 @@ class OperatorNode:
 
     def state(self) -> dict[str, Any]:
         """Return the node's own fields as JSON types."""
-        return {}
+        keys = self.state_keys
+        state = {keys.get(name, name): getattr(self, name) for name in self.plain_fields}
+        for name in self.element_fields:
+            state[keys.get(name, name)] = save_elements(getattr(self, name))
+        if self.splits is not None:
+            state["dealt"] = self.splits.state()
+        return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Set the node's own fields to values that `state` returned. `load_state_dict` has already
         loaded the children."""
+        keys = self.state_keys
+        for name in self.plain_fields:
+            setattr(self, name, state[keys.get(name, name)])
+        for name in self.element_fields:
+            setattr(self, name, load_elements(state[keys.get(name, name)]))
+        if self.splits is not None:
+            self.splits.load(state["dealt"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node and of the nodes below it."""

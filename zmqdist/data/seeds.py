@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -74,12 +74,19 @@ class Draws:
 
 
 class RandomNode(NumberedNode):
-    """The node of an operator that draws random numbers."""
+    """The node of an operator that draws random numbers.
 
-    def __init__(self, dataset: DatasetLike, context: Context, fresh: bool = True) -> None:
-        """Open the node. With `fresh`, each pass over the dataset object draws other numbers."""
+    Attributes:
+      fresh_option: the field of the operator that says whether each pass over the dataset object
+        draws other numbers. Each pass does if there is no such field.
+    """
+
+    fresh_option: ClassVar[str] = ""
+
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         own = self.op.seed
+        fresh = not self.fresh_option or getattr(self.op, self.fresh_option)
         entropy = context.entropy if fresh else [context.entropy[0], *context.entropy[2:]]
         base = [*entropy, self.place] if own is None else [own[0] & _BITS, own[1] & _BITS]
         seed = [*base, self.number if fresh else 0]
@@ -87,9 +94,10 @@ class RandomNode(NumberedNode):
         self.draws = Draws(self._seed)
 
     def state(self) -> dict[str, Any]:
-        return {"seed": self._seed, "draws": self.draws.state()}
+        return super().state() | {"seed": self._seed, "draws": self.draws.state()}
 
     def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
         self._seed = state["seed"]
         if "seed" in self.dataset.memory.values:
             self.dataset.memory.values["seed"] = self._seed

@@ -304,9 +304,6 @@ class _PrefetchNode(OperatorNode):
             self.children = [ReadAhead(self.children[0], size, most)]  # type: ignore[list-item]
             context.interrupts.close_blocks = True
 
-    def run(self) -> Iterator[Any]:
-        return self.source()
-
 
 @operator("prefetch", _PrefetchNode)
 @dataclass(frozen=True)
@@ -314,12 +311,11 @@ class Prefetch(Op):
     """Reads `size` elements ahead in a thread. AUTOTUNE adapts the number, and with 0 there is no
     thread."""
 
+    ratio = Fraction(1)
+
     in_background: ClassVar[bool] = True
 
     size: int
-
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
 
     @classmethod
     def checked(cls, size: Any) -> int:

@@ -34,6 +34,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 _UNSET: Any = object()
+_NO_RATIO: Any = object()
 
 
 class PickledFunction:
@@ -101,6 +102,8 @@ class Op:
       in_background: whether the operator reads its inputs in a thread.
       is_reader: whether the operator reads the files that its input names. FILE sharding looks for
         such operators.
+      result_count: the cardinality of the operator's result, if it is always the same.
+      ratio: what `per_split` returns. Without it, the operator has no portions.
       instead: the end of the error text of `per_split`, which says what else the user can do; empty
         if there is no advice.
     """
@@ -110,6 +113,8 @@ class Op:
     is_reader: ClassVar[bool] = False
     instead: ClassVar[str] = ""
     in_background: ClassVar[bool] = False
+    result_count: ClassVar[int | None] = None
+    ratio: ClassVar[Fraction | None] = _NO_RATIO
 
     @property
     def is_shared(self) -> bool:
@@ -123,9 +128,9 @@ class Op:
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         """Return the cardinality of the operator's result, where `inputs` are the cardinalities of
-        its inputs. By default, return the cardinality of the first input.
+        its inputs. By default, return `result_count`, or the cardinality of the first input.
         """
-        return inputs[0]
+        return inputs[0] if self.result_count is None else self.result_count
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         """Return the spec of the operator's elements, where `inputs` are the specs of its inputs.
@@ -168,6 +173,8 @@ class Op:
           UnimplementedError: the operator does not look at one element at a time, so the portions
             of the input would yield other elements than the whole input.
         """
+        if self.ratio is not _NO_RATIO:
+            return self.ratio
         raise UnimplementedError(
             f"{self.name}() does not look at one element at a time, so it cannot run on portions "
             f"of the data, as exactly-once"

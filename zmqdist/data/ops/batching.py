@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op, finite
 from zmqdist.data.ops.parallel import ParallelNode
 from zmqdist.data.structure import (
@@ -33,16 +33,16 @@ from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Runs an operator that joins each `size` consecutive elements: collects elements in `held`,
-    and joins them when they are enough.
+    """Runs an operator that joins each `size` consecutive elements: collects elements in
+    `partial_batch`, and joins them when they are enough.
 
-    After an error of the input, `held` has all elements before the failed element, so that only the
-    failed element is lost.
+    After an error of the input, `partial_batch` has all elements before the failed element, so that
+    only the failed element is lost.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.held: list[Any] = []
+    element_fields = ("partial_batch",)
+    state_keys = {"partial_batch": "held"}
+    partial_batch: list[Any]
 
     def join(self, elements: list[Any]) -> Any:
         """Join several elements to one element."""
@@ -53,24 +53,18 @@ class GatheringNode(OperatorNode):
         source = self.source()
         while True:
             # If the input raises, no element is lost, because `extend` has added the elements
-            # before the error to `held`.
-            self.held.extend(islice(source, size - len(self.held)))
-            held = self.held
-            if len(held) < size:
+            # before the error to `partial_batch`.
+            self.partial_batch.extend(islice(source, size - len(self.partial_batch)))
+            batch = self.partial_batch
+            if len(batch) < size:
                 break
-            # empty `held` before `join`, so that a batch for which `join` raises is not joined
-            # again
-            self.held = []
-            yield self.join(held)
-        if held and not self.op.drop_remainder:
-            self.held = []
-            yield self.join(held)
-
-    def state(self) -> dict[str, Any]:
-        return {"held": save_elements(self.held)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.held = load_elements(state["held"])
+            # empty `partial_batch` before `join`, so that a batch for which `join` raises is not
+            # joined again
+            self.partial_batch = []
+            yield self.join(batch)
+        if batch and not self.op.drop_remainder:
+            self.partial_batch = []
+            yield self.join(batch)
 
 
 @dataclass(frozen=True)
@@ -102,32 +96,25 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Runs a parallel `batch`: collects the elements of a batch in `held`, and has threads stack
-    the batches."""
+    """Runs a parallel `batch`: collects the elements of a batch in `partial_batch`, and has threads
+    stack the batches."""
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.held: list[Any] = []
+    element_fields = ("partial_batch",)
+    state_keys = {"partial_batch": "held"}
+    partial_batch: list[Any]
 
     def feed(self) -> Iterator[Any]:
         size, source = self.op.size, self.source()
         while True:
-            self.held.extend(islice(source, size - len(self.held)))
-            held = self.held
-            if not held or (len(held) < size and self.op.drop_remainder):
+            self.partial_batch.extend(islice(source, size - len(self.partial_batch)))
+            batch = self.partial_batch
+            if not batch or (len(batch) < size and self.op.drop_remainder):
                 return
-            self.held = []
-            yield held
+            self.partial_batch = []
+            yield batch
 
     def function(self) -> Callable[[Any], Any]:
         return stack
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"held": save_elements(self.held)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.held = load_elements(state["held"])
 
 
 @operator("batch", GatheringNode)
@@ -145,37 +132,29 @@ class BatchOp(Gathering):
 
 
 class _UnbatchNode(OperatorNode):
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.batch: Any = None
-        self.position = 0
+    """Runs `unbatch`. `batch` has the batch whose rows are yielded, or nothing."""
+
+    plain_fields: ClassVar[tuple[str, ...]] = ("position",)
+    element_fields: ClassVar[tuple[str, ...]] = ("batch",)
+    batch: list[Any]
+    position = 0
 
     def run(self) -> Iterator[Any]:
-        if self.batch is not None:
+        if self.batch:
             yield from self._rest()
         for batch in self.source():
             try:
                 length_of(batch)
             except ValueError as error:
                 raise invalid(f"cannot unbatch: {error}") from None
-            self.batch, self.position = batch, 0
+            self.batch, self.position = [batch], 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        for row in islice(rows_of(self.batch), self.position, None):
+        for row in islice(rows_of(self.batch[0]), self.position, None):
             self.position += 1
             yield element(row)
-        self.batch = None
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "batch": save_elements([] if self.batch is None else [self.batch]),
-            "position": self.position,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        held = load_elements(state["batch"])
-        self.batch, self.position = (held[0] if held else None), state["position"]
+        self.batch = []
 
 
 @operator("unbatch", _UnbatchNode)
@@ -217,29 +196,30 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Runs `rebatch`: collects the rows of batches in `held`, and stacks them again. `turn` counts
+    """Runs `rebatch`: collects the rows of batches in `partial_batch`, and stacks them again. `turn` counts
     the yielded batches, to select the next size.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.held: list[Any] = []
-        self.turn = 0
+    plain_fields = ("position", "turn")
+    element_fields = ("batch", "partial_batch")
+    state_keys = {"partial_batch": "held"}
+    partial_batch: list[Any]
+    turn = 0
 
     def run(self) -> Iterator[Any]:
         sizes = self.op.sizes
         rows = super().run()
         while True:
             size = sizes[self.turn % len(sizes)]
-            self.held.extend(islice(rows, size - len(self.held)))
-            held = self.held
-            if len(held) < size:
+            self.partial_batch.extend(islice(rows, size - len(self.partial_batch)))
+            batch = self.partial_batch
+            if len(batch) < size:
                 break
-            self.held, self.turn = [], self.turn + 1
-            yield stack(held) if held else self._no_rows()
-        if held and not self.op.drop_remainder:
-            self.held = []
-            yield stack(held)
+            self.partial_batch, self.turn = [], self.turn + 1
+            yield stack(batch) if batch else self._no_rows()
+        if batch and not self.op.drop_remainder:
+            self.partial_batch = []
+            yield stack(batch)
 
     def _no_rows(self) -> Any:
         """Return a batch of size 0. Axes of unknown size are empty, too."""
@@ -251,24 +231,16 @@ class _RebatchNode(_UnbatchNode):
 
         return map_specs(empty, self.dataset.inputs[0].element_spec)
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"held": save_elements(self.held), "turn": self.turn}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.held, self.turn = load_elements(state["held"]), state["turn"]
-
 
 @operator("rebatch", _RebatchNode)
 @dataclass(frozen=True)
 class Rebatch(Op):
     """Stacks the rows of batches to batches of other sizes. The sizes are used in turn."""
 
+    result_count = UNKNOWN_CARDINALITY
+
     sizes: tuple[int, ...]
     drop_remainder: bool = False
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         rows, size = rows_in(inputs[0]), self.sizes[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -44,15 +44,15 @@ from zmqdist.random import in_function
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`. `ended` says whether an input has ended. If so, the node reads no further row,
+    """Runs `zip`. `at_end` says whether an input has ended. If so, the node reads no further row,
     not even after a load."""
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.ended = False
+    plain_fields = ("at_end",)
+    state_keys = {"at_end": "ended"}
+    at_end = False
 
     def run(self) -> Iterator[Any]:
-        if self.ended:
+        if self.at_end:
             return
         pulls = [child.stream().__next__ for child in self.children]
         pack = self._packing()
@@ -62,7 +62,7 @@ class _ZipNode(OperatorNode):
                 for pull in pulls:
                     row.append(pull())
             except StopIteration:
-                self.ended = True
+                self.at_end = True
                 # One input has ended. Read this row from the inputs after it, too. If one of them
                 # also ends here, a cache in it has then reached its end, and keeps its record.
                 self._skip_row(len(row))
@@ -89,26 +89,19 @@ class _ZipNode(OperatorNode):
             except Exception:
                 child.restart()
 
-    def state(self) -> dict[str, Any]:
-        return {"ended": self.ended}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.ended = state["ended"]
-
 
 @operator("zip", _ZipNode)
 @dataclass(frozen=True)
 class Zip(InStepOp):
     """Yields rows, each with one element of each input. The rows end with the shortest input."""
 
+    ratio = Fraction(1)
+
     form: Any
     """The structure of a row, with any values as leaves."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return all_of(inputs, min)
-
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
 
     def in_step(self, dataset: DatasetLike) -> bool:
         return len(dataset.inputs) > 1
@@ -118,20 +111,13 @@ class Zip(InStepOp):
 
 
 class _ConcatenateNode(OperatorNode):
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.turn = 0
+    plain_fields = ("turn",)
+    turn = 0
 
     def run(self) -> Iterator[Any]:
         while self.turn < len(self.children):
             yield from self.children[self.turn].stream()
             self.turn += 1
-
-    def state(self) -> dict[str, Any]:
-        return {"turn": self.turn}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.turn = state["turn"]
 
 
 @operator("concatenate", _ConcatenateNode)
@@ -157,11 +143,13 @@ class _RepeatNode(OperatorNode):
       first_source: the number of the first source of the input.
     """
 
+    plain_fields = ("epoch", "empty")
+    epoch = 0
+    empty = True
+
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.first_source = context.next_source()
         super().__init__(dataset, context)
-        self.epoch = 0
-        self.empty = True
 
     def run(self) -> Iterator[Any]:
         count = self.op.count
@@ -192,12 +180,6 @@ class _RepeatNode(OperatorNode):
         shared = self.context.has_splits or any(each.op.is_shared for each in below.walk())
         return self.op.count < 0 and not shared
 
-    def state(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "empty": self.empty}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.epoch, self.empty = state["epoch"], state["empty"]
-
 
 @operator("repeat", _RepeatNode)
 @dataclass(frozen=True)
@@ -205,14 +187,13 @@ class Repeat(Op):
     """Yields the elements of the input `count` times, or without end if `count` is negative. The
     input is opened again each time."""
 
+    ratio = Fraction(1)
+
     count: int
 
     @property
     def repetitions(self) -> int:
         return max(self.count, INFINITE_CARDINALITY)
-
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -251,18 +232,19 @@ class InterleaveNode(NumberedNode):
         None if the slot is empty.
       opened: the number of input elements so far.
       turn: the number of the current slot.
-      taken: the number of elements of the current block that were yielded.
+      block_position: the number of elements of the current block that were yielded.
+      at_end: whether the input has ended.
       threads: the number of slots that threads read.
     """
+
+    plain_fields = ("opened", "turn", "block_position", "at_end")
+    state_keys = {"block_position": "taken", "at_end": "ended"}
+    opened = turn = block_position = threads = 0
+    at_end = False
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.slots: list[tuple[Any, Any, int] | None] = [None] * self.op.cycle_length
-        self.opened = 0
-        self.turn = 0
-        self.taken = 0
-        self.ended = False
-        self.threads = 0
         if self.op.parallel and not context.probing:
             self.threads = (
                 len(self.slots)
@@ -292,8 +274,8 @@ class InterleaveNode(NumberedNode):
                 slots[self.turn] = None
                 raise slot[0].error
             for x in slot[1].stream():
-                self.taken += 1
-                if self.taken < block:
+                self.block_position += 1
+                if self.block_position < block:
                     yield x
                 else:
                     # advance before the yield, because a state that is saved during the yield
@@ -317,7 +299,7 @@ class InterleaveNode(NumberedNode):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
                 if slot is not None and (not isinstance(slot[1], ReadAhead) or slot[1].ready()):
                     if step:
-                        self.turn, self.taken = (self.turn + step) % len(self.slots), 0
+                        self.turn, self.block_position = (self.turn + step) % len(self.slots), 0
                     return
             # No node is ready, so all nodes are ReadAheads, because a node of any other class
             # counts as ready.
@@ -334,7 +316,7 @@ class InterleaveNode(NumberedNode):
         """Open the dataset of the next input element in slot `number`. Return False if the input
         has no more elements, or if another thread is closing the iterator.
         """
-        if self.ended or self.abandoned.is_set():
+        if self.at_end or self.abandoned.is_set():
             return False
         try:
             for x in self.source():
@@ -355,7 +337,7 @@ class InterleaveNode(NumberedNode):
             self.slots[number] = (BufferedError(error), None, self.opened)
             self.children[0].restart()
             return True
-        self.ended = True
+        self.at_end = True
         return False
 
     def _open_inner(self, number: int, x: Any, opened: int, state: Any = None) -> Any:
@@ -386,7 +368,7 @@ class InterleaveNode(NumberedNode):
         return node
 
     def _advance(self) -> None:
-        self.turn, self.taken = (self.turn + 1) % len(self.slots), 0
+        self.turn, self.block_position = (self.turn + 1) % len(self.slots), 0
 
     def _nodes(self) -> list[Any]:
         return [slot[1] for slot in list(self.slots) if slot is not None and slot[1] is not None]
@@ -417,23 +399,12 @@ class InterleaveNode(NumberedNode):
             slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict(), slot[2]]
             for slot in self.slots
         ]
-        return {
-            "slots": inner,
-            "opened": self.opened,
-            "turn": self.turn,
-            "taken": self.taken,
-            "ended": self.ended,
-        }
+        return super().state() | {"slots": inner}
 
     def load(self, state: dict[str, Any]) -> None:
         self._close_slots()
         self.slots[:] = [None] * len(self.slots)
-        self.turn, self.taken, self.ended, self.opened = (
-            state["turn"],
-            state["taken"],
-            state["ended"],
-            state["opened"],
-        )
+        super().load(state)
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
             slot_state = state["slots"][number]
@@ -464,15 +435,14 @@ class Interleave(Op):
     each input element. flat_map is interleave with one dataset at a time.
     """
 
+    result_count = UNKNOWN_CARDINALITY
+
     function: PickledFunction
     cycle_length: int = 1
     block_length: int = 1
     parallel: int = 0
     deterministic: bool | None = None
     instead: ClassVar[str] = ", or give it cycle_length=1"
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
@@ -507,29 +477,30 @@ class _ChooseNode(OperatorNode):
     """Runs `choose_from_datasets`.
 
     Attributes:
-      ended: the inputs that have ended.
-      stopped: whether no more elements will be chosen.
+      empty_inputs: the inputs that have ended.
+      at_end: whether no more elements will be chosen.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.ended: list[int] = []
-        self.stopped = False
+    plain_fields = ("empty_inputs", "at_end")
+    state_keys = {"empty_inputs": "ended", "at_end": "stopped"}
+    empty_inputs: Sequence[int] = ()
+    at_end = False
 
     def run(self) -> Iterator[Any]:
         inputs = self.children[1:]
-        while not self.stopped:
+        while not self.at_end:
             chosen = self.choose(len(inputs))
             if chosen is None:
                 return
-            if chosen in self.ended:
+            if chosen in self.empty_inputs:
                 continue
             for x in inputs[chosen].stream():
                 yield x
                 break
             else:
-                self.ended.append(chosen)
-                self.stopped = self.op.stop_on_empty_dataset or len(self.ended) == len(inputs)
+                self.empty_inputs = (*self.empty_inputs, chosen)
+                all_empty = len(self.empty_inputs) == len(inputs)
+                self.at_end = self.op.stop_on_empty_dataset or all_empty
 
     def choose(self, count: int) -> int | None:
         """Return the index of the next input to read, or None after the last choice."""
@@ -539,12 +510,6 @@ class _ChooseNode(OperatorNode):
                 raise invalid(f"Selector index out of range: {choice} is not in [0, {count})")
             return chosen
         return None
-
-    def state(self) -> dict[str, Any]:
-        return {"ended": list(self.ended), "stopped": self.stopped}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.ended, self.stopped = list(state["ended"]), state["stopped"]
 
 
 @dataclass(frozen=True)
@@ -590,8 +555,7 @@ class _SelectorNode(RandomNode):
     """Runs a Selector: draws random indices by weight. If the node has an input, this input yields
     the weights for each draw."""
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context, dataset.op.rerandomize)
+    fresh_option = "rerandomize"
 
     def run(self) -> Iterator[Any]:
         if not self.children:

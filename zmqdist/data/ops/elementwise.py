@@ -35,6 +35,8 @@ class Map(Op):
     """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the
     dataset calls the function."""
 
+    ratio = Fraction(1)
+
     function: PickledFunction
     output_signature: Any = None
     parallel: int = 0
@@ -53,9 +55,6 @@ class Map(Op):
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
-
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
@@ -116,6 +115,8 @@ class Scan(Op):
 
 
 class _EnumerateNode(OperatorNode):
+    plain_fields = ("position",)
+
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = self.op.start
@@ -139,14 +140,6 @@ class _EnumerateNode(OperatorNode):
                     next(positions)
             raise
 
-    def state(self) -> dict[str, Any]:
-        return {"position": self.position, "dealt": self.splits and self.splits.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
-        if self.splits is not None:
-            self.splits.load(state["dealt"])
-
 
 @operator("enumerate", _EnumerateNode)
 @dataclass(frozen=True)
@@ -166,20 +159,14 @@ class Enumerate(InStepOp):
         return TensorSpec((), np.int64), inputs[0]
 
 
-class _PassNode(OperatorNode):
-    def run(self) -> Iterator[Any]:
-        return self.source()
-
-
-@operator("options", _PassNode)
+@operator("options", OperatorNode)
 @dataclass(frozen=True)
 class WithOptions(Op):
     """Yields the elements unchanged. `Tree.options` reads the options of this operator."""
 
-    options: Any
+    ratio = Fraction(1)
 
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
+    options: Any
 
 
 def truth(value: Any, operator_name: str) -> bool:

@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from zmqdist.data.constants import SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
@@ -20,11 +19,6 @@ from zmqdist.data.structure import invalid
 from zmqdist.errors import FailedPreconditionError
 
 _log = logging.getLogger(__name__)
-
-
-class _Unknown(Op):
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
 
 
 class _FilterNode(OperatorNode):
@@ -38,27 +32,21 @@ class _FilterNode(OperatorNode):
 
 @operator("filter", _FilterNode)
 @dataclass(frozen=True)
-class Filter(_Unknown):
+class Filter(Op):
     """Keeps the elements for which the function returns True."""
 
-    function: PickledFunction
+    result_count = UNKNOWN_CARDINALITY
 
-    def per_split(self) -> Fraction | None:
-        return None
+    ratio = None
+
+    function: PickledFunction
 
 
 class _CountingNode(OperatorNode):
     """A node whose whole state is one number, `position`."""
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.position = 0
-
-    def state(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
+    plain_fields: ClassVar[tuple[str, ...]] = ("position",)
+    position = 0
 
 
 class _TakeNode(_CountingNode):
@@ -160,10 +148,11 @@ class _FullShardNode(_ShardNode):
         shard, 2 after it has raised the error.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.first: list[Any] = []
-        self.phase = 0
+    plain_fields = ("position", "phase")
+    element_fields = ("first",)
+    state_keys = {"phase": "round"}
+    first: list[Any]
+    phase = 0
 
     def run(self) -> Iterator[Any]:
         count, index = self.op.count, self.op.index
@@ -188,13 +177,6 @@ class _FullShardNode(_ShardNode):
             if self.first:
                 yield self.first.pop()
             yield from super().run()
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"first": save_elements(self.first), "round": self.phase}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.first, self.phase = load_elements(state["first"]), state["round"]
 
 
 @operator("shard", _ShardNode)
@@ -261,8 +243,10 @@ class _TakeWhileNode(_CountingNode):
 
 @operator("take_while", _TakeWhileNode)
 @dataclass(frozen=True)
-class TakeWhile(_Unknown):
+class TakeWhile(Op):
     """Keeps the elements before the first element for which the function returns False."""
+
+    result_count = UNKNOWN_CARDINALITY
 
     function: PickledFunction
 
@@ -290,8 +274,10 @@ class _UniqueNode(OperatorNode):
 
 @operator("unique", _UniqueNode)
 @dataclass(frozen=True)
-class Unique(_Unknown):
+class Unique(Op):
     """Keeps the first of equal scalars."""
+
+    result_count = UNKNOWN_CARDINALITY
 
 
 class _IgnoreErrorsNode(OperatorNode):
@@ -313,10 +299,11 @@ class _IgnoreErrorsNode(OperatorNode):
 
 @operator("ignore_errors", _IgnoreErrorsNode)
 @dataclass(frozen=True)
-class IgnoreErrors(_Unknown):
+class IgnoreErrors(Op):
     """Leaves out elements whose computation raises an error."""
 
-    log_warning: bool = False
+    result_count = UNKNOWN_CARDINALITY
 
-    def per_split(self) -> Fraction | None:
-        return None
+    ratio = None
+
+    log_warning: bool = False

@@ -33,45 +33,40 @@ class _PlacesNode(OperatorNode):
     """Computes all elements of an operator, and yields those whose places this process gets.
 
     Attributes:
-      place: the place of the element that is computed next. An element whose computation raises an
+      position: the place of the element that is computed next. An element whose computation raises an
         error has a place too.
     """
+
+    plain_fields = ("position",)
+    state_keys = {"position": "place"}
+    position = 0
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.dataset, self.op, self.context = dataset, dataset.op, context
         self._stream = None
         self.splits = context.next_splits()
         self.children = [dataset.op.node(dataset, context.unsplit().in_order())]
-        self.place = 0
         self._start = self.children[0].state_dict()
 
     def run(self) -> Iterator[Any]:
         assert self.splits is not None
         for given in self.splits:
             # The place is one that another process has returned, so begin again.
-            if given < self.place:
+            if given < self.position:
                 self.children[0].load_state_dict(self._start)
-                self.place = 0
-            while self.place <= given:
-                self.place += 1
+                self.position = 0
+            while self.position <= given:
+                self.position += 1
                 try:
                     x = next(self.children[0].stream(), _END)
                 except Exception:
-                    if self.place > given:
+                    if self.position > given:
                         raise
                     self.children[0].restart()  # the process that gets this place raises the error
                     continue
                 if x is _END:
                     return
             yield x
-
-    def state(self) -> dict[str, Any]:
-        return {"place": self.place, "dealt": self.splits and self.splits.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        assert self.splits is not None
-        self.place = state["place"]
-        self.splits.load(state["dealt"])
 
 
 @dataclass(frozen=True)

@@ -217,9 +217,11 @@ class ParallelNode(OperatorNode):
             pool.close()
 
     def state(self) -> dict[str, Any]:
-        return {"pending": save_elements([call.x for call in self.pending])}
+        pending = save_elements([call.x for call in self.pending])
+        return super().state() | {"pending": pending}
 
     def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
         if self._pool is not None:
             self._pool.drop()
         self.pending.clear()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.iterators import OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, needs
@@ -57,35 +56,29 @@ class _ParquetNode(OperatorNode):
       done: how many elements of the current row group were yielded.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.current: tuple[str, int] | None = None
-        self.done = 0
+    plain_fields = ("row_group", "elements_read")
+    state_keys = {"row_group": "place", "elements_read": "done"}
+    row_group: Sequence[Any] | None = None
+    elements_read = 0
 
     def run(self) -> Iterator[Any]:
-        if self.current:
+        if self.row_group:
             yield from self._rest()
         for item in self.source():
             path, group = item if isinstance(item, tuple) else (item, -1)
-            self.current, self.done = (str(path), int(group)), 0
+            self.row_group, self.elements_read = (str(path), int(group)), 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
         # Clear `current` first, so that after an error the node continues with the next row group.
-        current, self.current = self.current, None
+        current, self.row_group = self.row_group, None
         assert current is not None
-        for x in islice(self.op.elements(*current), self.done, None):
-            self.current = current
-            self.done += 1
+        for x in islice(self.op.elements(*current), self.elements_read, None):
+            self.row_group = current
+            self.elements_read += 1
             yield x
-            self.current = None
-        self.current = None
-
-    def state(self) -> dict[str, Any]:
-        return {"place": self.current, "done": self.done}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.current, self.done = state["place"] and tuple(state["place"]), state["done"]
+            self.row_group = None
+        self.row_group = None
 
 
 @operator("parquet", _ParquetNode)
@@ -101,6 +94,8 @@ class Parquet(Op):
         number of elements in them; 0 if unknown.
     """
 
+    ratio = None
+
     is_reader: ClassVar[bool] = True
 
     columns: tuple[str, ...] | None
@@ -111,9 +106,6 @@ class Parquet(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count if self.groups and inputs[0] == self.groups else UNKNOWN_CARDINALITY
-
-    def per_split(self) -> Fraction | None:
-        return None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.spec is None else self.spec

@@ -21,7 +21,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import islice
 from typing import IO, Any, ClassVar
 
@@ -69,16 +68,16 @@ class ReaderNode(OperatorNode):
       done: how many records of this file were yielded.
     """
 
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.path = ""
-        self.done = 0
+    plain_fields = ("path", "records_read")
+    state_keys = {"records_read": "done"}
+    path = ""
+    records_read = 0
 
     def run(self) -> Iterator[Any]:
         if self.path:
             yield from self._rest()
         for name in self.source():
-            self.path, self.done = str(name), 0
+            self.path, self.records_read = str(name), 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
@@ -86,26 +85,23 @@ class ReaderNode(OperatorNode):
         path, self.path = self.path, ""
         with open_file(path, self.op.compression) as file:
             try:
-                for record in islice(self.op.records(file, path), self.done, None):
+                for record in islice(self.op.records(file, path), self.records_read, None):
                     self.path = path
-                    self.done += 1
+                    self.records_read += 1
                     yield record
                     self.path = ""
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise DataLossError(f"{path}: {error}") from error
         self.path = ""
 
-    def state(self) -> dict[str, Any]:
-        return {"path": self.path, "done": self.done}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.path, self.done = state["path"], state["done"]
-
 
 @dataclass(frozen=True)
 class FileReader(Op):
     """Base class of the operators that read files. The elements of their input are the names of the
     files."""
+
+    result_count = UNKNOWN_CARDINALITY
+    ratio = None
 
     is_reader: ClassVar[bool] = True
     block_length: ClassVar[int] = 1
@@ -132,12 +128,6 @@ class FileReader(Op):
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         """Yield the records of an open file."""
         raise NotImplementedError
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
-
-    def per_split(self) -> Fraction | None:
-        return None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.bytes_)

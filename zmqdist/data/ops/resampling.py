@@ -62,6 +62,8 @@ class _ResampleNode(RandomNode):
 class RejectionResample(Op):
     """Yields (class, element) for some elements, and leaves out the other elements."""
 
+    result_count = UNKNOWN_CARDINALITY
+
     function: PickledFunction
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
@@ -69,9 +71,6 @@ class RejectionResample(Op):
 
     def stateful(self) -> bool:
         return self.seed is None
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.int64), inputs[0]

@@ -358,9 +358,8 @@ class _SnapshotNode(NumberedNode):
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        self.folder = dataset.op.folder
         super().__init__(dataset, context)
-        self.reading = os.path.exists(os.path.join(self.folder, _METADATA))
+        self.reading = os.path.exists(os.path.join(self.op.folder, _METADATA))
         self.writes = not context.probing
         self.writer: RunWriter | None = None
         if self.reading:
@@ -368,7 +367,7 @@ class _SnapshotNode(NumberedNode):
 
     def _read(self) -> None:
         function = self.op.reader_func
-        run = load(self.folder, None, None, None if function is None else function.value, False)
+        run = load(self.op.folder, None, None, None if function is None else function.value, False)
         for child in self.children:
             child.close()
         self.children = [self.inner_context(0).open(run)]
@@ -381,7 +380,9 @@ class _SnapshotNode(NumberedNode):
             if self.writer is None:
                 function = self.op.shard_func
                 self.writer = RunWriter(
-                    self.folder, self.op.compression, None if function is None else function.value
+                    self.op.folder,
+                    self.op.compression,
+                    None if function is None else function.value,
                 )
             self.writer.write(x)
             # Yield read-only arrays, because they are written to the file later, with their block,

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
-from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, load_elements, save_elements
+from zmqdist.data.interfaces import operator
 from zmqdist.data.ops.base import Op
 from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import checked_int, invalid
 
 
 class _ShuffleNode(RandomNode):
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context, dataset.op.reshuffle)
-        self.buffer: list[Any] = []
+    fresh_option = "reshuffle"
+    element_fields = ("buffer",)
+    buffer: list[Any]
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
@@ -39,13 +38,6 @@ class _ShuffleNode(RandomNode):
             buffer[chosen] = buffer[-1]
             buffer.pop()
             yield x
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"buffer": save_elements(self.buffer)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.buffer = load_elements(state["buffer"])
 
 
 @operator("shuffle", _ShuffleNode)

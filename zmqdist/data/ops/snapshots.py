@@ -217,6 +217,8 @@ class Chunks(Op):
     """Yields the elements of files. `cycle_length` files are open at the same time, and yield one
     element each in turn."""
 
+    result_count = UNKNOWN_CARDINALITY
+
     is_reader: ClassVar[bool] = True
     instead: ClassVar[str] = (
         ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
@@ -227,9 +229,6 @@ class Chunks(Op):
     compression: str
     spec: Any
     cycle_length: int
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return self.spec

@@ -47,6 +47,8 @@ _CHUNK = 1024
 class Indexed(Op):
     """Base class of the sources whose elements have the positions 0, 1, ... count - 1."""
 
+    ratio = Fraction(1)
+
     def count(self) -> int:
         """Return the number of positions; INFINITE_CARDINALITY if there is no end."""
         raise NotImplementedError
@@ -66,9 +68,6 @@ class Indexed(Op):
 
     def split_count(self) -> int:
         return self.count()
-
-    def per_split(self) -> Fraction | None:
-        return Fraction(1)
 
 
 class _IndexedNode(OperatorNode):
@@ -400,6 +399,8 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 class Generator(Op):
     """Yields the items that a user's function yields. Each iterator calls the function."""
 
+    result_count = UNKNOWN_CARDINALITY
+
     function: PickledFunction
     args: tuple[Any, ...]
     spec: Any = field(default=None)
@@ -407,16 +408,15 @@ class Generator(Op):
     """Whether the items belong to an object that keeps them, as with `from_source`. Then they are
     yielded read-only."""
 
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return UNKNOWN_CARDINALITY
-
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
 
 class _RandomNode(RandomNode):
+    fresh_option = "rerandomize"
+
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context, dataset.op.rerandomize)
+        super().__init__(dataset, context)
         self.splits = context.next_splits()
 
     def run(self) -> Iterator[Any]:
@@ -424,25 +424,16 @@ class _RandomNode(RandomNode):
         for _ in self.splits if self.splits is not None else counting():
             yield np.int64(uniform() * 2**32)
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"dealt": self.splits and self.splits.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        if self.splits is not None:
-            self.splits.load(state["dealt"])
-
 
 @operator("random", _RandomNode)
 @dataclass(frozen=True)
 class Random(Op):
     """Yields random int64 numbers in [0, 2**32), without end."""
 
+    result_count = INFINITE_CARDINALITY
+
     seed: tuple[int, int] | None
     rerandomize: bool = False
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return INFINITE_CARDINALITY
 
     def split_count(self) -> int:
         return INFINITE_CARDINALITY

@@ -56,11 +56,15 @@ class _WindowNode(OperatorNode):
       gap: the number of input elements to drop before the next window.
     """
 
+    plain_fields = ("gap",)
+    element_fields = ("buffer",)
+    state_keys = {"buffer": "held"}
+    buffer: list[Any]
+    gap = 0
+
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.spec = dataset.inputs[0].declared_spec
-        self.held: list[Any] = []
-        self.gap = 0
 
     def run(self) -> Iterator[Any]:
         op = self.op
@@ -69,27 +73,21 @@ class _WindowNode(OperatorNode):
             if self.gap:
                 self.gap -= 1
                 continue
-            self.held.append(x)
-            if len(self.held) == span:
+            self.buffer.append(x)
+            if len(self.buffer) == span:
                 yield self._leave()
-        while self.held:
-            full = len(self.held) >= span
+        while self.buffer:
+            full = len(self.buffer) >= span
             window = self._leave()
             if full or not op.drop_remainder:
                 yield window
 
     def _leave(self) -> Any:
         op = self.op
-        window = self.held[: (op.size - 1) * op.stride + 1 : op.stride]
-        self.gap = max(0, op.shift - len(self.held))
-        self.held = self.held[op.shift :]
+        window = self.buffer[: (op.size - 1) * op.stride + 1 : op.stride]
+        self.gap = max(0, op.shift - len(self.buffer))
+        self.buffer = self.buffer[op.shift :]
         return _columns(window, self.spec)
-
-    def state(self) -> dict[str, Any]:
-        return {"held": save_elements(self.held), "gap": self.gap}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.held, self.gap = load_elements(state["held"]), state["gap"]
 
 
 @operator("window", _WindowNode)

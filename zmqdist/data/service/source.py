@@ -99,18 +99,19 @@ class _PortionsNode(OperatorNode):
 
 
 def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:
-    if dataset.op.job_name is not None:
+    op: Any = dataset.op
+    if op.job_name is not None:
         # Each pass of a job can be read once. A state has the passes of the datasets of its
         # pipeline, but knows no datasets that functions will return.
         context.refuse_state_in_functions(
-            f"no state tells which passes of the job {dataset.op.job_name!r} an iterator has read "
+            f"no state tells which passes of the job {op.job_name!r} an iterator has read "
             f"whose"
             " function (of flat_map, interleave, ...) returns a dataset that is distributed with "
             "this"
             " job_name: leave out job_name, or use the dataset outside of functions, such as by "
             "repeat()"
         )
-    return read_request_of(dataset.op, context.begin_pass(dataset.memory, shared=True)[1])
+    return read_request_of(op, context.begin_pass(dataset.memory, shared=True)[1])
 
 
 def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
