@@ -5,7 +5,7 @@ An operation in a dataset that a function returns gets no seed of its own, becau
 depend on how often, and in which process, the function was called. It derives its numbers from the
 entropy of the iterator that calls the function.
 
-Not here: how an operation draws numbers from its seed (data/seeds.py).
+Not here: how an operation draws numbers from its seed (data/ops/randomness.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from zmqdist.data import (
     Ragged,
 )
 from zmqdist.data.constants import SHARD_HINT
-from zmqdist.data.constructors import DatasetConstructors
 from zmqdist.data.structure import DatasetSpec
 from zmqdist.errors import (
     AlreadyExistsError,
@@ -136,9 +135,6 @@ def test_apply_takes_a_function_that_gives_a_dataset() -> None:
 
 def test_every_operator_takes_a_name() -> None:
     methods = [value for name, value in vars(Dataset).items() if not name.startswith("_")]
-    methods += [
-        value for name, value in vars(DatasetConstructors).items() if not name.startswith("_")
-    ]
     assert len(methods) > 35
     for method in methods:
         assert "name" in inspect.signature(getattr(method, "__func__", method)).parameters

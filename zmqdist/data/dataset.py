@@ -11,24 +11,25 @@ Rules
     namedtuples included) is one argument. The functions of `scan` and `reduce` get (state,
     element), and their element is one argument even if it is a tuple.
 
-Not here: the facts about a pipeline that are known without running it (tree.py), the methods that
-create a pipeline from a source (constructors.py), the methods that consume a pipeline
-(reductions.py), the work of each operator (ops/).
+Not here: the facts about a pipeline that are known without running it (tree.py), the work of each
+operator (ops/).
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.data import interfaces
 from zmqdist.data.constants import AUTOTUNE
-from zmqdist.data.constructors import DatasetConstructors, floats_of
 from zmqdist.data.interfaces import dataset_class
+from zmqdist.data.iterators import stopped_error
 from zmqdist.data.ops import (
     background,
     batching,
@@ -37,16 +38,14 @@ from zmqdist.data.ops import (
     elementwise,
     filtering,
     padding,
+    randomness,
     readers,
-    resampling,
     saving,
-    shuffling,
     sources,
     windows,
 )
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.options import Options
-from zmqdist.data.reductions import DatasetResults
 from zmqdist.data.sharding import common_shard, unread
 from zmqdist.data.structure import (
     UNKNOWN_SPEC,
@@ -56,12 +55,40 @@ from zmqdist.data.structure import (
     element,
     invalid,
     is_dataset,
+    spec_of,
     without_attrs,
 )
 from zmqdist.data.tree import Tree
 from zmqdist.field_types import checked, converted
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
+
+D = TypeVar("D", bound="Dataset")
+
+
+def floats_of(values: Any) -> tuple[float, ...]:
+    """Return numbers as floats. Raises TypeError or ValueError for other values."""
+    return tuple(map(float, np.ravel(values)))
+
+
+def _plain(number: Any, argument: str = "args") -> int | float:
+    """Return a number as a JSON type. Raises TypeError, which names the argument, for other
+    values.
+    """
+    value = np.asarray(number).item() if np.ndim(number) == 0 else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{argument}: expected a number, not {number!r}")
+    return value
+
+
+def _is_iterable_of_torch(source: Any) -> bool:
+    """Return whether `source` is a torch IterableDataset. Such a dataset must be read by `iter`,
+    because its `__getitem__` always raises.
+
+    Does not import torch, because a program with such an object has already imported it.
+    """
+    torch = sys.modules.get("torch.utils.data")
+    return torch is not None and isinstance(source, torch.IterableDataset)
 
 
 def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset, ...]:
@@ -81,7 +108,7 @@ def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset,
 
 @dataset_class
 @checked
-class Dataset(DatasetConstructors, DatasetResults):
+class Dataset(Tree):
     """A pipeline whose elements are computed while it is iterated: `for element in dataset`.
 
     >>> dataset = Dataset.range(10).filter(lambda x: x % 2 == 0).map(lambda x: x * x)
@@ -108,6 +135,178 @@ class Dataset(DatasetConstructors, DatasetResults):
         accept any iterable and import no dataset.
         """
         return common_shard(unread(self), count, index, entropy)
+
+    # -- sources --
+
+    @classmethod
+    def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
+        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or
+        `range(start, stop, step)`, with the dtype `output_type`. The arguments may be floats. An
+        integer `output_type` cuts off the fractions of the numbers.
+
+        >>> print(*Dataset.range(2, 10, 3))
+        2 5 8
+
+        Raises:
+          InvalidArgumentError: the step is 0, an argument is not finite, or an integer
+            `output_type` cannot hold the numbers.
+          ValueError: there are no arguments, or more than three.
+          TypeError: an argument is not a number.
+        """
+        if not 1 <= len(args) <= 3:
+            raise ValueError(f"range takes one to three numbers, not {len(args)}")
+        numbers = [_plain(one) for one in args]
+        start, stop, step = (
+            numbers * 2
+            if len(numbers) == 3
+            else [0, *numbers, 1]
+            if len(numbers) == 1
+            else [*numbers, 1]
+        )[:3]
+        return cls(sources.Range.build(start, stop, step, output_type))
+
+    @classmethod
+    def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
+        """Return a dataset of one element, `tensors`. Arrays are not copied, and the element has
+        read-only views of them.
+
+        >>> print(*Dataset.from_tensors([[1, 2], [3, 4]]))
+        [[1 2] [3 4]]
+        """
+        return cls(converted("tensors", sources.Tensors.build, tensors))
+
+    @classmethod
+    def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
+        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied, and the
+        elements have read-only views of them.
+
+        >>> print(*Dataset.from_tensor_slices([[1, 2], [3, 4]]))
+        [1 2] [3 4]
+
+        Raises:
+          ValueError: a leaf is a scalar, a Ragged or a Sparse, or the leaves differ in length.
+        """
+        return cls(converted("tensors", sources.Slices.build, tensors))
+
+    @classmethod
+    def from_generator(
+        cls: type[D],
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Iterable[Any] | None = (),
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> D:
+        """Return a dataset of the items that `generator(*args)` yields. Each iterator calls
+        `generator`.
+
+        >>> words = Dataset.from_generator(lambda: iter("abc"))
+        >>> print(*words)
+        a b c
+
+        If neither `output_signature` nor `output_types` is passed, the first item determines the
+        spec, and the other items are not checked. The state of an iterator is a number of items.
+        Loading the state calls the generator again and skips this number of items. If the result of
+        `generator` can save its position, the state contains that position instead, as for
+        `from_source`.
+
+        Raises:
+          TypeError: `generator` is not callable, or both `output_signature` and `output_types` were
+            passed.
+          InvalidArgumentError: while iterating, an item does not fit the signature.
+        """
+        spec = declared_spec("output_signature", output_signature)
+        if spec is not None and output_types is not None:
+            raise TypeError("from_generator takes output_signature or output_types, not both")
+        if output_types is not None:
+            spec = converted(
+                "output_types and output_shapes", sources.spec_from, output_types, output_shapes
+            )
+        return cls(sources.Generator(PickledFunction(generator), tuple(args or ()), spec))
+
+    @classmethod
+    def from_source(
+        cls: type[D], source: Any, output_signature: Any = None, name: str | None = None
+    ) -> D:
+        """Return a dataset of the items of an iterable, or of an object with items by position: a
+        list, a torch or Hugging Face dataset, a Grain source.
+
+        >>> print(*Dataset.from_source(["a", "b", "c"]))
+        a b c
+
+        An object with `len(source)` and `source[position]` is read by position. A data service can
+        split it among workers, and the state of an iterator is a position. For any other object,
+        each iterator calls `iter(source)`. If the result can save its position (`get_state` or
+        `state_dict`), the state of the iterator contains that position. Otherwise the state is a
+        number of items, as for `from_generator`.
+
+        Args:
+          output_signature: the spec of the items. Without a signature, the first item determines
+            the spec.
+
+        Raises:
+          TypeError: `source` is an iterator, which can be read only once, or a mapping, or is
+            neither iterable nor readable by position.
+        """
+        spec = declared_spec("output_signature", output_signature)
+        if isinstance(source, Mapping):
+            raise TypeError(
+                "the items of a mapping have no order: pass a list, or call from_tensor_slices() "
+                "for a dict of arrays"
+            )
+        if hasattr(source, "__next__"):
+            raise TypeError(
+                f"{type(source).__name__} can be read only once: pass from_generator a function "
+                f"that makes it"
+            )
+        if (
+            hasattr(source, "__len__")
+            and hasattr(source, "__getitem__")
+            and not _is_iterable_of_torch(source)
+        ):
+            return cls(sources.Source(PickledFunction(source), len(source), spec))
+        if not hasattr(source, "__iter__"):
+            raise TypeError(
+                f"a source is iterable, or has a length and items by position; "
+                f"{type(source).__name__} is neither"
+            )
+        return cls(
+            sources.Generator(PickledFunction(functools.partial(iter, source)), (), spec, kept=True)
+        )
+
+    @classmethod
+    def random(
+        cls: type[D],
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> D:
+        """Return a dataset of random int64 numbers in [0, 2**32), without end. Each iterator yields
+        the same numbers, unless `rerandomize_each_iteration` is True.
+
+        >>> numbers = Dataset.random(seed=7).take(2)
+        >>> list(numbers) == list(numbers)
+        True
+        """
+        return cls(randomness.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
+
+    @classmethod
+    def counter(
+        cls: type[D], start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None
+    ) -> D:
+        """Return a dataset of the numbers start, start + step, start + 2 * step, ..., without end.
+
+        >>> print(*Dataset.counter(10, 5).take(3))
+        10 15 20
+        """
+        return cls(
+            sources.Counter(
+                _plain(start, "start"),
+                _plain(step, "step"),
+                converted("dtype", np.dtype, dtype).str,
+            )
+        )
 
     # -- from files --
 
@@ -393,8 +592,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         """
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
         return self._then(
-            shuffling.Shuffle(
-                shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle
+            randomness.Shuffle(
+                randomness.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle
             )
         )
 
@@ -782,7 +981,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         inputs = _checked_inputs(datasets)
         seeds = operation_seed(seed), bool(rerandomize_each_iteration)
         if is_dataset(weights):
-            selector = Dataset(combining.Selector(None, *seeds), (weights,))
+            selector = Dataset(randomness.Selector(None, *seeds), (weights,))
             return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (selector, *inputs))
         shares = np.full(len(inputs), 1 / len(inputs)) if weights is None else np.asarray(weights)
         if shares.dtype not in (np.float32, np.float64):
@@ -796,7 +995,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         ]
         if not chosen:
             return inputs[0].take(0)
-        selector = Dataset(combining.Selector(tuple(share for share, _ in chosen), *seeds))
+        selector = Dataset(randomness.Selector(tuple(share for share, _ in chosen), *seeds))
         return Dataset(
             combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen))
         )
@@ -835,7 +1034,7 @@ class Dataset(DatasetConstructors, DatasetResults):
             raise ValueError(f"target_dist has {len(target)} classes, initial_dist {len(initial)}")
         function = PickledFunction(class_func)
         return self._then(
-            resampling.RejectionResample(function, target, initial, operation_seed(seed))
+            randomness.RejectionResample(function, target, initial, operation_seed(seed))
         )
 
     def apply(
@@ -853,6 +1052,85 @@ class Dataset(DatasetConstructors, DatasetResults):
                 f"the function of apply must return a Dataset, not {type(made).__name__}"
             )
         return made
+
+    # -- results --
+
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None
+    ) -> Any:
+        """Compute `state = reduce_func(state, element)` for each element, beginning with
+        `initial_state`, and return the last state.
+
+        >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
+        10
+
+        Raises:
+          TypeError: the state changes its structure, dtype or shape.
+        """
+        state = converted("initial_state", element, initial_state)
+        spec = spec_of(state)
+        for x in self:
+            try:
+                state = element(reduce_func(state, x))
+            except StopIteration as error:
+                raise stopped_error("reduce") from error
+            elementwise.check_state(state, spec, "reduce")
+        return state
+
+    def save(
+        self,
+        path: str,
+        compression: str | None = None,
+        shard_func: Callable[..., Any] | None = None,
+        checkpoint_args: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write all elements to the folder `path`. Saving again to the folder adds a newer copy,
+        and `load` reads the newest copy.
+
+        >>> Dataset.range(3).save(f"{folder}/saved")
+        >>> print(*Dataset.load(f"{folder}/saved"))
+        0 1 2
+
+        Args:
+          compression: None, "GZIP" or "ZLIB".
+          shard_func: a function that returns, for an element, the number of the file into which the
+            element is written.
+          checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After
+            every interval (1,000 elements by default), `save` writes a checkpoint to `directory`.
+            If `save` is interrupted, a second call with the same arguments continues from the
+            checkpoint. The keys "max_to_keep" and "step_counter" are accepted and ignored.
+
+        Raises:
+          InvalidArgumentError: the dataset is infinite.
+          ValueError: `compression` or `checkpoint_args` is invalid, or `shard_func` does not return
+            an integer.
+          UnimplementedError: `checkpoint_args` were passed, and the pipeline has an operator
+            without a state.
+          FailedPreconditionError: the dataset is empty and its spec is unknown. With
+            `checkpoint_args` also: the checkpoint in `directory` belongs to another dataset, path
+            or compression, or the dataset cannot be serialized.
+        """
+        checkpoints = saving.Checkpoints.of(checkpoint_args)
+        saving.save(
+            self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints
+        )
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """Return the only element.
+
+        >>> int(Dataset.range(5).batch(5).map(np.sum).get_single_element())
+        10
+
+        Raises:
+          InvalidArgumentError: there is no element, or more than one.
+        """
+        with iter(self) as iterator:
+            for x in iterator:
+                for _ in iterator:
+                    raise invalid("Dataset had more than one element.")
+                return x
+        raise invalid("Dataset was empty.")
 
 
 def deserialize(text: str) -> Dataset:

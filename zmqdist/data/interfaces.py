@@ -15,14 +15,11 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from zmqdist.data.structure import invalid
 from zmqdist.errors import OpError
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 FORMAT_VERSION = 1
 
@@ -35,9 +32,6 @@ OPERATOR_MODULES = {
 }
 """The modules that register the operators that no method of `Dataset` creates, by the operator's
 name. Such a module is imported when a description names its operator."""
-
-DatasetLike: TypeAlias = "Tree"
-"""A dataset, as iterators and operators see it, whose modules stand below tree.py."""
 
 C = TypeVar("C", bound=type)
 
@@ -69,6 +63,36 @@ class Memory:
     def continue_at(self, number: int) -> None:
         """Go back, or ahead: the next pass has this number."""
         self._next = number
+
+
+class DatasetLike(Protocol):
+    """The members of a dataset that iterators and operators use. The class Tree (tree.py) describes
+    them."""
+
+    op: Any
+    memory: Memory
+
+    @property
+    def inputs(self) -> Sequence[DatasetLike]: ...
+
+    @property
+    def element_spec(self) -> Any: ...
+
+    @property
+    def known_spec(self) -> Any: ...
+
+    @property
+    def declared_spec(self) -> Any: ...
+
+    def cardinality(self) -> int: ...
+
+    def fingerprint(self) -> str: ...
+
+    def probe(self) -> Iterator[Any]: ...
+
+    def walk(self) -> Sequence[DatasetLike]: ...
+
+    def __iter__(self) -> Any: ...
 
 
 def operator(name: str, node: type) -> Callable[[C], C]:

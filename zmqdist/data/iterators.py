@@ -34,6 +34,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
+from types import TracebackType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -41,7 +42,6 @@ import numpy as np
 from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.data.interfaces import DatasetLike, Memory, deserialize
-from zmqdist.data.operator_traceback import failing_operator, stopped_error
 from zmqdist.data.options import Options
 from zmqdist.data.structure import from_json, invalid, is_dataset, map_items, to_json
 from zmqdist.errors import (
@@ -508,26 +508,30 @@ class OperatorNode:
         """Return an iterator over the elements of the node's only input."""
         return self.children[0].stream()
 
+    def inner_nodes(self) -> list[Any]:
+        """Return the open nodes of the datasets that a function of the operator has returned."""
+        return []
+
     def restart(self) -> None:
         """Discard the generators of this node and its children after an error. New generators will
         start from the fields."""
         self._stream = None
-        for child in self.children:
-            child.restart()
+        for node in (*self.children, *self.inner_nodes()):
+            node.restart()
 
     def abandon(self) -> None:
         """Interrupt a blocking call of this node or of a child, as far as possible. The thread that
         closes the iterator calls this, so that another thread that reads the node returns soon.
         """
-        for child in self.children:
-            child.abandon()
+        for node in (*self.children, *self.inner_nodes()):
+            node.abandon()
 
     def close(self) -> None:
         """Stop the threads of this node and of its children, if any, and drop their generators,
         which refer to the nodes."""
         self._stream = None
-        for child in self.children:
-            child.close()
+        for node in (*self.children, *self.inner_nodes()):
+            node.close()
 
     def state(self) -> dict[str, Any]:
         """Return the node's own fields as JSON types."""
@@ -586,6 +590,34 @@ class NumberedNode(OperatorNode):
         self.number = state["pass"]
         self.context.load_pass(self.dataset.memory, self.number)
         super().load_state_dict(state)
+
+
+def failing_operator(error: BaseException) -> str:
+    """Return the operator that was running when the error was raised, as `explain` prints it; "" if
+    no operator was running."""
+    found: Any = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if issubclass(type(owner), OperatorNode):
+            found = owner  # go on, because the innermost node comes last in the traceback
+        trace = trace.tb_next
+    if found is None:
+        return ""
+    try:
+        return str(found.op.one_line())
+    except Exception:
+        # the `repr` of a user's object among the operator's arguments may raise any error
+        return str(found.op.name)
+
+
+def stopped_error(operator: str) -> RuntimeError:
+    """Return the error in place of a StopIteration of a user function, which would end a loop."""
+    return RuntimeError(
+        f"a function of {operator} raised StopIteration, which is for iterators only: let it "
+        f"return a value or raise another"
+        " error; to leave out elements use filter() or take_while()"
+    )
 
 
 class _IteratorCore:

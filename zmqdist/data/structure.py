@@ -318,19 +318,18 @@ def problem_of(value: Any, spec: Any) -> str | None:
     if problem is not None:
         return problem
     try:
-        pairs = nest.flatten(
-            nest.map_structure(lambda want, have: _Pair(want, have), spec, value, check_types=False)
-        )
+        nest.assert_same_structure(spec, value, check_types=False)
+        pairs = list(zip(nest.flatten(spec), nest.flatten(value), strict=True))
     except (TypeError, ValueError) as error:
         return str(error)
-    for pair in pairs:
-        if isinstance(pair.spec, DatasetSpec):
-            if not is_dataset(pair.leaf):
-                return f"expected a dataset, given {type(pair.leaf).__name__}"
-        elif is_dataset(pair.leaf):
+    for leaf_spec, leaf in pairs:
+        if isinstance(leaf_spec, DatasetSpec):
+            if not is_dataset(leaf):
+                return f"expected a dataset, given {type(leaf).__name__}"
+        elif is_dataset(leaf):
             return "expected an array, given a dataset"
         else:
-            problem = pair.spec.problem(np.asarray(pair.leaf))
+            problem = leaf_spec.problem(np.asarray(leaf))
             if problem is not None:
                 return str(problem)
     return None
@@ -354,12 +353,6 @@ def _dict_problem(spec: Any, value: Any) -> str | None:
         (problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None),
         None,
     )
-
-
-@dataclass(frozen=True)
-class _Pair:
-    spec: Any
-    leaf: Any
 
 
 # -- batches ---------------------------------------------------------------------------------------

@@ -157,6 +157,11 @@ class DispatchServer:
         """Return `num_workers`. The name `_num_workers` is the one in tf.data service."""
         return self.num_workers
 
+    @property
+    def _loop(self) -> Loop:
+        assert self._runtime.loop is not None
+        return self._runtime.loop
+
     def snapshot(self) -> BrokerSnapshot:
         """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows
         them. Waits for the loop.
@@ -165,8 +170,7 @@ class DispatchServer:
         ...     print(len(dispatcher.snapshot().workers))
         0
         """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.broker.snapshot)
+        return self._loop.run(self._runtime.broker.snapshot)
 
     def wait_for(
         self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout: float | None
@@ -180,20 +184,19 @@ class DispatchServer:
 
         The loop calls `ready` after each event, so `ready` must not block.
         """
-        runtime = self._runtime
-        assert runtime.loop is not None
+        runtime, loop = self._runtime, self._loop
         is_ready = threading.Event()
 
         def check() -> None:
             if ready(frozenset(runtime.broker.membership.members)):
                 is_ready.set()
 
-        runtime.loop.call_soon(runtime.watchers.append, check)
-        runtime.loop.call_soon(check)
+        loop.call_soon(runtime.watchers.append, check)
+        loop.call_soon(check)
         try:
             return is_ready.wait(seconds(timeout))
         finally:
-            runtime.loop.call_soon(runtime.watchers.remove, check)
+            loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
         """Have the loop call `fn` with the registered workers as (job, index): first now, then
@@ -210,8 +213,7 @@ class DispatchServer:
 
         `fn` must not block. It is called until the server stops.
         """
-        runtime = self._runtime
-        assert runtime.loop is not None
+        runtime, loop = self._runtime, self._loop
 
         def check() -> None:
             fn(frozenset(runtime.broker.membership.members))
@@ -220,7 +222,7 @@ class DispatchServer:
             runtime.member_watchers.append(check)
             check()
 
-        runtime.loop.call_soon(begin)
+        loop.call_soon(begin)
 
     def drain_reports(self) -> list[DrainReport]:
         """Return for each worker what would become of its values and work if it left. Waits at most
@@ -246,8 +248,7 @@ class DispatchServer:
         Raises:
           NotFoundError: no worker of this name is registered.
         """
-        assert self._runtime.loop is not None
-        self._runtime.loop.run(self._runtime.drain, job, index, duration("grace_s", grace_s))
+        self._loop.run(self._runtime.drain, job, index, duration("grace_s", grace_s))
 
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left,
@@ -272,8 +273,7 @@ class DispatchServer:
         ...     print(type(dispatcher.data_snapshot()).__name__)
         DataSnapshot
         """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.part.snapshot)
+        return self._loop.run(self._runtime.part.snapshot)
 
     def data_tasks_by_worker(self) -> dict[str, int]:
         """Return the number of data tasks and snapshot streams of each worker, by the worker's
@@ -283,8 +283,7 @@ class DispatchServer:
         ...     print(dispatcher.data_tasks_by_worker())
         {}
         """
-        assert self._runtime.loop is not None
-        return self._runtime.loop.run(self._runtime.part.task_counts)
+        return self._loop.run(self._runtime.part.task_counts)
 
     def _snapshot_streams(self, path: str) -> list[Any]:
         """Return the streams of the distributed snapshot in folder `path`, each with `index`,
@@ -293,7 +292,6 @@ class DispatchServer:
         Raises:
           NotFoundError: the dispatcher knows no snapshot in this folder.
         """
-        assert self._runtime.loop is not None
         return self._runtime.part.snapshots.streams(path)
 
     def open_join(

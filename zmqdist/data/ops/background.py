@@ -1,5 +1,12 @@
-"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel
-operators share. The threads of the parallel operators are in parallel.py.
+"""Reading ahead and calling functions in threads: the operator prefetch, and what parallel map,
+parallel batch and parallel interleave share.
+
+Theory
+    In a parallel map or batch, the reading thread has `pending`, a queue of calls in the order of
+    the input. Worker threads take the calls one by one from a common queue, so that no thread is
+    idle while another thread has a long call. A worker thread sleeps only when the queue is empty,
+    and the reading thread only when the call that it needs is not done. Only sleeping threads are
+    woken. With cheap functions there are therefore long runs without a thread switch.
 
 Rules
     A thread belongs to one node. It stops with the node's iterator, at the end of the data or when
@@ -12,6 +19,12 @@ Rules
     A state contains the elements that were read ahead. The state of a parallel map contains inputs
     instead, and after a load the function is called on them again.
 
+    In a parallel interleave, the thread that reads a dataset creates and opens it (DeferredNode),
+    while other threads create and open other datasets. The user functions run concurrently, and in
+    any order: the random numbers of a dataset depend on the number of its input element
+    (`NumberedNode.inner_context`), and not on which thread is the fastest. A dataset that cannot be
+    opened raises its error once, and then ends.
+
 All Python functions of a process share the interpreter lock, so threads help only if a function
 waits or computes in NumPy.
 """
@@ -21,7 +34,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -37,8 +50,8 @@ from zmqdist.data.iterators import (
     save_elements,
 )
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import checked_int, invalid
-from zmqdist.errors import FailedPreconditionError
+from zmqdist.data.structure import READY, checked_int, element, invalid
+from zmqdist.errors import CancelledError, FailedPreconditionError
 
 PREFETCH_AUTOTUNE = 8
 """The smallest number of elements that prefetch(AUTOTUNE) reads ahead."""
@@ -369,3 +382,306 @@ def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
     if count < 1 and count != AUTOTUNE:
         raise ValueError(f"`{argument}` must be greater than 0 or AUTOTUNE, not {calls}")
     return count
+
+
+_ANY = object()
+
+
+class MapCall:
+    """One call of the function of a parallel operator, which a thread of MapThreads makes.
+
+    Attributes:
+      x: the input.
+      y: the output, or a BufferedError if the call or its input has failed. It is valid when `done`
+        is True.
+    """
+
+    __slots__ = ("done", "x", "y")
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.y: Any = None
+        self.done = False
+
+
+class MapThreads:
+    """Threads that run the calls in a queue. They have no reference to the iterator, so that they
+    do not keep it alive.
+
+    No wake-up is lost, because a thread announces that it will sleep before it checks the queue a
+    last time, and `add` appends to the queue before it checks whether a thread sleeps. In the same
+    way, `wait` sets `_awaited` before it checks `done`, and a worker thread sets `done` before it
+    checks `_awaited`.
+    """
+
+    def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
+        self._size, self._function = size, function
+        self._todo: deque[MapCall] = deque()
+        self._threads: list[threading.Thread] = []
+        self._work = threading.Condition()
+        self._idle = 0
+        self._stop = False
+        self._done = threading.Condition()
+        self._awaited: Any = None
+
+    def add(self, call: MapCall) -> None:
+        """Add a call to the queue. Wakes an idle thread, or starts a thread if fewer than `size`
+        threads exist."""
+        self._todo.append(call)
+        if self._idle:
+            with self._work:
+                if self._idle:
+                    # count the woken thread as busy at once, so that the next call wakes another
+                    # thread
+                    self._idle -= 1
+                    self._work.notify()
+        elif len(self._threads) < self._size:
+            thread = threading.Thread(target=self._run, name="zmqdist-data-map", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
+        """Wait until a call is done, and return that call. With `ordered` wait for the first of the
+        calls, otherwise for any call."""
+        with self._done:
+            self._awaited = calls[0] if ordered else _ANY
+            try:
+                while True:
+                    for call in calls:
+                        if call.done:
+                            return call
+                        if ordered:
+                            break
+                    self._done.wait()
+            finally:
+                self._awaited = None
+
+    def drop(self) -> None:
+        """Remove the calls that have not begun from the queue."""
+        self._todo.clear()
+
+    def close(self) -> None:
+        """Stop the threads, and wait for the running calls. Calls that have not begun are
+        dropped.
+        """
+        self._todo.clear()
+        with self._work:
+            self._stop = True
+            self._work.notify_all()
+        for thread in self._threads:
+            # Do not join the current thread: a finalizer that closes the iterator may run in one of
+            # these threads.
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        todo, function = self._todo, self._function
+        while not self._stop:
+            try:
+                call = todo.popleft()
+            except IndexError:
+                with self._work:
+                    self._idle += 1
+                    if todo or self._stop:
+                        self._idle -= 1
+                    else:
+                        self._work.wait()
+                continue
+            try:
+                call.y = function(call.x)
+            except BaseException as error:
+                # keep the error until the reading thread reaches this call
+                call.y = BufferedError(error)
+            call.done = True
+            if self._awaited is call or self._awaited is _ANY:
+                with self._done:
+                    self._done.notify_all()
+
+
+class ParallelNode(OperatorNode):
+    """Calls a function on several inputs at once, in threads. Subclasses define the inputs (`feed`)
+    and the function (`function`)."""
+
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.threads = threads_for(self.op.parallel, context)
+        self.ordered = in_order(self.op.deterministic, context)
+        self.limit = ReadAheadLimit(self.threads, ahead_max(context))
+        self.pending: deque[MapCall] = deque()
+        self._pool: MapThreads | None = None
+        context.interrupts.close_blocks = True
+
+    def feed(self) -> Iterator[Any]:
+        """Yield the remaining inputs of the function."""
+        return self.source()
+
+    def function(self) -> Callable[[Any], Any]:
+        """Return the function that the threads call with each input."""
+        raise NotImplementedError
+
+    def run(self) -> Iterator[Any]:
+        pending, limit = self.pending, self.limit
+        while True:
+            if len(pending) <= limit.low:
+                self._fill()
+                if not pending:
+                    return
+            call = pending[0]
+            if not call.done:
+                assert self._pool is not None
+                call = self._pool.wait(pending, self.ordered)
+            if call is pending[0]:
+                pending.popleft()
+            else:
+                pending.remove(call)
+            if type(call.y) is BufferedError:
+                raise call.y.error
+            yield call.y
+
+    def _fill(self) -> None:
+        self.limit.run_finished()
+        feed = self.feed()
+        while len(self.pending) < self.limit.size:
+            try:
+                x = next(feed, _END)
+            except Exception as error:
+                self.children[0].restart()
+                feed = self.feed()
+                x = BufferedError(error)  # the error takes the place of the failed input
+            if x is _END:
+                return
+            self._add(x)
+
+    def _add(self, x: Any) -> None:
+        call = MapCall(x)
+        self.pending.append(call)
+        if type(x) is BufferedError:
+            call.y, call.done = x, True  # the input failed, so the function is not called
+            return
+        if self._pool is None:
+            self._pool = MapThreads(self.threads, self.function())
+        self._pool.add(call)
+
+    def close(self) -> None:
+        super().close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def state(self) -> dict[str, Any]:
+        pending = save_elements([call.x for call in self.pending])
+        return super().state() | {"pending": pending}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        if self._pool is not None:
+            self._pool.drop()
+        self.pending.clear()
+        for x in load_elements(state["pending"]):
+            self._add(x)
+
+
+class ParallelMapNode(ParallelNode):
+    """Runs a parallel `map`."""
+
+    def function(self) -> Callable[[Any], Any]:
+        return _Call(self.op.fitting().value)
+
+
+class _Call:
+    """A callable that applies a user function to an element."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, x: Any) -> Any:
+        y = self._function(*x) if type(x) is tuple else self._function(x)
+        return y if type(y) in READY else element(y)
+
+
+class DeferredNode:
+    """Takes the place of the node of one dataset in a parallel interleave, and creates that node at
+    the first read."""
+
+    def __init__(self, make_dataset: Callable[[], DatasetLike], context: Context) -> None:
+        """Prepare to open a node. `make_dataset` is not called yet.
+
+        Args:
+          make_dataset: a function that returns the dataset.
+          context: the context for this dataset alone.
+        """
+        self._make_dataset = make_dataset
+        self._context = context
+        self._lock = threading.Lock()
+        self._node: OperatorNode | None = None
+        self._saved: dict[str, Any] | None = None
+        self._failed = False
+        self._abandoned = False
+
+    def stream(self) -> Iterator[Any]:
+        """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the
+        dataset."""
+        if self._failed:
+            return iter(())
+        return self.open().stream()
+
+    def open(self) -> OperatorNode:
+        """Return the node. The first call opens it.
+
+        Raises:
+          CancelledError: the iterator is being closed.
+          Exception: any error of the function, or of opening the dataset.
+        """
+        if self._node is None:
+            try:
+                self._node = self._open()
+            except BaseException:
+                self._failed = True
+                raise
+            with self._lock:
+                abandoned = self._abandoned
+            if abandoned:
+                # abandon the new node too, because `abandon` was called before it was created
+                self._node.abandon()
+        return self._node
+
+    def _open(self) -> OperatorNode:
+        dataset = self._make_dataset()
+        if self._abandoned:
+            raise CancelledError("the iterator was closed")
+        node = self._context.open(dataset)
+        if self._saved is not None:
+            node.load_state_dict(self._saved)
+        return node
+
+    def restart(self) -> None:
+        """Restart the node if it exists, as `OperatorNode.restart` does."""
+        if self._node is not None:
+            self._node.restart()
+
+    def abandon(self) -> None:
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does."""
+        with self._lock:
+            self._abandoned = True
+            node = self._node
+        if node is not None:
+            node.abandon()
+
+    def close(self) -> None:
+        """Close the node if it exists, as `OperatorNode.close` does."""
+        if self._node is not None:
+            self._node.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return whether opening the node has failed ("over"), and the state of the node ("node"),
+        which is None until the node is open."""
+        return {"over": self._failed, "node": self._node and self._node.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned. Opens the node, unless the state says
+        that opening it has failed."""
+        self._failed, self._saved = state["over"], state["node"]
+        if not self._failed:
+            self.open()

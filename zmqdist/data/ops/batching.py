@@ -15,8 +15,8 @@ from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.ops.background import ParallelNode
 from zmqdist.data.ops.base import Op, finite
-from zmqdist.data.ops.parallel import ParallelNode
 from zmqdist.data.structure import (
     batched,
     checked_int,
@@ -32,9 +32,8 @@ from zmqdist.data.structure import (
 from zmqdist.specs import TensorSpec
 
 
-class GatheringNode(OperatorNode):
-    """Runs an operator that joins each `size` consecutive elements: collects elements in
-    `partial_batch`, and joins them when they are enough.
+class _BatchesNode(OperatorNode):
+    """Collects each `size` consecutive elements in `partial_batch`.
 
     After an error of the input, `partial_batch` has all elements before the failed element, so that
     only the failed element is lost.
@@ -44,27 +43,31 @@ class GatheringNode(OperatorNode):
     state_keys = {"partial_batch": "held"}
     partial_batch: list[Any]
 
-    def join(self, elements: list[Any]) -> Any:
-        """Join several elements to one element."""
-        return stack(elements)
-
-    def run(self) -> Iterator[Any]:
-        size = self.op.size
-        source = self.source()
+    def batches(self) -> Iterator[list[Any]]:
+        """Yield lists of `size` elements, and a shorter last one unless the operator drops it."""
+        size, source = self.op.size, self.source()
         while True:
             # If the input raises, no element is lost, because `extend` has added the elements
             # before the error to `partial_batch`.
             self.partial_batch.extend(islice(source, size - len(self.partial_batch)))
             batch = self.partial_batch
-            if len(batch) < size:
-                break
-            # empty `partial_batch` before `join`, so that a batch for which `join` raises is not
+            if not batch or (len(batch) < size and self.op.drop_remainder):
+                return
+            # empty `partial_batch` before the yield, so that a batch that cannot be joined is not
             # joined again
             self.partial_batch = []
-            yield self.join(batch)
-        if batch and not self.op.drop_remainder:
-            self.partial_batch = []
-            yield self.join(batch)
+            yield batch
+
+
+class GatheringNode(_BatchesNode):
+    """Runs an operator that joins each `size` consecutive elements."""
+
+    def join(self, elements: list[Any]) -> Any:
+        """Join several elements to one element."""
+        return stack(elements)
+
+    def run(self) -> Iterator[Any]:
+        return map(self.join, self.batches())
 
 
 @dataclass(frozen=True)
@@ -95,23 +98,11 @@ class Gathering(Op):
         return batched(inputs[0], self.size if self.drop_remainder else None)
 
 
-class _ParallelBatchNode(ParallelNode):
-    """Runs a parallel `batch`: collects the elements of a batch in `partial_batch`, and has threads
-    stack the batches."""
-
-    element_fields = ("partial_batch",)
-    state_keys = {"partial_batch": "held"}
-    partial_batch: list[Any]
+class _ParallelBatchNode(ParallelNode, _BatchesNode):
+    """Runs a parallel `batch`: has threads stack the batches."""
 
     def feed(self) -> Iterator[Any]:
-        size, source = self.op.size, self.source()
-        while True:
-            self.partial_batch.extend(islice(source, size - len(self.partial_batch)))
-            batch = self.partial_batch
-            if not batch or (len(batch) < size and self.op.drop_remainder):
-                return
-            self.partial_batch = []
-            yield batch
+        return self.batches()
 
     def function(self) -> Callable[[Any], Any]:
         return stack
@@ -196,8 +187,8 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Runs `rebatch`: collects the rows of batches in `partial_batch`, and stacks them again. `turn` counts
-    the yielded batches, to select the next size.
+    """Runs `rebatch`: collects the rows of batches in `partial_batch`, and stacks them again.
+    `turn` counts the yielded batches, to select the next size.
     """
 
     plain_fields = ("position", "turn")

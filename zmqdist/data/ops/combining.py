@@ -13,8 +13,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
-
 from zmqdist import nest
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
@@ -26,11 +24,9 @@ from zmqdist.data.iterators import (
     load_elements,
     save_elements,
 )
-from zmqdist.data.ops.background import AHEAD_MAX, ReadAhead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, DeferredNode, ReadAhead, in_order, threads_for
 from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
 from zmqdist.data.ops.in_step import InStepOp
-from zmqdist.data.ops.opening import DeferredNode
-from zmqdist.data.seeds import RandomNode
 from zmqdist.data.structure import (
     UNKNOWN_SPEC,
     NoElements,
@@ -303,7 +299,7 @@ class InterleaveNode(NumberedNode):
                     return
             # No node is ready, so all nodes are ReadAheads, because a node of any other class
             # counts as ready.
-            ReadAhead.wait_for_one(self._nodes())
+            ReadAhead.wait_for_one(self.inner_nodes())
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""
@@ -370,28 +366,21 @@ class InterleaveNode(NumberedNode):
     def _advance(self) -> None:
         self.turn, self.block_position = (self.turn + 1) % len(self.slots), 0
 
-    def _nodes(self) -> list[Any]:
+    def inner_nodes(self) -> list[Any]:
         return [slot[1] for slot in list(self.slots) if slot is not None and slot[1] is not None]
-
-    def restart(self) -> None:
-        super().restart()
-        for node in self._nodes():
-            node.restart()
 
     def abandon(self) -> None:
         self.abandoned.set()
         super().abandon()
-        for node in self._nodes():
-            node.abandon()
 
     def close(self) -> None:
-        super().close()
         self._close_slots()
+        super().close()
 
     def _close_slots(self) -> None:
-        for node in self._nodes():
+        for node in self.inner_nodes():
             node.abandon()
-        for node in self._nodes():
+        for node in self.inner_nodes():
             node.close()
 
     def state(self) -> dict[str, Any]:
@@ -512,8 +501,13 @@ class _ChooseNode(OperatorNode):
         return None
 
 
+@operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
-class _Selecting(InStepOp):
+class Choose(InStepOp):
+    """Yields, for each index that the first input yields, the next element of another input. Index
+    0 means the second input, index 1 the third, and so on.
+    """
+
     stop_on_empty_dataset: bool = True
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -541,52 +535,3 @@ class _Selecting(InStepOp):
     def split_inputs(self, count: int) -> tuple[int, ...]:
         # split all inputs except the selector, which each worker reads whole
         return tuple(range(1, count))
-
-
-@operator("choose_from_datasets", _ChooseNode)
-@dataclass(frozen=True)
-class Choose(_Selecting):
-    """Yields, for each index that the first input yields, the next element of another input. Index
-    0 means the second input, index 1 the third, and so on.
-    """
-
-
-class _SelectorNode(RandomNode):
-    """Runs a Selector: draws random indices by weight. If the node has an input, this input yields
-    the weights for each draw."""
-
-    fresh_option = "rerandomize"
-
-    def run(self) -> Iterator[Any]:
-        if not self.children:
-            while True:
-                yield self._draw(self.op.weights)
-        for weights in self.source():
-            yield self._draw(weights)
-
-    def _draw(self, weights: Any) -> Any:
-        bounds = np.cumsum(np.asarray(weights, dtype=np.float64))
-        chosen = np.searchsorted(bounds, self.draws.uniform() * bounds[-1], side="right")
-        return np.int64(min(chosen, len(bounds) - 1))
-
-
-@operator("selector", _SelectorNode)
-@dataclass(frozen=True)
-class Selector(Op):
-    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with a
-    Selector as the first input."""
-
-    weights: tuple[float, ...] | None
-    seed: tuple[int, int] | None
-    rerandomize: bool
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return inputs[0] if inputs else INFINITE_CARDINALITY
-
-    def stateful(self) -> bool:
-        return self.seed is None
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        from zmqdist.specs import TensorSpec
-
-        return TensorSpec((), np.int64)

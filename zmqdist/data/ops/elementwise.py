@@ -13,9 +13,9 @@ import numpy as np
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.ops.background import ParallelMapNode
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.in_step import InStepOp, aligned_positions
-from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.signatures import CheckedFunction
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
 from zmqdist.specs import TensorSpec

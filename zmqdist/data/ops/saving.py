@@ -26,8 +26,7 @@ from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, NumberedNode
-from zmqdist.data.operator_traceback import stopped_error
+from zmqdist.data.iterators import Context, NumberedNode, stopped_error
 from zmqdist.data.ops import snapshots
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.snapshots import OpenFile, SavedFiles

@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import count as counting
 from operator import length_hint
 from typing import Any
 
@@ -32,7 +31,6 @@ from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op, PickledFunction
-from zmqdist.data.seeds import RandomNode
 from zmqdist.data.signatures import as_spec
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
@@ -136,10 +134,9 @@ class Range(Indexed):
         numpy_dtype = converted("output_type", np.dtype, dtype)
         made = cls(start, stop, step, numpy_dtype.str)
         if numpy_dtype.kind in "iu" and made.count():
-            bits = 8 * numpy_dtype.itemsize - (numpy_dtype.kind == "i")
-            low, high = (-(2**bits) if numpy_dtype.kind == "i" else 0), 2**bits - 1
+            bounds = np.iinfo(numpy_dtype.str)
             for end in made.ends():
-                if not low <= int(end) <= high:
+                if not bounds.min <= int(end) <= bounds.max:
                     raise invalid(
                         f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot "
                         f"hold"
@@ -410,39 +407,6 @@ class Generator(Op):
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.spec is None else self.spec
-
-
-class _RandomNode(RandomNode):
-    fresh_option = "rerandomize"
-
-    def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.splits = context.next_splits()
-
-    def run(self) -> Iterator[Any]:
-        uniform = self.draws.uniform
-        for _ in self.splits if self.splits is not None else counting():
-            yield np.int64(uniform() * 2**32)
-
-
-@operator("random", _RandomNode)
-@dataclass(frozen=True)
-class Random(Op):
-    """Yields random int64 numbers in [0, 2**32), without end."""
-
-    result_count = INFINITE_CARDINALITY
-
-    seed: tuple[int, int] | None
-    rerandomize: bool = False
-
-    def split_count(self) -> int:
-        return INFINITE_CARDINALITY
-
-    def stateful(self) -> bool:
-        return self.seed is None
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.int64)
 
 
 def files_matching(patterns: Any) -> list[str]:

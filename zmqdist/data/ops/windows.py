@@ -180,21 +180,14 @@ class _GroupNode(NumberedNode):
         )
         return self.inner
 
+    def inner_nodes(self) -> list[Any]:
+        return [] if self.inner is None else [self.inner]
+
     def _read(self) -> Iterator[Any]:
         assert self.inner is not None
         yield from self.inner.stream()
         self.inner.close()
         self.inner, self.made_of = None, (0, [])
-
-    def restart(self) -> None:
-        super().restart()
-        if self.inner is not None:
-            self.inner.restart()
-
-    def close(self) -> None:
-        super().close()
-        if self.inner is not None:
-            self.inner.close()
 
     def state(self) -> dict[str, Any]:
         return {

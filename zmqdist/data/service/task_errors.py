@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zmqdist.data.operator_traceback import failing_operator
+from zmqdist.data.iterators import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
