@@ -212,3 +212,11 @@ def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in made:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port of loopback on which no process listens."""
+    from tests.ports import free_port  # only here, because it imports zmqdist
+
+    return free_port()

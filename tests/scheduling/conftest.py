@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.ports import free_port
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child, Children
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
@@ -26,12 +25,6 @@ from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.launch.roles import run_dispatcher
 sys.exit(run_dispatcher(DispatcherConfig(**json.loads(sys.argv[1])), announce=lambda line: print(line, flush=True)))
 """
-
-
-@pytest.fixture
-def port() -> int:
-    """A port of loopback on which no process listens."""
-    return free_port()
 
 
 @pytest.fixture

@@ -12,14 +12,23 @@ Rules
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zmqdist.data.structure import invalid
 from zmqdist.errors import OpError
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # Python 3.10 has none
+
+    def dataclass_transform(**_: Any) -> Callable[[C], C]:
+        return lambda decorator: decorator
+
 
 FORMAT_VERSION = 1
 
@@ -95,14 +104,15 @@ class DatasetLike(Protocol):
     def __iter__(self) -> Any: ...
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def operator(name: str, node: type) -> Callable[[C], C]:
-    """Return a decorator that registers the class of an operator under `name`. `node` is the class
-    of the nodes that run the operator."""
+    """Return a decorator that makes the class of an operator a frozen dataclass, and registers it
+    under `name`. `node` is the class of the nodes that run the operator."""
 
     def enter(cls: C) -> C:
         assert name not in OPERATORS
         cls.name, cls.node = name, node  # type: ignore[attr-defined]
-        OPERATORS[name] = cls
+        OPERATORS[name] = dataclasses.dataclass(frozen=True)(cls)
         return cls
 
     return enter

@@ -38,7 +38,7 @@ from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import finite
 from zmqdist.data.ops.in_step import aligned_positions, reads_in_step
 from zmqdist.data.tree import Tree
-from zmqdist.errors import FailedPreconditionError, UnimplementedError
+from zmqdist.errors import UnimplementedError
 
 T = TypeVar("T", bound=Tree)
 
@@ -109,7 +109,6 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 def open_split(
     dataset: Tree,
     next_position: Callable[[int, int], int | None],
-    sources: int | None = None,
     entropy: Sequence[int] = (0, 0),
     ordered: bool = True,
 ) -> DatasetIterator:
@@ -123,22 +122,15 @@ def open_split(
     `open_stream` returns an iterator with a state.
 
     Args:
-      sources: how many sources the process that gives out the positions expects. None means that
-        this is not checked.
       entropy: two numbers that are the same in all processes that divide the positions, from which
         operators without a seed derive theirs, because some operators read the same elements in all
         processes (ops/in_step.py).
       ordered: whether parallel operators yield their elements in order, whatever the options are.
 
     Raises:
-      FailedPreconditionError: the dataset has another number of sources than `sources`.
       Exception: while iterating, any error of `next_position`. When the iteration continues,
         `next_position` is called again.
     """
-    if sources is not None and sources != (have := len(split_providers(dataset))):
-        raise FailedPreconditionError(
-            f"Attempted to feed {sources} split providers into a dataset with {have} sources"
-        )
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
         # Do not use a generator here, because it would end with the first error of `next_position`.

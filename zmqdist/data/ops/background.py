@@ -35,7 +35,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -319,7 +318,6 @@ class _PrefetchNode(OperatorNode):
 
 
 @operator("prefetch", _PrefetchNode)
-@dataclass(frozen=True)
 class Prefetch(Op):
     """Reads `size` elements ahead in a thread. AUTOTUNE adapts the number, and with 0 there is no
     thread."""
@@ -585,20 +583,13 @@ class ParallelMapNode(ParallelNode):
     """Runs a parallel `map`."""
 
     def function(self) -> Callable[[Any], Any]:
-        return _Call(self.op.fitting().value)
+        fn = self.op.fitting().value
 
+        def call(x: Any) -> Any:
+            y = fn(*x) if type(x) is tuple else fn(x)
+            return y if type(y) in READY else element(y)
 
-class _Call:
-    """A callable that applies a user function to an element."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, x: Any) -> Any:
-        y = self._function(*x) if type(x) is tuple else self._function(x)
-        return y if type(y) in READY else element(y)
+        return call
 
 
 class DeferredNode:

@@ -103,6 +103,7 @@ class Op:
       is_reader: whether the operator reads the files that its input names. FILE sharding looks for
         such operators.
       result_count: the cardinality of the operator's result, if it is always the same.
+      result_spec: the spec of the operator's elements, if it is always the same.
       ratio: what `per_split` returns. Without it, the operator has no portions.
       instead: the end of the error text of `per_split`, which says what else the user can do; empty
         if there is no advice.
@@ -114,6 +115,7 @@ class Op:
     instead: ClassVar[str] = ""
     in_background: ClassVar[bool] = False
     result_count: ClassVar[int | None] = None
+    result_spec: ClassVar[Any] = None
     ratio: ClassVar[Fraction | None] = _NO_RATIO
 
     @property
@@ -134,10 +136,10 @@ class Op:
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         """Return the spec of the operator's elements, where `inputs` are the specs of its inputs.
-        Return UNKNOWN_SPEC if only running the pipeline shows the spec. By default, return the spec
-        of the first input.
+        Return UNKNOWN_SPEC if only running the pipeline shows the spec. By default, return
+        `result_spec`, or the spec of the first input.
         """
-        return inputs[0]
+        return inputs[0] if self.result_spec is None else self.result_spec
 
     def infer(self, dataset: DatasetLike) -> Any:
         """Compute the first element of `dataset`, whose last operator this is, and return the

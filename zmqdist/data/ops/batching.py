@@ -109,7 +109,6 @@ class _ParallelBatchNode(ParallelNode, _BatchesNode):
 
 
 @operator("batch", GatheringNode)
-@dataclass(frozen=True)
 class BatchOp(Gathering):
     """Stacks elements of one shape, in `parallel` threads. With 0, the thread that reads the
     dataset stacks them."""
@@ -149,7 +148,6 @@ class _UnbatchNode(OperatorNode):
 
 
 @operator("unbatch", _UnbatchNode)
-@dataclass(frozen=True)
 class Unbatch(Op):
     """Splits elements along axis 0."""
 
@@ -224,7 +222,6 @@ class _RebatchNode(_UnbatchNode):
 
 
 @operator("rebatch", _RebatchNode)
-@dataclass(frozen=True)
 class Rebatch(Op):
     """Stacks the rows of batches to batches of other sizes. The sizes are used in turn."""
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -103,7 +102,6 @@ class _CacheNode(OperatorNode):
 
 
 @operator("cache", _CacheNode)
-@dataclass(frozen=True)
 class Cache(Op):
     """Records the elements of the first complete pass in memory, and yields them in later
     passes.
@@ -197,7 +195,6 @@ class _FileCacheNode(OperatorNode):
 
 
 @operator("cache_file", _FileCacheNode)
-@dataclass(frozen=True)
 class FileCache(Op):
     """Records the elements of the first complete pass in a file, from which later passes and other
     processes read them."""

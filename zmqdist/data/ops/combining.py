@@ -8,7 +8,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar
@@ -87,7 +86,6 @@ class _ZipNode(OperatorNode):
 
 
 @operator("zip", _ZipNode)
-@dataclass(frozen=True)
 class Zip(InStepOp):
     """Yields rows, each with one element of each input. The rows end with the shortest input."""
 
@@ -117,7 +115,6 @@ class _ConcatenateNode(OperatorNode):
 
 
 @operator("concatenate", _ConcatenateNode)
-@dataclass(frozen=True)
 class Concatenate(Op):
     """Yields the elements of one input after another."""
 
@@ -178,7 +175,6 @@ class _RepeatNode(OperatorNode):
 
 
 @operator("repeat", _RepeatNode)
-@dataclass(frozen=True)
 class Repeat(Op):
     """Yields the elements of the input `count` times, or without end if `count` is negative. The
     input is opened again each time."""
@@ -418,11 +414,12 @@ def default_cycle_length(parallel: int | None) -> int:
 
 
 @operator("interleave", InterleaveNode)
-@dataclass(frozen=True)
 class Interleave(Op):
     """Yields blocks of elements from several datasets in turn. A function returns the dataset for
     each input element. flat_map is interleave with one dataset at a time.
     """
+
+    result_spec = UNKNOWN_SPEC
 
     result_count = UNKNOWN_CARDINALITY
 
@@ -432,9 +429,6 @@ class Interleave(Op):
     parallel: int = 0
     deterministic: bool | None = None
     instead: ClassVar[str] = ", or give it cycle_length=1"
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC
 
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()
@@ -502,7 +496,6 @@ class _ChooseNode(OperatorNode):
 
 
 @operator("choose_from_datasets", _ChooseNode)
-@dataclass(frozen=True)
 class Choose(InStepOp):
     """Yields, for each index that the first input yields, the next element of another input. Index
     0 means the second input, index 1 the third, and so on.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -30,7 +29,6 @@ class _MapNode(OperatorNode):
 
 
 @operator("map", _MapNode)
-@dataclass(frozen=True)
 class Map(Op):
     """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the
     dataset calls the function."""
@@ -102,16 +100,14 @@ def check_state(value: Any, spec: Any, operator_name: str) -> None:
 
 
 @operator("scan", _ScanNode)
-@dataclass(frozen=True)
 class Scan(Op):
     """Applies a function to a state and each element. The function returns the next state and an
     output element."""
 
+    result_spec = UNKNOWN_SPEC
+
     initial: Any
     function: PickledFunction
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC
 
 
 class _EnumerateNode(OperatorNode):
@@ -142,7 +138,6 @@ class _EnumerateNode(OperatorNode):
 
 
 @operator("enumerate", _EnumerateNode)
-@dataclass(frozen=True)
 class Enumerate(InStepOp):
     """Yields (number, element)."""
 
@@ -160,7 +155,6 @@ class Enumerate(InStepOp):
 
 
 @operator("options", OperatorNode)
-@dataclass(frozen=True)
 class WithOptions(Op):
     """Yields the elements unchanged. `Tree.options` reads the options of this operator."""
 

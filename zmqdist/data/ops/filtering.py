@@ -31,7 +31,6 @@ class _FilterNode(OperatorNode):
 
 
 @operator("filter", _FilterNode)
-@dataclass(frozen=True)
 class Filter(Op):
     """Keeps the elements for which the function returns True."""
 
@@ -80,7 +79,6 @@ class _TakeNode(_CountingNode):
 
 
 @operator("take", _TakeNode)
-@dataclass(frozen=True)
 class Take(Op):
     """Keeps the first `count` elements, or all elements if `count` is negative."""
 
@@ -108,7 +106,6 @@ class _SkipNode(_CountingNode):
 
 
 @operator("skip", _SkipNode)
-@dataclass(frozen=True)
 class Skip(Op):
     """Drops the first `count` elements, or all elements if `count` is negative."""
 
@@ -180,7 +177,6 @@ class _FullShardNode(_ShardNode):
 
 
 @operator("shard", _ShardNode)
-@dataclass(frozen=True)
 class ShardOp(Op):
     """Keeps every `count`-th element, beginning at position `index`. With `full`, which the
     sharding policies FILE and HINT set, iterating raises an error if the input has elements, but
@@ -242,7 +238,6 @@ class _TakeWhileNode(_CountingNode):
 
 
 @operator("take_while", _TakeWhileNode)
-@dataclass(frozen=True)
 class TakeWhile(Op):
     """Keeps the elements before the first element for which the function returns False."""
 
@@ -273,7 +268,6 @@ class _UniqueNode(OperatorNode):
 
 
 @operator("unique", _UniqueNode)
-@dataclass(frozen=True)
 class Unique(Op):
     """Keeps the first of equal scalars."""
 
@@ -298,7 +292,6 @@ class _IgnoreErrorsNode(OperatorNode):
 
 
 @operator("ignore_errors", _IgnoreErrorsNode)
-@dataclass(frozen=True)
 class IgnoreErrors(Op):
     """Leaves out elements whose computation raises an error."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -205,7 +204,6 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
 
 
 @operator("padded_batch", _PaddedNode)
-@dataclass(frozen=True)
 class PaddedBatch(Gathering):
     """Pads elements to one shape, and stacks them."""
 
@@ -258,7 +256,6 @@ class _RaggedNode(GatheringNode):
 
 
 @operator("ragged_batch", _RaggedNode)
-@dataclass(frozen=True)
 class RaggedBatch(Gathering):
     """Joins each `size` consecutive elements. Each leaf of the result is a Ragged with a row for
     each element. Scalars are stacked."""

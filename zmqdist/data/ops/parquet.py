@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -82,7 +81,6 @@ class _ParquetNode(OperatorNode):
 
 
 @operator("parquet", _ParquetNode)
-@dataclass(frozen=True)
 class Parquet(Op):
     """Yields rows, or batches of rows, of the row groups that the input names.
 

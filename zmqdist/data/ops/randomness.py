@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count as counting
 from operator import length_hint
 from typing import Any, ClassVar
@@ -132,9 +131,10 @@ class _RandomNode(RandomNode):
 
 
 @operator("random", _RandomNode)
-@dataclass(frozen=True)
 class Random(Op):
     """Yields random int64 numbers in [0, 2**32), without end."""
+
+    result_spec = TensorSpec((), np.int64)
 
     result_count = INFINITE_CARDINALITY
 
@@ -146,9 +146,6 @@ class Random(Op):
 
     def stateful(self) -> bool:
         return self.seed is None
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.int64)
 
 
 class _ShuffleNode(RandomNode):
@@ -178,7 +175,6 @@ class _ShuffleNode(RandomNode):
 
 
 @operator("shuffle", _ShuffleNode)
-@dataclass(frozen=True)
 class Shuffle(Op):
     """Yields random elements of a buffer of `size` elements. The next input element replaces each
     yielded element. If `size` is -2, the buffer holds all input elements before the first is
@@ -240,7 +236,6 @@ class _ResampleNode(RandomNode):
 
 
 @operator("rejection_resample", _ResampleNode)
-@dataclass(frozen=True)
 class RejectionResample(Op):
     """Yields (class, element) for some elements, and leaves out the other elements."""
 
@@ -278,10 +273,11 @@ class _SelectorNode(RandomNode):
 
 
 @operator("selector", _SelectorNode)
-@dataclass(frozen=True)
 class Selector(Op):
     """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with a
     Selector as the first input."""
+
+    result_spec = TensorSpec((), np.int64)
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None
@@ -292,6 +288,3 @@ class Selector(Op):
 
     def stateful(self) -> bool:
         return self.seed is None
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.int64)

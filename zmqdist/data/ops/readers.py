@@ -100,6 +100,8 @@ class FileReader(Op):
     """Base class of the operators that read files. The elements of their input are the names of the
     files."""
 
+    result_spec = TensorSpec((), np.bytes_)
+
     result_count = UNKNOWN_CARDINALITY
     ratio = None
 
@@ -129,24 +131,18 @@ class FileReader(Op):
         """Yield the records of an open file."""
         raise NotImplementedError
 
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.bytes_)
-
 
 @operator("text_lines", ReaderNode)
-@dataclass(frozen=True)
 class TextLines(FileReader):
     """Yields the lines of text files, without line endings."""
+
+    result_spec = TensorSpec((), np.str_)
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         return (line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") for line in file)
 
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.str_)
-
 
 @operator("fixed_length_records", ReaderNode)
-@dataclass(frozen=True)
 class FixedLengthRecords(FileReader):
     """Yields records of `record_bytes` bytes. The header and the footer of each file are
     skipped.
@@ -196,7 +192,6 @@ _TAIL = struct.Struct("<I")
 
 
 @operator("tf_records", ReaderNode)
-@dataclass(frozen=True)
 class TFRecords(FileReader):
     """Yields the records of TFRecord files. Both checksums of each record are verified."""
 

@@ -417,7 +417,6 @@ class _SnapshotNode(NumberedNode):
 
 
 @operator("snapshot", _SnapshotNode)
-@dataclass(frozen=True)
 class Snapshot(Op):
     """Stores the elements of a complete pass in a folder that is only for this pipeline, from which
     later iterators read them."""

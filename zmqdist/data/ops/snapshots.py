@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import IO, Any, ClassVar
 
@@ -68,7 +67,6 @@ def checked_compression(compression: Any) -> str:
 
 
 @operator("saved", ReaderNode)
-@dataclass(frozen=True)
 class SavedFiles(FileReader):
     """Yields the elements of files, one file after another.
 
@@ -185,9 +183,10 @@ class _ChunkFilesNode(OperatorNode):
 
 
 @operator("chunk_files", _ChunkFilesNode)
-@dataclass(frozen=True)
 class ChunkFiles(Op):
     """Yields the paths of a snapshot's chunks."""
+
+    result_spec = TensorSpec((), np.str_)
 
     path: str
 
@@ -207,12 +206,8 @@ class ChunkFiles(Op):
         done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         return len(snapshot_layout.committed_chunks(self.path)) if done else None
 
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return TensorSpec((), np.str_)
-
 
 @operator("chunks", InterleaveNode)
-@dataclass(frozen=True)
 class Chunks(Op):
     """Yields the elements of files. `cycle_length` files are open at the same time, and yield one
     element each in turn."""

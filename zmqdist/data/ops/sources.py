@@ -111,7 +111,6 @@ class _IndexedNode(OperatorNode):
 
 
 @operator("range", _IndexedNode)
-@dataclass(frozen=True)
 class Range(Indexed):
     """Yields the numbers of Python's range, in any numeric dtype."""
 
@@ -167,7 +166,6 @@ class Range(Indexed):
 
 
 @operator("counter", _IndexedNode)
-@dataclass(frozen=True)
 class Counter(Indexed):
     """Yields start, start + step, ... without end."""
 
@@ -186,7 +184,6 @@ class Counter(Indexed):
 
 
 @operator("from_tensors", _IndexedNode)
-@dataclass(frozen=True)
 class Tensors(Indexed):
     """A source of one element."""
 
@@ -211,7 +208,6 @@ class Tensors(Indexed):
 
 
 @operator("from_tensor_slices", _IndexedNode)
-@dataclass(frozen=True)
 class Slices(Indexed):
     """Yields the slices of every leaf along axis 0."""
 
@@ -253,7 +249,6 @@ class Slices(Indexed):
 
 
 @operator("elements", _IndexedNode)
-@dataclass(frozen=True)
 class Elements(Indexed):
     """Yields elements that an operator has collected. A dataset with this operator is a window of
     `window` or `group_by_window`."""
@@ -284,7 +279,6 @@ def _fitting(item: Any, spec: Any, origin: str) -> Any:
 
 
 @operator("from_source", _IndexedNode)
-@dataclass(frozen=True)
 class Source(Indexed):
     """Yields the items of an object with a length and an item at each position: a torch or Hugging
     Face dataset, a Grain source, a list."""
@@ -392,7 +386,6 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 
 
 @operator("from_generator", _GeneratorNode)
-@dataclass(frozen=True)
 class Generator(Op):
     """Yields the items that a user's function yields. Each iterator calls the function."""
 

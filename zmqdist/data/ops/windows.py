@@ -7,7 +7,6 @@ read from the input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,6 @@ class _WindowNode(OperatorNode):
 
 
 @operator("window", _WindowNode)
-@dataclass(frozen=True)
 class Window(Op):
     """Yields windows of `size` elements, which are `stride` elements apart in the input. A new
     window starts every `shift` elements."""
@@ -220,11 +218,12 @@ def int_scalar(value: Any, argument: str) -> int:
 
 
 @operator("group_by_window", _GroupNode)
-@dataclass(frozen=True)
 class GroupByWindow(Op):
     """Collects the elements of each key in windows, calls a function that returns a dataset for
     each window, and yields the elements of these datasets.
     """
+
+    result_spec = UNKNOWN_SPEC
 
     key_function: PickledFunction
     reduce_function: PickledFunction
@@ -233,9 +232,6 @@ class GroupByWindow(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():

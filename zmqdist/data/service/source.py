@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike, operator
@@ -143,7 +143,6 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 
 
 @operator("distribute", _ReadingNode)
-@dataclass(frozen=True)
 class Distributed(Op):
     """Yields the elements of a registered dataset, which the workers of a data service compute.
     Most fields come from the arguments of `distribute`. `dataset` is the id of the registered
