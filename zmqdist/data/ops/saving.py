@@ -397,9 +397,6 @@ class _SnapshotNode(NumberedNode):
             self.writer.abort()
             self.writer = None
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"reading": self.reading}
 
