@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zmqdist_cli.common import ANSWER_S, Seconds, place, secret_options, target_options
+from zmqdist_cli.common import (
+    ANSWER_S,
+    Seconds,
+    place,
+    printable,
+    secret_options,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from zmqdist.errors import OpError
@@ -41,15 +48,15 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     it expects the key in server.pub, and such a worker has another key. Without ADDRESS, the
     command uses the dispatcher that ZMQDIST_CONFIG names.
     """
-    from zmqdist.observe.status import printable
+    from zmqdist.observe import status
 
     client, methods_by_name = connect(*place(address, **secrets), "client", timeout_s)
     client.close()
-    found = methods_by_name.values()
+    infos = methods_by_name.values()
     if as_json:
-        click.echo(json.dumps([_record(info) for info in found], indent=2))
+        click.echo(json.dumps([_record(info) for info in infos], indent=2))
         return
-    lines = [(_printable(str(info)), printable(info.doc)) for info in found]
+    lines = [(printable(str(info), "\n"), status.printable(info.doc)) for info in infos]
     width = min(60, max((len(line) for line, _ in lines), default=0))
     for line, doc in lines:
         click.echo(f"{line:<{width}}  {doc}".rstrip())
@@ -173,7 +180,7 @@ def _call(
     try:
         pending = start(*args, timeout_in_ms=timeout_in_ms, **named)
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"{info.name}: {error}; it is {_printable(str(info))}") from None
+        raise click.UsageError(f"{info.name}: {error}; it is {info}") from None
     if info.streaming:
         with pending:
             for item in pending:
@@ -213,7 +220,7 @@ def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> 
     if method in methods_by_name:
         return methods_by_name[method]
     hint = did_you_mean(method, methods_by_name)
-    raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
+    raise click.UsageError(f"no method {method!r} at {address} ({hint})")
 
 
 def report_error(command: str, error: OpError, *, traceback: bool) -> None:
@@ -224,9 +231,9 @@ def report_error(command: str, error: OpError, *, traceback: bool) -> None:
     from zmqdist_cli.main import report
 
     message, _, trace = error.message.partition(TRACEBACK)
-    report(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
+    report(f"{command}: {errors.name_of(error.error_code)}: {message}")
     if traceback and trace:
-        click.echo("\n".join(map(_printable, trace.splitlines())), err=True)
+        click.echo("\n".join(map(printable, trace.splitlines())), err=True)
 
 
 def _record(info: MethodInfo) -> dict[str, Any]:
@@ -254,9 +261,3 @@ def _record(info: MethodInfo) -> dict[str, Any]:
         "batch": info.batch,
         "doc": info.doc,
     }
-
-
-def _printable(text: str) -> str:
-    """Return the text of another process with control characters replaced, because they could move
-    the cursor of the terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

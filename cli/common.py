@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -18,7 +17,6 @@ import click
 from zmqdist import limits
 
 if TYPE_CHECKING:
-    from zmqdist.cluster import ClusterConfig
     from zmqdist.transport.credentials import Credentials
 
 ANSWER_S: Final = 3.0
@@ -62,32 +60,68 @@ def grace_option(help: str) -> Callable[[F], F]:
     )
 
 
-def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure to a command. The user needs them if the
-    secret is in an unusual place, or to use no secret.
-    """
-    for option in (
-        click.option(
-            "--insecure",
-            is_flag=True,
-            help="If there are no keys, use no token either. A server then lets every process "
-            "that can connect to its port run code. "
-            "A client then connects only to a server that was started with --insecure, too.",
-        ),
-        click.option(
-            "--keys",
-            "keys_dir",
-            metavar="DIR",
-            help="Folder of CURVE keys, made by zmqdist keygen or keys join.",
-        ),
-        click.option(
-            "--token-file",
-            metavar="FILE",
-            help="File with the token to use instead of the one in your home folder.",
-        ),
-    ):
-        command = option(command)
-    return command
+def _combined(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options to a command. The help lists the last one
+    first."""
+
+    def add(command: F) -> F:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
+
+
+secret_options = _combined(
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="If there are no keys, use no token either. A server then lets every process "
+        "that can connect to its port run code. "
+        "A client then connects only to a server that was started with --insecure, too.",
+    ),
+    click.option(
+        "--keys",
+        "keys_dir",
+        metavar="DIR",
+        help="Folder of CURVE keys, made by zmqdist keygen or keys join.",
+    ),
+    click.option(
+        "--token-file",
+        metavar="FILE",
+        help="File with the token to use instead of the one in your home folder.",
+    ),
+)
+"""Adds the options for a secret in an unusual place, or for no secret."""
+
+target_options = _combined(
+    secret_options,
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=Seconds(),
+        default=ANSWER_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for a reply.",
+    ),
+)
+"""Adds the options for connecting to a running server."""
+
+ticket_options = _combined(
+    click.option(
+        "--ticket-fd",
+        type=click.IntRange(0),
+        metavar="N",
+        help="File descriptor from which to read a join ticket.",
+    ),
+    click.option(
+        "--ticket-file",
+        metavar="FILE",
+        help="Private file with a join ticket (zmqdist keys token).",
+    ),
+)
+"""Adds the options for a join ticket. A role that joins with a ticket makes its own keys."""
 
 
 def _use_ports(context: click.Context, option: click.Parameter, ports: str | None) -> None:
@@ -100,15 +134,6 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             raise click.BadParameter(str(error), context, option) from None
         # this process and its child processes read the range from this variable
         os.environ[VARIABLE] = ports
-
-
-def use_ports_of(config: ClusterConfig) -> None:
-    """Have this process choose free ports from the range in a cluster file. A range from --ports or
-    the environment wins."""
-    from zmqdist.addresses import VARIABLE
-
-    if config.ports is not None:
-        os.environ.setdefault(VARIABLE, config.ports)
 
 
 ports_option = click.option(
@@ -143,41 +168,6 @@ advertise_option = click.option(
     help="Address to which other processes connect, if it differs from --host: behind NAT, for "
     "example.",
 )
-
-
-def ticket_options(command: F) -> F:
-    """Add the options --ticket-file and --ticket-fd to a command. A role that joins with a ticket
-    makes its own keys."""
-    for option in (
-        click.option(
-            "--ticket-fd",
-            type=click.IntRange(0),
-            metavar="N",
-            help="File descriptor from which to read a join ticket.",
-        ),
-        click.option(
-            "--ticket-file",
-            metavar="FILE",
-            help="Private file with a join ticket (zmqdist keys token).",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def target_options(command: F) -> F:
-    """Add to a command the options for connecting to a running server: --timeout and the options
-    for the secrets."""
-    timeout = click.option(
-        "--timeout",
-        "timeout_s",
-        type=Seconds(),
-        default=ANSWER_S,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to wait for a reply.",
-    )
-    return timeout(secret_options(command))
 
 
 def place(
@@ -228,19 +218,17 @@ def place(
     return address, given
 
 
-def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """Raise click.UsageError if a cluster file demands CURVE and no key folder is named, because a
-    role must not use the token instead."""
-    if config.security.curve is True and not (
-        config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")
-    ):
-        raise click.UsageError(
-            f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen "
-            f"DIR) and pass --keys DIR"
-        )
+def target_and(words: tuple[str, ...], name: str, example: str) -> tuple[str | None, str]:
+    """Return the words of a command line with the arguments [TARGET] and `name`. The target is None
+    if there is only one word.
+    """
+    if not 1 <= len(words) <= 2:
+        raise click.UsageError(f"wanted [TARGET] {name}, as 127.0.0.1:5050 {example}")
+    return (words[0] if len(words) == 2 else None), words[-1]
 
 
-def printable_line(text: str) -> str:
-    """Return a text with unprintable characters replaced, because other processes have chosen the
-    names in it."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+def printable(text: str, kept: str = "") -> str:
+    """Return a text of another process with unprintable characters replaced, because they could
+    move the cursor of the terminal. The characters in `kept` remain.
+    """
+    return "".join(char if char.isprintable() or char in kept else "?" for char in text)

@@ -1,5 +1,5 @@
-"""`zmqdist drain` and `zmqdist shutdown`: stop one worker, or a dispatcher with all its workers, in
-good order."""
+"""`zmqdist scale`, `zmqdist drain` and `zmqdist shutdown`: change how many workers a launched cluster
+has, or stop one worker, or a dispatcher with all its workers, in good order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import clock as time
-from zmqdist.launch.connection import IS_NO_DISPATCHER, DispatcherClient
-from zmqdist_cli.common import grace_option, place, printable_line, target_options
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.errors import FailedPreconditionError, OpError
+from zmqdist.launch.connection import DECIDED_S, IS_NO_DISPATCHER, SCALE_S, DispatcherClient
+from zmqdist.launch.exit_codes import ExitCode
+from zmqdist.observe.status import plural
+from zmqdist_cli.common import (
+    Seconds,
+    grace_option,
+    place,
+    printable,
+    target_and,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
@@ -71,47 +80,110 @@ def drain(
     worker has not begun return to the queue at once. The command does not wait until the worker has
     left.
     """
-    if not 1 <= len(target_and_worker) <= 2:
-        raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
-    *target, name = target_and_worker
+    target, name = target_and(target_and_worker, "WORKER", "worker:1")
     job, _, index = name.rpartition(":")
-    if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
+    if not job or not _is_number(index):
         raise click.UsageError(
             f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1"
         )
-    with DispatcherClient(
-        *place(target[0] if target else None, **secrets), "submit", timeout_s
-    ) as dispatcher:
+    with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
         reply = dispatcher.call(
             "drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S
         )
-    lines = report_lines(reply["reports"])
+    lines = _report_lines(reply["reports"])
     for line in lines:
         click.echo(line)
     if dry_run:
         if not lines:
             click.echo(f"{name} has nothing to lose")
     elif reply["refused"]:
-        click.echo(f"zmqdist drain: {stay(reply['refused'])}", err=True)
+        click.echo(f"zmqdist drain: {_stay(reply['refused'])}", err=True)
         context.exit(int(ExitCode.REFUSED))
     else:
         click.echo(f"{name} leaves; its running functions have {grace_s:g} s to end")
 
 
-def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
     """Return the dispatcher's drain reports as lines, each of which begins with the name of the
     worker."""
     return [
-        printable_line(f"{report['worker']}: {line}")
-        for report in reports
-        for line in report["lines"]
+        printable(f"{report['worker']}: {line}") for report in reports for line in report["lines"]
     ]
 
 
-def stay(refused: Sequence[str]) -> str:
+def _stay(refused: Sequence[str]) -> str:
     """Return a sentence that says why the dispatcher has refused to drain these workers."""
     verb, them = ("stays", "it") if len(refused) == 1 else ("stay", "them")
     return f"{', '.join(refused)} {verb}, because something would be lost; --force drains {them}"
+
+
+@click.command(short_help="Change how many workers a launched cluster has.")
+@click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
+@grace_option("Time for running functions of leaving workers to end; then they are killed.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="End workers even if kept values, data tasks or functions scheduled with `worker=` "
+    "depend on one of these workers alone.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(zero=True),
+    default=SCALE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for new workers; the wait for leaving workers is longer by --grace.",
+)
+@target_options
+@click.pass_context
+def scale(
+    context: click.Context,
+    /,
+    target_and_count: tuple[str, ...],
+    *,
+    grace_s: float,
+    force: bool,
+    wait_s: float,
+    timeout_s: float,
+    **secrets: Any,
+) -> None:
+    """Change the number of workers of a cluster that `zmqdist launch` runs.
+
+    If the cluster has fewer than COUNT workers, new ones are started. If it has more, the workers
+    with the least to lose finish their running functions and leave. The command returns when the
+    new workers have registered and the leaving workers have left.
+    """
+    target, size = target_and(target_and_count, "worker=COUNT", "worker=8")
+    job, _, count_text = size.partition("=")
+    if not job or not _is_number(count_text):
+        raise click.UsageError(f"{size!r} is no size: wanted worker=COUNT, as worker=8")
+    count = int(count_text)
+    with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
+        decision = dispatcher.call(
+            "scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S
+        )
+        for line in _lines(decision, count):
+            click.echo(line)
+        if decision["refused"]:
+            click.echo(f"zmqdist scale: {_stay(decision['refused'])}", err=True)
+            context.exit(int(ExitCode.REFUSED))
+        problem = dispatcher.wait_scaled(decision, wait_s, grace_s)
+    if problem:
+        click.echo(f"zmqdist scale: {problem}", err=True)
+        context.exit(int(ExitCode.PROGRAM_FAILED))
+
+
+def _lines(decision: dict[str, Any], count: int) -> list[str]:
+    starts, leaves = decision["starts"], decision["leaves"]
+    lines = [f"{', '.join(starts)} {'starts' if len(starts) == 1 else 'start'}"] if starts else []
+    lines += _report_lines(decision["reports"])
+    lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
+    return lines or [f"there {'is' if count == 1 else 'are'} {plural(count, 'worker')} already"]
 
 
 @click.command(short_help="Stop a dispatcher and its workers, or all tasks of a cluster.")
@@ -135,9 +207,6 @@ def shutdown(
     server), the command stops all running tasks of the cluster, and does not wait until they have
     ended.
     """
-    from zmqdist.errors import FailedPreconditionError
-    from zmqdist.observe.status import plural
-
     address, credentials = place(target, **secrets)
     try:
         dispatcher = DispatcherClient(address, credentials, "submit", timeout_s)
@@ -173,8 +242,6 @@ def _end_tasks(
 def _ended(dispatcher: DispatcherClient, pid: int, within_s: float) -> bool:
     """Wait until the dispatcher does not reply any more, or a process with another pid replies.
     Return False if `within_s` passes first."""
-    from zmqdist.errors import OpError
-
     until = time.monotonic() + within_s
     with contextlib.suppress(OpError):
         while dispatcher.call("status", timeout_s=SILENT_S)["pid"] == pid:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.common import target_options
-from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig

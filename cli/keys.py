@@ -1,19 +1,48 @@
-"""`zmqdist keys`: list the keys that a running dispatcher accepts, admit a key with a ticket, and
-revoke and replace keys."""
+"""`zmqdist keygen DIR`: write the CURVE keys of a cluster as files. `zmqdist keys`: list the keys
+that a running dispatcher accepts, admit a key with a ticket, and revoke and replace keys."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
 from zmqdist import limits
-from zmqdist.errors import NotFoundError
+from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError
 from zmqdist.launch.connection import DispatcherClient
-from zmqdist_cli.common import Seconds, place, target_options, ticket_options
+from zmqdist.launch.exit_codes import ExitCode
+from zmqdist.transport import keys as key_files
+from zmqdist_cli.common import Seconds, place, target_and, target_options, ticket_options
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace existing keys. A server refuses the old keys after its next start.",
+)
+@click.pass_context
+def keygen(context: click.Context, folder: Path, force: bool) -> None:
+    """Make the CURVE keys of a cluster in the folder DIR.
+
+    The folder gets mode 0700. Servers need the files server.key and authorized. A process that
+    connects to them needs server.pub and the key of its role (client, submit, worker or admin);
+    workers, and programs that schedule functions, also need authorized. Copy the files to each
+    host, and set ZMQDIST_KEYS_DIR to their folder there.
+    """
+    try:
+        key_files.keygen(folder, force=force)
+    except OpError as error:
+        click.echo(f"zmqdist keygen: {error}", err=True)
+        context.exit(int(ExitCode.CONFIG))
+    click.echo(
+        f"ok: keys in {folder}; keep them secret, and set {key_files.KEYS_DIR_VARIABLE}={folder.absolute()}"
+    )
 
 
 @click.group(short_help="Manage the keys that a running dispatcher accepts.")
@@ -113,8 +142,6 @@ def make_token(
     through a pipe. The ticket contains the address TARGET, at which the process joins; only a
     worker joins at the address of its own option --dispatcher instead.
     """
-    from zmqdist.errors import FailedPreconditionError
-
     address, credentials = place(target, **secrets)
     with DispatcherClient(address, credentials, "admin", timeout_s) as dispatcher:
         ticket = dispatcher.call("keys_token", name, address, valid_s, listens)
@@ -178,7 +205,7 @@ def revoke(
     other workers; those that were scheduled with `worker=` wait for a worker of that name. Unused
     tickets of the name become invalid, too.
     """
-    target, what = _target_and(target_and_key, "NAME_OR_KEY")
+    target, what = target_and(target_and_key, "NAME_OR_KEY", "worker:1")
     with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         revoked = dispatcher.call("keys_revoke", what, force)
     for row in revoked:
@@ -213,9 +240,3 @@ def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -
     click.echo(
         f"{count} member{'' if count == 1 else 's'} make{'s' if count == 1 else ''} a new key"
     )
-
-
-def _target_and(words: tuple[str, ...], what: str) -> tuple[str | None, str]:
-    if not 1 <= len(words) <= 2:
-        raise click.UsageError(f"wanted [TARGET] {what}, as 127.0.0.1:5050 worker:1")
-    return (words[0] if len(words) == 2 else None), words[-1]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 
 from zmqdist.cluster.launcher_sections import LauncherName
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.common import grace_option
-from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig

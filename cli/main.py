@@ -19,22 +19,23 @@ import click
 from zmqdist._version import __version__
 from zmqdist.errors import ConfigError, OpError, of_the_system
 from zmqdist.files import fill_standard_streams
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode, exit_code_for
+from zmqdist_cli.common import printable
 from zmqdist_cli.interrupts import importing
 
 COMMANDS: Final = {
     "launch": ("launch", "Start all jobs of a cluster file and run its program."),
     "dispatcher": ("roles", "Run a dispatcher in the foreground."),
     "worker": ("roles", "Run a worker in the foreground."),
-    "server": ("server", "Run one task of a cluster in the foreground."),
+    "server": ("roles", "Run one task of a cluster in the foreground."),
     "status": ("status", "Show the workers, queues and lost workers of a dispatcher, once."),
-    "top": ("top", "Show the workers, queues and lost workers of a dispatcher, live."),
+    "top": ("status", "Show the workers, queues and lost workers of a dispatcher, live."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
-    "keygen": ("keygen", "Make the CURVE keys of a cluster."),
+    "keygen": ("keys", "Make the CURVE keys of a cluster."),
     "keys": ("keys", "Manage the keys that a running dispatcher accepts."),
-    "scale": ("scale", "Change how many workers a launched cluster has."),
+    "scale": ("control", "Change how many workers a launched cluster has."),
     "drain": ("control", "Stop one worker after it has finished its running functions."),
     "shutdown": ("control", "Stop a dispatcher and its workers, or all tasks of a cluster."),
     "doctor": ("doctor", "Find faults, and say what to do about each."),
@@ -102,9 +103,7 @@ class Commands(click.Group):
 def report(message: str) -> None:
     """Print a message to stderr as one line of printable characters, because it may quote another
     process."""
-    click.echo(
-        "".join(char if char.isprintable() else "?" for char in " ".join(message.split())), err=True
-    )
+    click.echo(printable(" ".join(message.split())), err=True)
 
 
 def discard_output() -> None:
@@ -115,11 +114,7 @@ def discard_output() -> None:
 
 def exit_code(error: Exception) -> ExitCode:
     """Return the exit code for an error that zmqdist raises on purpose."""
-    if not isinstance(error, OpError):
-        return ExitCode.CONFIG
-    from zmqdist.launch.roles import exit_code_for
-
-    return ExitCode(exit_code_for(error.error_code))
+    return exit_code_for(error.error_code) if isinstance(error, OpError) else ExitCode.CONFIG
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

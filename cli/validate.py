@@ -10,8 +10,7 @@ import click
 
 from zmqdist.cluster import ClusterConfig, WorkerJob, schema
 from zmqdist.errors import ConfigError, OpError
-
-from .exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode
 
 
 @click.command()

@@ -22,9 +22,9 @@ from tests.cli.conftest import Open
 from tests.cli.running import eventually, run_here
 from tests.cli.test_failures import assert_one_line
 from zmqdist import errors
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.rpc import ZmqServer
 from zmqdist_cli import values
-from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import main
 
 Pair = namedtuple("Pair", "left right")

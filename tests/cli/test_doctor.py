@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import PATIENCE_S, run_here
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode
 
 FILE = """
 name: test

@@ -18,10 +18,10 @@ import pytest
 import zmqdist as zd
 from tests.cli.running import run, run_here
 from zmqdist import errors
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.folders import RunFolder, write_private
 from zmqdist.observe.peer import serving
 from zmqdist.scheduling.shared.config import DispatcherConfig
-from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import exit_code, main
 from zmqdist_cli.main import report as tell
 

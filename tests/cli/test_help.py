@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.cli.running import run
 from zmqdist import __version__
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli
 
 

@@ -14,10 +14,10 @@ from tests.cli.conftest import Open
 from tests.cli.running import run, run_here
 from tests.ports import free_address
 from zmqdist import errors
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.transport import keys
 from zmqdist.transport.join_ticket import decode_ticket, join
-from zmqdist_cli.exit_codes import ExitCode
 
 
 @pytest.fixture(scope="module")

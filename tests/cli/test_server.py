@@ -15,7 +15,7 @@ from tests.cli.conftest import Open
 from tests.cli.running import PATIENCE_S, eventually, run_here
 from tests.cli.test_failures import assert_one_line
 from tests.ports import free_address
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import main
 
 FILE = """

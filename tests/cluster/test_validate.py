@@ -10,8 +10,8 @@ import pytest
 from tests.cluster.samples import MISTAKES, RIGHT
 from tests.commands import Ended, invoke
 from zmqdist.cluster import schema
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.transport.keys import keygen
-from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.validate import validate
 
 

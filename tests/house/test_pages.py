@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from zmqdist.cluster import ClusterConfig
-from zmqdist_cli.exit_codes import ExitCode
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]

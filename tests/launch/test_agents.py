@@ -28,9 +28,10 @@ from zmqdist.launch.agent_protocol import (
     decode_event,
     encode,
 )
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.folders import remove_left_behind
 from zmqdist.launch.hosts import AgentPool, Hosts
-from zmqdist.launch.roles import REFUSED, TaskConfig
+from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.tasks import RunningRole
 
 Launcher = Callable[..., Launched]
@@ -172,7 +173,7 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
             "`zmqdist launch` again without that host; "
             "a program that restores its last checkpoint continues from it"
         )
-        assert (never.exit_code, never.host) == (REFUSED, "")
+        assert (never.exit_code, never.host) == (ExitCode.REFUSED, "")
         assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
         cluster.hosts.close(0.0)
         remove_left_behind(Path(pool.hello("a").folder).parent)

@@ -15,7 +15,7 @@ from tests.commands import invoke
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
 from zmqdist.transport import keys
 from zmqdist.transport.keys import ROLES
-from zmqdist_cli.keygen import keygen as keygen_command
+from zmqdist_cli.keys import keygen as keygen_command
 
 
 def mode(path: Path) -> int:

@@ -26,7 +26,7 @@ from zmqdist.launch.elasticity_machine import (
     ElasticityEvent,
     SeenWorker,
 )
-from zmqdist.launch.roles import OK
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.tasks import RunningRole, Tasks
 from zmqdist.servers.dispatch_server import DispatchServer
 
@@ -150,7 +150,7 @@ class ElasticWorkers:
         """Record that the process of a worker has ended. `role` is None if the process could not be
         started."""
         self._events.put(
-            machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts)
+            machine.WorkerEnded(index, role is not None and role.exit_code == ExitCode.OK, restarts)
         )
 
     def room_changed(self, room: int | None, reason: str) -> None:

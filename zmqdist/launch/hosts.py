@@ -28,10 +28,10 @@ from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
 from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
 from zmqdist.launch.agent_stream import AgentStream, NoteHandler
 from zmqdist.launch.code_bundle import CodeBundle
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
-from zmqdist.launch.roles import REFUSED
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.port_probe import is_local_address
 
@@ -283,7 +283,7 @@ class Hosts:
         with self._lock:
             self._running.add(role)
         if stranded:
-            self._fail(role, REFUSED, stranded)
+            self._fail(role, ExitCode.REFUSED, stranded)
         elif host is None or order is None:
             self._fail(role, NOT_STARTED, problem)
         elif not self._pool.links[host].start(role, order):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
+from zmqdist.launch.exit_codes import ExitCode, exit_code_for
 from zmqdist.launch.role_keys import check_name, given_ticket, joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
@@ -33,25 +34,6 @@ if TYPE_CHECKING:  # each role imports only what it needs, so that children star
     from zmqdist.transport.join_ticket import JoinTicket
 
 log = logging.getLogger("zmqdist.launch")
-
-OK = 0
-FAILED = 1
-USAGE = 2
-UNAVAILABLE = 3
-REFUSED = 4
-"""The exit codes of roles. cli/exit_codes.py has the same numbers, and docs/command.md lists
-them.
-"""
-
-_EXITS = {
-    errors.UNAVAILABLE: UNAVAILABLE,
-    errors.DEADLINE_EXCEEDED: UNAVAILABLE,
-    errors.UNAUTHENTICATED: REFUSED,
-    errors.PERMISSION_DENIED: REFUSED,
-    errors.ALREADY_EXISTS: REFUSED,
-    errors.INVALID_ARGUMENT: USAGE,
-    errors.FAILED_PRECONDITION: USAGE,
-}
 
 Announce = Callable[[str], object]
 
@@ -86,11 +68,6 @@ class _Server(Protocol):
     def join(self, timeout: float | None = None) -> bool: ...
 
 
-def exit_code_for(code: int) -> int:
-    """Return the exit code of a process that ends because of an OpError with this error code."""
-    return OK if code == errors.OK else _EXITS.get(code, FAILED)
-
-
 def run_dispatcher(
     config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print
 ) -> int:
@@ -107,7 +84,7 @@ def run_dispatcher(
             f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}"
         )
         _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
-    return OK
+    return ExitCode.OK
 
 
 def run_worker(
@@ -159,7 +136,7 @@ def _run_worker(
     with _Signals() as signals, _silent(end_log):
         server = WorkerServer(config, start=False, zygote=zygote)
         if not _start(server, signals, lifeline):
-            return OK
+            return ExitCode.OK
         plural = "slot" if config.slots == 1 else "slots"
         announce(
             f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} "
@@ -170,7 +147,7 @@ def _run_worker(
         if ended is not None and ended.code:
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
-    return OK
+    return ExitCode.OK
 
 
 def _limit_threads(config: WorkerConfig) -> bool:
@@ -228,7 +205,7 @@ def run_server(
                 _serve(server, signals, lifeline, grace_s, server.stop)
     except errors.OpError as error:
         return _failed("server", error)
-    return OK
+    return ExitCode.OK
 
 
 def _check_ticket(ticket: JoinTicket, config: TaskConfig) -> None:
@@ -302,7 +279,7 @@ def _serve(
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):
-                    os._exit(FAILED)  # a second signal ends the process at once
+                    os._exit(ExitCode.PROGRAM_FAILED)  # a second signal ends the process at once
             return
     stop(0.0)
 

@@ -5,7 +5,7 @@ Which tasks are restarted
     A worker or ps that crashed is restarted as often as the `restarts` of its job allows, with
     growing pauses.
     A task is not restarted if it stopped in good order, or if a new process would be refused again
-    (exit codes USAGE and REFUSED of roles.py). A worker that was told to leave (`Tasks.retire`) is
+    (exit codes USAGE and REFUSED). A worker that was told to leave (`Tasks.retire`) is
     not restarted, however it ends.
     A restarted worker has the same index, and other workers run its work in the meantime. A
     restarted ps has the same address, but its variables are lost.
@@ -22,8 +22,9 @@ from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.launch.agent_link import RemoteRole
 from zmqdist.launch.children import Child, Children
+from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.hosts import Hosts
-from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
+from zmqdist.launch.roles import TaskConfig
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 Say = Callable[[str], object]
@@ -64,7 +65,7 @@ class Restarts:
         """
         if now - self._since >= limits.RESTARTS_FORGOTTEN_S:
             self.used = 0
-        if self.used >= self.allowed or code in (OK, USAGE, REFUSED):
+        if self.used >= self.allowed or code in (ExitCode.OK, ExitCode.USAGE, ExitCode.REFUSED):
             return None
         self.used += 1
         return float(min(limits.RESTART_PAUSE_S * 2 ** (self.used - 1), limits.RESTART_PAUSE_S_MAX))

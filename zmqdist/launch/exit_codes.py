@@ -1,8 +1,11 @@
-"""The exit codes of `zmqdist`. They are part of the interface, because scripts rely on them."""
+"""The exit codes of the command `zmqdist` and of the roles that launchers start. They are part of
+the interface, because scripts rely on them."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+from zmqdist import errors
 
 
 class ExitCode(IntEnum):
@@ -23,3 +26,20 @@ class ExitCode(IntEnum):
     """The server refused the key, the token or the request."""
     INTERRUPTED = 130
     """Ctrl-C; shells use this number, too."""
+
+
+_OF_ERRORS = {
+    errors.OK: ExitCode.OK,
+    errors.UNAVAILABLE: ExitCode.UNAVAILABLE,
+    errors.DEADLINE_EXCEEDED: ExitCode.UNAVAILABLE,
+    errors.UNAUTHENTICATED: ExitCode.REFUSED,
+    errors.PERMISSION_DENIED: ExitCode.REFUSED,
+    errors.ALREADY_EXISTS: ExitCode.REFUSED,
+    errors.INVALID_ARGUMENT: ExitCode.USAGE,
+    errors.FAILED_PRECONDITION: ExitCode.USAGE,
+}
+
+
+def exit_code_for(code: int) -> ExitCode:
+    """Return the exit code of a process that ends because of an OpError with this error code."""
+    return _OF_ERRORS.get(code, ExitCode.PROGRAM_FAILED)
