@@ -82,8 +82,7 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError
-    from zmqdist.launch.host_choice import agent_hosts
-    from zmqdist.launch.hosts import AgentHost, AgentPool
+    from zmqdist.launch.hosts import AgentHost, AgentPool, agent_hosts
     from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok, warning
 
     def examine(host: AgentHost) -> list[Finding]:

@@ -33,8 +33,7 @@ from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Children
-from zmqdist.launch.host_choice import agent_hosts
-from zmqdist.launch.hosts import AgentHost, AgentPool, Hosts
+from zmqdist.launch.hosts import AgentHost, AgentPool, Hosts, agent_hosts
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.tasks import Launcher, RunningRole
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig

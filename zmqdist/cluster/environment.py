@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 CONFIG_ENV: Final = "ZMQDIST_CONFIG"
@@ -16,3 +19,17 @@ TF_CONFIG_ENV: Final = "TF_CONFIG"
 def is_json(text: str) -> bool:
     """Return whether the value of CONFIG_ENV is JSON rather than a path."""
     return text.lstrip().startswith("{")
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Return a context manager in which an environment variable of this process has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -118,7 +119,9 @@ class ProcessStream:
             try:
                 self._process.wait(END_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                # also the processes that it has started, such as a proxy of ssh
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             self._reader.join(END_S)
 

@@ -5,16 +5,18 @@ ends of workers and figures of the dispatcher. It carries out the machine's effe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from zmqdist import clock as time
 from zmqdist import errors
@@ -28,7 +30,11 @@ from zmqdist.launch.elasticity_machine import (
 )
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.tasks import RunningRole, Tasks
-from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.transport.credentials import Credentials
+from zmqdist.variables.client import client_of, release_client
+
+if TYPE_CHECKING:  # the launcher imports the dispatcher late
+    from zmqdist.servers.dispatch_server import DispatchServer
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -39,6 +45,10 @@ the thread does not look."""
 DECIDED_S: Final = 10.0
 """Seconds that `scale` waits for a decision. The thread decides sooner, because it waits for
 nothing but the dispatcher's loop thread."""
+
+PS_ANSWER_S: Final = 1.0
+"""Seconds in which all parameter servers have to answer with the names of their variables."""
+NAMES_SHOWN_MAX: Final = 20
 
 WORKER: Final = "worker"
 
@@ -286,3 +296,37 @@ class ElasticWorkers:
 
 def _names(indices: tuple[int, ...] | list[int]) -> list[str]:
     return [f"{WORKER}:{index}" for index in indices]
+
+
+def scaling_problem(addresses: Mapping[int, str], credentials: Credentials) -> str:
+    """Return why the number of parameter servers cannot change. The text has the names of the
+    variables on each parameter server. This blocks until the parameter servers have replied, at
+    most PS_ANSWER_S seconds.
+    """
+    if not addresses:
+        return (
+            "this cluster has no parameter servers: write jobs.ps into its file and launch it again"
+        )
+    due = time.monotonic() + PS_ANSWER_S
+    variables = "; ".join(
+        f"ps:{index}: {_variables_on(address, credentials, due)}"
+        for index, address in addresses.items()
+    )
+    return (
+        f"the number of parameter servers is fixed, because each holds variables ({variables}): for "
+        f"another number save a checkpoint, change "
+        "jobs.ps in the file, and launch it again"
+    )
+
+
+def _variables_on(address: str, credentials: Credentials, due: float) -> str:
+    try:
+        status = client_of(address, credentials).status(due).get_value()
+    except errors.OpError:
+        return "it does not reply"
+    finally:
+        with contextlib.suppress(errors.OpError):
+            release_client(address)
+    names = sorted({variable["name"] for variable in status["variables"]})
+    more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
+    return (", ".join(names[:NAMES_SHOWN_MAX]) + more) or "none now"

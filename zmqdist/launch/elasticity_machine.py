@@ -45,10 +45,12 @@ Not here: processes and their restarts (tasks.py), and what a worker has to lose
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import inf
 from typing import Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zmqdist.events import Ticked
 from zmqdist.limits import GRACE_S, WORKERS_MAX
@@ -62,8 +64,7 @@ LEAVE_MARGIN_S: Final = 5.0
 runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizeBounds:
+class SizeBounds(Struct, frozen=True):
     """The bounds of the wanted size, and how much room the hosts have.
 
     Attributes:
@@ -98,8 +99,7 @@ class SizeBounds:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SeenWorker:
+class SeenWorker(Struct, frozen=True):
     """A registered worker as the dispatcher sees it.
 
     Attributes:
@@ -122,8 +122,7 @@ class SeenWorker:
 # -- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SizeRequested:
+class SizeRequested(Struct, frozen=True):
     """A user has asked for `count` workers.
 
     Attributes:
@@ -140,8 +139,7 @@ class SizeRequested:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSeen:
+class ClusterSeen(Struct, frozen=True):
     """The runtime has read the dispatcher's figures.
 
     Attributes:
@@ -153,8 +151,7 @@ class ClusterSeen:
     seen: Sequence[SeenWorker]
 
 
-@dataclass(frozen=True, slots=True)
-class RoomChanged:
+class RoomChanged(Struct, frozen=True):
     """The runtime has learned how many workers the hosts have slots for, at the start or after the
     loss of a host. SizeBounds explains the fields.
     """
@@ -163,8 +160,7 @@ class RoomChanged:
     room_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredChanged:
+class RegisteredChanged(Struct, frozen=True):
     """The set of registered workers has changed. `indices` has all workers that are registered
     now.
     """
@@ -172,8 +168,7 @@ class RegisteredChanged:
     indices: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(Struct, frozen=True):
     """The process of a worker has ended, or could not be started.
 
     Attributes:
@@ -187,46 +182,40 @@ class WorkerEnded:
     restarts: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DrainFailed:
+class DrainFailed(Struct, frozen=True):
     """The runtime could not carry out a DrainWorker, because the dispatcher does not know the
     worker with this index."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(Struct, frozen=True):
     """The cluster shuts down."""
 
 
 # -- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(Struct, frozen=True):
     """Start a worker under this index."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class DrainWorker:
+class DrainWorker(Struct, frozen=True):
     """Have the dispatcher tell this worker to leave, and cancel its restarts."""
 
     index: int
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopWorker:
+class StopWorker(Struct, frozen=True):
     """Send SIGTERM to this worker, which has not registered, and cancel its restarts."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(Struct, frozen=True):
     """Send SIGKILL to this worker, because its process still runs LEAVE_MARGIN_S after its
     grace.
     """
@@ -234,8 +223,7 @@ class KillWorker:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptSize:
+class AcceptSize(Struct, frozen=True):
     """Accept a request. The reply has the new wanted size, and the workers that start or leave
     because of the request."""
 
@@ -245,8 +233,7 @@ class AcceptSize:
     leaves: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseSize:
+class RefuseSize(Struct, frozen=True):
     """Refuse a request for a size. The request has had no effect.
 
     Attributes:
@@ -274,8 +261,7 @@ ElasticityEffect: TypeAlias = (
 )
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     """A held worker.
 
     Attributes:
@@ -291,13 +277,6 @@ class _Held:
     failed: bool = False
     done: int = -1
     idle_since: float | None = None
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """A worker that was told to leave and whose process has not ended."""
-
-    kill_at: float
 
 
 class Elasticity:
@@ -317,7 +296,8 @@ class Elasticity:
         self.wanted = len(indices)
         self._first = sorted(indices)
         self._held = {index: _Held() for index in indices}
-        self._leaving: dict[int, _Leaving] = {}
+        self._leaving: dict[int, float] = {}
+        """When each worker is killed that was told to leave and whose process has not ended."""
         self._own = set(indices)
         self._others: frozenset[int] = frozenset()
         """Registered workers that a user has started by hand. The machine only avoids their
@@ -347,7 +327,7 @@ class Elasticity:
         """When the caller has to call `handle(Ticked(), now)` next, to kill a worker that is
         overdue. None means that no such call is due.
         """
-        at = min((each.kill_at for each in self._leaving.values()), default=inf)
+        at = min(self._leaving.values(), default=inf)
         return None if at == inf or self._closing else at
 
     def handle(self, event: ElasticityEvent, now: float) -> list[ElasticityEffect]:
@@ -468,14 +448,11 @@ class Elasticity:
     def _shrink(self, now: float) -> list[ElasticityEffect]:
         effects: list[ElasticityEffect] = []
         for index in sorted(self._held, reverse=True):
-            idle_since = self._held[index].idle_since
-            is_idle = self._held[index].registered and idle_since is not None
+            worker = self._held[index]
+            if worker.idle_since is None or not worker.registered:
+                continue
             running = len(self._held) - len(self.failed)
-            if (
-                is_idle
-                and now - (idle_since or 0.0) >= self.bounds.idle_s
-                and running > self.bounds.min
-            ):
+            if now - worker.idle_since >= self.bounds.idle_s and running > self.bounds.min:
                 # The worker gets a grace, because it may have received work since the runtime read
                 # the figures.
                 effects += self._leave(index, GRACE_S, now)
@@ -504,7 +481,7 @@ class Elasticity:
         worker = self._held.pop(index)
         if worker.failed:
             return []
-        self._leaving[index] = _Leaving(now + grace_s + LEAVE_MARGIN_S)
+        self._leaving[index] = now + grace_s + LEAVE_MARGIN_S
         return [DrainWorker(index, grace_s) if worker.registered else StopWorker(index)]
 
     def _ended(self, event: WorkerEnded) -> list[ElasticityEffect]:
@@ -522,9 +499,6 @@ class Elasticity:
         return self._fill()
 
     def _kill_overdue(self, now: float) -> list[ElasticityEffect]:
-        effects: list[ElasticityEffect] = []
-        for index, worker in self._leaving.items():
-            if worker.kill_at <= now:
-                worker.kill_at = inf
-                effects.append(KillWorker(index))
-        return effects
+        overdue = [index for index, kill_at in self._leaving.items() if kill_at <= now]
+        self._leaving |= dict.fromkeys(overdue, inf)  # so that each is killed once
+        return [KillWorker(index) for index in overdue]

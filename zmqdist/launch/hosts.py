@@ -1,5 +1,6 @@
-"""The launcher that starts roles on other hosts through host agents. `AgentPool` holds the
-connections to the agents, and `Hosts` is the `Launcher`.
+"""The launcher that starts roles on other hosts through host agents. `agent_hosts` lists the hosts of
+a cluster file, `HostSlots` places roles on them, `AgentPool` holds the connections to the agents,
+and `Hosts` is the `Launcher`.
 
 The pool is made before the dispatcher, because the pool knows the address at which the hosts reach
 the dispatcher. The pool also reserves the addresses of parameter servers before the first role
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,13 +31,13 @@ from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
 from zmqdist.launch.agent_stream import AgentStream, NoteHandler
 from zmqdist.launch.code_bundle import CodeBundle
 from zmqdist.launch.exit_codes import ExitCode
-from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.port_probe import is_local_address
 
 if TYPE_CHECKING:
+    from zmqdist.cluster.config import ClusterConfig
     from zmqdist.launch.roles import TaskConfig
     from zmqdist.scheduling.shared.config import WorkerConfig
 
@@ -65,6 +67,97 @@ class AgentHost:
     name: str
     slots: int | None
     open: Callable[[NoteHandler], AgentStream]
+
+
+def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
+    """Return the hosts whose agents start the roles of a cluster file. None means that the roles are
+    child processes of the launcher. This function starts no agent.
+
+    Raises:
+      NotFoundError: a program or package that the launcher needs is missing.
+      FailedPreconditionError: the launcher is slurm, and this process does not run in an allocation
+        of Slurm.
+      UnimplementedError: `zmqdist launch` does not have this launcher.
+    """
+    worker = config.jobs.worker
+    orphan_limit_s = limits.ORPHAN_LIMIT_S if worker is None else worker.orphan_limit_s
+    silence_limit_s = max(orphan_limit_s, limits.AGENT_SILENCE_S_MIN)
+    match config.launcher:
+        case "local":
+            return None
+        case "ssh":
+            from zmqdist.launch.ssh import ssh_hosts
+
+            return ssh_hosts(config.ssh, silence_limit_s)
+        case "slurm":
+            from zmqdist.launch.slurm import slurm_hosts
+
+            return slurm_hosts(silence_limit_s)
+        case "ray":
+            from zmqdist.launch.ray import ray_hosts
+
+            return ray_hosts(config, silence_limit_s)
+    raise errors.UnimplementedError(
+        f"`zmqdist launch` cannot run `launcher: {config.launcher}`; it runs local, ssh, slurm "
+        f"and ray"
+    )
+
+
+class HostSlots:
+    """The places of roles on hosts. Any thread may call the methods.
+
+    A crashed role keeps its place, so that it is restarted on its host. The roles of a lost host
+    lose their places: each gets one on another host when it is restarted.
+
+    Args:
+      slots: the largest number of roles of each host, in the order of the cluster file. None means
+        no bound.
+    """
+
+    def __init__(self, slots: Mapping[str, int | None]) -> None:
+        self._slots = dict(slots)
+        self._hosts: dict[str, str] = {}
+        """The host of each role that has a place."""
+        self._lock = threading.Lock()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that are not lost, in the order of the file."""
+        return list(self._slots)
+
+    @property
+    def room(self) -> int | None:
+        """How many roles all hosts that are not lost may have together. None means no bound."""
+        slots = list(self._slots.values())
+        return None if None in slots else sum(filter(None, slots))
+
+    def place(self, role: str) -> str | None:
+        """Return the host of a role. If the role has no place yet, choose one for it. Return None
+        if no host has a free slot."""
+        with self._lock:
+            if role not in self._hosts:
+                count = Counter(self._hosts.values())
+                free = [
+                    host
+                    for host, slots in self._slots.items()
+                    if slots is None or count[host] < slots
+                ]
+                if not free:
+                    return None
+                # If several hosts have the fewest roles, `min` returns the first of them.
+                self._hosts[role] = min(free, key=count.__getitem__)
+            return self._hosts[role]
+
+    def release(self, role: str) -> None:
+        """Free the place of a role that is not restarted."""
+        with self._lock:
+            self._hosts.pop(role, None)
+
+    def lose(self, host: str) -> None:
+        """Record that a host is lost, so that no more roles are placed on the host."""
+        with self._lock:
+            self._slots.pop(host, None)
+            self._hosts = {role: other for role, other in self._hosts.items() if other != host}
 
 
 class AgentPool:
@@ -112,13 +205,13 @@ class AgentPool:
     def close(self) -> None:
         """Close the byte streams to all agents. Each agent then kills its roles that still run. A
         second call does nothing."""
-        closing = [
+        threads = [
             threading.Thread(target=link.close, name="zmqdist-close")
             for link in self.links.values()
         ]
-        for thread in closing:
+        for thread in threads:
             thread.start()
-        for thread in closing:
+        for thread in threads:
             thread.join()
 
     def hello(self, host: str) -> AgentHello:

@@ -2,7 +2,7 @@
 the program has ended.
 
 The dispatcher runs in this process. Workers and parameter servers run as child processes of this
-process or, through host agents, on other hosts (tasks.py, host_choice.py). The program, which is
+process or, through host agents, on other hosts (tasks.py, hosts.py). The program, which is
 the chief, is the only child process that writes to the terminal directly. `Launch` passes on the
 output of the other child processes, with a prefix. The exit code of `Launch` is that of the
 program.
@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,7 +42,7 @@ from zmqdist.blas_threads import thread_variables
 from zmqdist.child_command import path_variable
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
-from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
+from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV, variable
 from zmqdist.cluster.file_sections import (
     DispatcherJob,
     RuntimeConfig,
@@ -52,13 +52,11 @@ from zmqdist.cluster.file_sections import (
 )
 from zmqdist.launch.children import Child, Children, check_descriptors, end_with_parent
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
-from zmqdist.launch.elastic_workers import ElasticWorkers
+from zmqdist.launch.elastic_workers import ElasticWorkers, scaling_problem
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
 from zmqdist.launch.folders import RunFolder
-from zmqdist.launch.host_choice import agent_hosts
-from zmqdist.launch.hosts import AgentPool, Hosts
+from zmqdist.launch.hosts import AgentPool, Hosts, agent_hosts
 from zmqdist.launch.ports import Reserved
-from zmqdist.launch.ps_variables import scaling_problem
 from zmqdist.launch.role_files import JoiningChildren, RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.slurm import allocated_cores
@@ -72,7 +70,7 @@ from zmqdist.transport.endpoint import split
 from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
-    from zmqdist.servers.dispatch_server import DispatchServer
+    pass
 
 Say = Callable[[str], object]
 
@@ -105,6 +103,7 @@ class Launch:
             config, jobs=msgspec.structs.replace(config.jobs, worker=worker)
         )
         self._workers = worker
+        self._dispatcher_section = config.jobs.dispatcher or DispatcherJob()
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
@@ -144,7 +143,9 @@ class Launch:
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
-            stack.enter_context(_ports(self._config.ports))
+            if self._config.ports is not None:
+                # Servers of this process and of its child processes take free ports from this range.
+                stack.enter_context(variable(PORTS_ENV, self._config.ports))
             run_folder = RunFolder()
             stack.callback(run_folder.close)
             folder = run_folder.path
@@ -160,14 +161,16 @@ class Launch:
                 if bundle is not None:
                     self._pool.send_code(bundle)
             credentials = self._credentials(folder)
-            self._dispatcher = stack.enter_context(self._dispatch_server(credentials))
+            # Import the dispatcher only now, so that the zygote or the agents start first.
+            from zmqdist.servers.dispatch_server import DispatchServer, report_gone, serve_scaling
+
+            dispatcher = DispatchServer(self._dispatcher_config(credentials))
+            self._dispatcher = stack.enter_context(dispatcher)
             self._reserve(stack)
             cluster = self._write_config(folder / "cluster.yaml", credentials)
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
             if self._config.ports is not None:
                 self._variables[PORTS_ENV] = self._config.ports
-            from zmqdist.servers.dispatch_server import report_gone, serve_scaling
-
             launcher = self._launcher(cluster, credentials, folder)
             tasks = Tasks(
                 self._worker_exited, partial(report_gone, self._dispatcher), self._say, launcher
@@ -196,12 +199,6 @@ class Launch:
             if evaluator is not None:
                 self._wait_for_evaluator(evaluator)
             return code
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to the program. A second call kills the program. When the program has
-        ended, `run` stops all jobs. Any thread may call this method.
-        """
-        self._signalled(number)
 
     # -- before ------------------------------------------------------------------------------------
 
@@ -239,7 +236,7 @@ class Launch:
 
     def _credentials(self, folder: Path) -> Credentials:
         security = self._config.security
-        host, _ = split(self._dispatcher_section().address)
+        host, _ = split(self._dispatcher_section.address)
         if security.keys is not None:
             return Credentials(keys_dir=str(Path(security.keys).absolute()))
         on_hosts = self._pool is not None
@@ -251,11 +248,8 @@ class Launch:
         keys.create(folder / "token")
         return Credentials(token_file=str(folder / "token"))
 
-    def _dispatcher_section(self) -> DispatcherJob:
-        return self._config.jobs.dispatcher or DispatcherJob()
-
     def _dispatcher_config(self, credentials: Credentials) -> DispatcherConfig:
-        section = self._dispatcher_section()
+        section = self._dispatcher_section
         host, port = split(section.address)
         if self._pool is not None and is_loopback(host):
             host = self._pool.own_address()
@@ -267,12 +261,6 @@ class Launch:
             keys_dir=credentials.keys_dir,
             **section.settings(),
         )
-
-    def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        # Import the dispatcher only now, so that the zygote or the agents start first.
-        from zmqdist.servers.dispatch_server import DispatchServer
-
-        return DispatchServer(self._dispatcher_config(credentials))
 
     def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
         """Write the cluster file for the program and the tasks, with the section `runtime`, which
@@ -318,7 +306,7 @@ class Launch:
         self._config = msgspec.structs.replace(self._config, jobs=jobs)
 
     def _reserve_here(self, section: ServingJob, stack: contextlib.ExitStack) -> dict[int, str]:
-        host, _ = split(self._dispatcher_section().address)
+        host, _ = split(self._dispatcher_section.address)
         host = LOOPBACK if is_wildcard(host) else host
         tasks = {}
         for index in section.indices():
@@ -490,24 +478,15 @@ class Launch:
         return path_variable([] if script is None else [str(Path(script).resolve().parent)])
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system. None means that no code has
-        to be sent."""
-        paths = self._code_paths()
-        return bundle_of(paths, self._script()) if paths else None
-
-    def _code_paths(self) -> list[str]:
-        """Return the paths of the code to send: `code` of the file, or else the folder of the
-        script. By default no code is sent to the nodes of Slurm, because they share the folder of
-        the job.
+        """Return the code for hosts that do not share this file system: `code` of the file, or else
+        the folder of the script. None means that no code has to be sent.
         """
-        if self._config.code is not None:
-            return self._config.code
-        script = self._script()
-        return (
-            []
-            if script is None or self._config.launcher == "slurm"
-            else [os.path.dirname(script) or "."]
-        )
+        script, paths = self._script(), self._config.code
+        if paths is None:
+            # the nodes of Slurm share the folder of the job
+            no_code = script is None or self._config.launcher == "slurm"
+            paths = [] if no_code else [os.path.dirname(script or "") or "."]
+        return bundle_of(paths, script) if paths else None
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -624,23 +603,6 @@ def _advertised(section: ServingJob, bound: str) -> str:
         if section.advertise is None
         else advertised_address(section.advertise, split(bound)[1])
     )
-
-
-@contextlib.contextmanager
-def _ports(ports: str | None) -> Iterator[None]:
-    """Return a context manager in which servers of this process and of its child processes take
-    free ports from this range. None leaves the range unchanged.
-    """
-    before = os.environ.get(PORTS_ENV)
-    if ports is not None:
-        os.environ[PORTS_ENV] = ports
-    try:
-        yield
-    finally:
-        if ports is not None:
-            del os.environ[PORTS_ENV]
-            if before is not None:
-                os.environ[PORTS_ENV] = before
 
 
 def _in_foreground() -> bool:

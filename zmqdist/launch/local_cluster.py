@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import os
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import clock as time
 from zmqdist import errors, limits
-from zmqdist.addresses import is_ipv6, join_address
+from zmqdist.addresses import join_address
 from zmqdist.background import check_threads, in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.clock import duration
@@ -31,13 +30,13 @@ from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster, check_count
 from zmqdist.launch.folders import RunFolder
-from zmqdist.launch.ports import Reserved
+from zmqdist.launch.ports import Reserved, bound_socket
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials, own_clusters
-from zmqdist.transport.own_address import bind_free, bindable
+from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -128,7 +127,9 @@ class local_cluster(Cluster):
         check_descriptors("a local_cluster", workers + ps if processes else 0)
         check_threads()
         with contextlib.ExitStack() as undo:
-            self._listener = undo.enter_context(_listen(config))
+            hint = "; port 0 takes a free one"
+            self._listener = undo.enter_context(bound_socket(config.host, config.port, hint))
+            self._listener.listen()
             self._address = join_address(config.host, self._listener.getsockname()[1])
             self._folder = RunFolder()
             undo.callback(self._folder.close)
@@ -165,19 +166,17 @@ class local_cluster(Cluster):
                 kind = "WorkerConfig" if workers else "TaskConfig"
                 environment = {**os.environ, **self._variables}
                 zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=environment)
-            self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
+            from zmqdist.servers.dispatch_server import DispatchServer
+
+            config = dataclasses.replace(config, token_file=self.credentials.token_file)
+            self._dispatcher = DispatchServer(config, listener=self._listener.detach())
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
-            if not processes:
+            else:
                 self._start_threads(workers)
         except BaseException:
             self.close()
             raise
-
-    def _open(self, config: DispatcherConfig) -> None:
-        from zmqdist.servers.dispatch_server import DispatchServer
-
-        self._dispatcher = DispatchServer(config, listener=self._listener.detach())
 
     def _start_threads(self, count: int) -> None:
         from zmqdist.servers.worker_server import WorkerServer
@@ -339,8 +338,7 @@ class local_cluster(Cluster):
         Raises UnavailableError as `restart_worker` does, and FailedPreconditionError after `close`.
         """
         self._check_own()
-        started = self._start_processes(1)
-        self._wait_for(started)
+        self._wait_for(self._start_processes(1))
         return self._workers - 1
 
     def scale(
@@ -412,8 +410,8 @@ class local_cluster(Cluster):
                 steps.callback(self._dispatcher.stop)
             if self._children is not None:
                 steps.callback(self._children.close, STOP_GRACE_S)
-            for each in self._threads:
-                steps.callback(each.stop, 0.0)
+            for server in self._threads:
+                steps.callback(server.stop, 0.0)
             steps.callback(super().close)
             for runtime in list(self._coordinators):
                 steps.callback(runtime.give_up)
@@ -457,8 +455,7 @@ class local_cluster(Cluster):
         if self._children is None:
             # `Children` gets only a weak reference, so that its thread does not keep the cluster
             # alive.
-            on_exit = functools.partial(_exited, weakref.ref(self))
-            self._children = Children(on_exit)
+            self._children = Children(functools.partial(_exited, weakref.ref(self)))
         child = self._children.start_role(config, self._variables)
         self._processes[child.name] = child
         return child
@@ -499,40 +496,16 @@ class local_cluster(Cluster):
                     f"{child.name} ended before it {ready} ({how}); its reason is on standard error"
                 )
 
-    def _exited(self, child: Child) -> None:
-        job, _, index = child.name.partition(":")
-        if self._dispatcher is not None and job == "worker":
-            from zmqdist.servers.dispatch_server import report_exit
 
-            report_exit(self._dispatcher, job, int(index), child.pid, child.exit_code, child.tail)
+def _exited(reference: weakref.ref[local_cluster], child: Child) -> None:
+    cluster = reference()
+    job, _, index = child.name.partition(":")
+    if cluster is not None and cluster._dispatcher is not None and job == "worker":
+        from zmqdist.servers.dispatch_server import report_exit
 
-
-def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:
-    if (found := cluster()) is not None:
-        found._exited(child)
+        report_exit(cluster._dispatcher, job, int(index), child.pid, child.exit_code, child.tail)
 
 
-def _close_at_exit(cluster: weakref.ref[local_cluster]) -> None:
-    if (found := cluster()) is not None:
-        found.close()
-
-
-def _listen(config: DispatcherConfig) -> socket.socket:
-    family = socket.AF_INET6 if is_ipv6(config.host) else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if config.port:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((config.host, config.port))
-        else:
-            bind_free(made, config.host)
-        made.listen()
-        return made
-    except BaseException as error:
-        made.close()
-        if isinstance(error, OSError):
-            raise errors.UnknownError(
-                f"could not bind {join_address(config.host, config.port)}: "
-                f"{error.strerror}; port 0 takes a free one"
-            ) from None
-        raise
+def _close_at_exit(reference: weakref.ref[local_cluster]) -> None:
+    if (cluster := reference()) is not None:
+        cluster.close()

@@ -17,6 +17,26 @@ from zmqdist.errors import UnknownError
 from zmqdist.transport.own_address import bind_free, bindable
 
 
+def bound_socket(host: str, port: int, hint: str = "") -> socket.socket:
+    """Return a TCP socket that is bound to a port of `host`, to a free one if `port` is 0.
+
+    Raises:
+      UnknownError: the port cannot be bound. The text ends with `hint`.
+    """
+    with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
+        try:
+            if port:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((host, port))
+            else:
+                bind_free(bound, host)
+        except OSError as error:
+            raise UnknownError(
+                f"could not bind {join_address(host, port)}: {error.strerror}{hint}"
+            ) from None
+        return socket.socket(fileno=bound.detach())
+
+
 class Reserved:
     """A port of this host, which is reserved until `close`.
 
@@ -33,22 +53,12 @@ class Reserved:
           port: the port. 0 means a free port.
         """
         host = bindable(host)
-        with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
-            try:
-                if port:
-                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    bound.bind((host, port))
-                else:
-                    # Set SO_REUSEADDR, which lets a child bind the port, only after the bind, so
-                    # that no two launchers reserve one port.
-                    bind_free(bound, host)
-                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            except OSError as error:
-                raise UnknownError(
-                    f"could not bind {join_address(host, port)}: {error.strerror}"
-                ) from None
-            self.address = join_address(host, bound.getsockname()[1])
-            self._descriptor = bound.detach()
+        bound = bound_socket(host, port)
+        # Set SO_REUSEADDR, which lets a child bind the port, only after the bind to a free port, so
+        # that no two launchers reserve one port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.address = join_address(host, bound.getsockname()[1])
+        self._descriptor = bound.detach()
 
     def close(self) -> None:
         """Release the port. A second call does nothing."""

@@ -20,20 +20,19 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
 from zmqdist.blas_threads import VARIABLES, thread_variables
 from zmqdist.cluster.launcher_sections import RayConfig, RayRole
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import END_S, NoteHandler
+from zmqdist.launch.agent_stream import END_S, NoteHandler, ProcessStream
 from zmqdist.launch.hosts import AgentHost
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ _OUTPUT: Final = "output"
 _NOTE: Final = "note"
 _Item = tuple[str, bytes]
 """(kind, line): a line that the agent has written to its standard output (_OUTPUT) or standard
-error (_NOTE). b"" means that this output has ended."""
+error (_NOTE). b"" means that the standard output has ended."""
 
 
 def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
@@ -213,23 +212,15 @@ class AgentProcess:
         }
         environment |= threads
         environment["SSH_CONNECTION"] = f"{launcher_address} 0 {here} 0"
-        agent = agent_command(sys.executable, silence_limit_s)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER, *agent],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-c", _KEEPER, *agent_command(sys.executable, silence_limit_s)]
         self._items: queue.Queue[_Item] = queue.Queue(limits.RAY_LINES_MAX)
-        for kind, pipe in ((_OUTPUT, self._process.stdout), (_NOTE, self._process.stderr)):
-            assert pipe is not None
-            in_background(
-                f"zmqdist-{kind}", self._read, kind, os.fdopen(os.dup(pipe.fileno()), "rb")
-            )
-            pipe.close()
+        self._stream = ProcessStream(
+            command,
+            lambda exit_code, notes: notes,
+            lambda line: self._items.put((_NOTE, line.encode())),
+            environment,
+        )
+        in_background("zmqdist-output", self._read)
 
     def place(self) -> str:
         """Return the name of this host. When the caller gets the name, it knows that Ray has placed
@@ -237,10 +228,7 @@ class AgentProcess:
         return os.uname().nodename
 
     def send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        rest = memoryview(line)
-        while rest:
-            rest = rest[self._process.stdin.write(rest) :]
+        self._stream.send(line)
 
     def receive(self) -> list[_Item]:
         """Wait for a line, and return the line together with all further lines that have been read
@@ -254,20 +242,13 @@ class AgentProcess:
     def end(self) -> None:
         """Close the agent's standard input, and wait until the agent has ended. Kill the agent if
         this takes longer than END_S."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._stream.close()
 
-    def _read(self, kind: str, pipe: IO[bytes]) -> None:
-        with pipe:
-            for line in pipe:
-                self._items.put((kind, line))
-        self._items.put((kind, b""))
+    def _read(self) -> None:
+        line = b"?"
+        while line:  # b"" means that the output has ended, which the launcher learns, too
+            line = self._stream.receive()
+            self._items.put((_OUTPUT, line))
 
 
 class RayStream:
@@ -318,8 +299,8 @@ class RayStream:
             for kind, line in items:
                 if kind == _OUTPUT:
                     self._lines.append(line)
-                elif line:
-                    self._on_note(line.decode(errors="replace").rstrip("\r\n"))
+                else:
+                    self._on_note(line.decode())
         return self._lines.popleft()
 
     def close(self) -> None:

@@ -17,14 +17,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.launch.exit_codes import ExitCode, exit_code_for
-from zmqdist.launch.role_keys import check_name, given_ticket, joined
+from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 
@@ -100,18 +101,13 @@ def run_worker(
     # variables when it is loaded.
     are_limited = not config.processes or _limit_threads(config)
     try:
-        ticket = given_ticket(config.ticket_file, config.ticket_fd)
+        ticket = _given_ticket(config)
         if ticket is not None:
-            check_name(ticket, config.job, config.index)
-        with joined(ticket, config.keys_dir, config.dispatcher_address) as member:
-            if member is not None:
-                config = replace(
-                    config,
-                    index=member.index,
-                    keys_dir=member.keys_dir,
-                    ticket_file=None,
-                    ticket_fd=None,
-                )
+            _check_name(ticket, config.job, config.index)
+            index = int(ticket.name.partition(":")[2] or 0)
+            config = replace(config, index=index, ticket_file=None, ticket_fd=None)
+        with _joined(ticket, config.keys_dir, config.dispatcher_address) as keys_dir:
+            config = replace(config, keys_dir=keys_dir)
             return _run_worker(config, are_limited, grace_s, lifeline, announce)
     except errors.OpError as error:
         return _failed("worker", error)
@@ -183,10 +179,10 @@ def run_server(
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
     try:
-        ticket = given_ticket(task.ticket_file, task.ticket_fd)
+        ticket = _given_ticket(task)
         if ticket is not None:
             _check_ticket(ticket, task)
-        with joined(ticket, task.keys_dir) as member:
+        with _joined(ticket, task.keys_dir) as keys_dir:
             # imported here, because workers also run this module and do not need it
             from zmqdist.tasks.server import Server
 
@@ -197,7 +193,7 @@ def run_server(
                     task.index,
                     config=task.config,
                     bind_host=task.bind_host,
-                    keys_dir=task.keys_dir if member is None else member.keys_dir,
+                    keys_dir=keys_dir,
                     token_file=task.token_file,
                     insecure=task.insecure,
                 )
@@ -208,13 +204,37 @@ def run_server(
     return ExitCode.OK
 
 
+def _given_ticket(config: WorkerConfig | TaskConfig) -> JoinTicket | None:
+    """Read the join ticket of a role from its private file or descriptor. Return None if the config
+    names neither. Raises the errors of `read_ticket`.
+    """
+    if config.ticket_file is None and config.ticket_fd is None:
+        return None
+    # imported here, because few roles have a ticket
+    from zmqdist.transport.join_ticket import read_ticket
+
+    return read_ticket(config.ticket_file, config.ticket_fd)
+
+
+def _check_name(ticket: JoinTicket, job: str, index: int | None) -> None:
+    """Raise InvalidArgumentError if a ticket is for another task than JOB:INDEX. If `index` is
+    None, every task of the job fits."""
+    task = f"{job}:{'?' if index is None else index}"
+    fits = ticket.name.partition(":")[0] == job if index is None else ticket.name == task
+    if not fits:
+        raise errors.InvalidArgumentError(
+            f"the join ticket is for {ticket.name}, and this process was started as {task}. The "
+            f"ticket was not used"
+        )
+
+
 def _check_ticket(ticket: JoinTicket, config: TaskConfig) -> None:
     """Raise InvalidArgumentError if the ticket is for another task, or has no address at which
     programs can connect to the task."""
     from zmqdist.tasks.definition import effective  # imported here, because workers do not need it
 
     task = effective(config.cluster, config.job, config.index)
-    check_name(ticket, task.job_name, task.task_index)
+    _check_name(ticket, task.job_name, task.task_index)
     if not ticket.listens:
         raise errors.InvalidArgumentError(
             f"the join ticket for {ticket.name} names no address, so programs could not get the "
@@ -224,29 +244,61 @@ def _check_ticket(ticket: JoinTicket, config: TaskConfig) -> None:
         )
 
 
+@contextmanager
+def _joined(
+    ticket: JoinTicket | None, keys_dir: str | None, dispatcher: str | None = None
+) -> Iterator[str | None]:
+    """Return a context manager that joins a cluster with a ticket, and yields the folder with the
+    keys of this process, which its child processes also use. If `ticket` is None, it joins no
+    cluster and yields `keys_dir`.
+
+    Args:
+      keys_dir: the folder for the keys, which the role makes itself. None means a new private
+        folder, which is removed at the end of the context.
+      dispatcher: the address at which this process will connect to its dispatcher. None means the
+        address in the ticket.
+
+    Raises:
+      OpError: the dispatcher does not admit this process. The text says why.
+    """
+    if ticket is None:
+        yield keys_dir
+        return
+    from zmqdist.transport.join_ticket import join
+    from zmqdist.transport.peer_keys import voucher_for
+
+    with ExitStack() as stack:
+        if keys_dir is None:
+            folder = RunFolder()
+            stack.callback(folder.close)
+            keys_dir = str(folder.path / "keys")
+        address = (dispatcher or ticket.dispatcher).removeprefix("zmq://")
+        role = join(ticket, keys_dir, dispatcher=address)
+        voucher_for(address, keys_dir, role).own()
+        yield keys_dir
+
+
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     """Start the worker, and wait until it has registered. Return False if a signal arrives or the
     lifeline breaks before that."""
-    failed: list[BaseException] = []
-    # The thread's `is_alive` cannot replace this event, because the thread is still alive when it
+    # The thread's `is_alive` cannot replace this future, because the thread is still alive when it
     # calls `wake`.
-    tried = threading.Event()
+    started = Future[None]()
 
     def start() -> None:
         try:
             server.start()
+            started.set_result(None)
         except BaseException as error:
-            failed.append(error)
-        tried.set()
+            started.set_exception(error)
         signals.wake()
 
     threading.Thread(target=start, name="zmqdist-start", daemon=True).start()
-    while not tried.is_set():
+    while not started.done():
         if signals.wait(lifeline):
             server.stop()
             return False
-    if failed:
-        raise failed[0]
+    started.result()
     return True
 
 

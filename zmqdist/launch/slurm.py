@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.cluster.resolvers.hostlist import expand_hostlist
+from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from zmqdist.launch.agent import agent_command
 from zmqdist.launch.agent_stream import ProcessStream
 from zmqdist.launch.hosts import AgentHost
@@ -54,11 +54,10 @@ def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
 def allocated_cores() -> int | None:
     """Return how many cores the allocation has on all its nodes together. None means that Slurm
     does not report it."""
-    text = os.environ.get(CORES_ENV, "")
-    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
-    if not all(parts):
+    try:
+        return sum(expand_tasks_per_node(os.environ.get(CORES_ENV, "")))
+    except ValueError:
         return None
-    return sum(int(part[1]) * int(part[2] or 1) for part in parts if part is not None)
 
 
 def _host(node: str, silence_limit_s: float) -> AgentHost:

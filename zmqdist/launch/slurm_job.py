@@ -176,12 +176,10 @@ def _seconds(time_limit: str) -> int | None:
         return None
     days, *rest = match.groups()
     numbers = [int(number) for number in rest if number is not None]
-    if days is not None:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-        return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
-    if len(numbers) == 3:
-        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
-    return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)  # there are no hours: the first number is minutes
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 _REFUSALS: Final = (

@@ -3,10 +3,10 @@ promise must be seen broken."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.planted import Plant, around, effects, events, unheard
 from tests.sim.simulations.elasticity import simulate_elasticity

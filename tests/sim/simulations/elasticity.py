@@ -9,8 +9,10 @@ compared with what this file has seen of processes and work.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
+
+from msgspec.structs import replace
 
 from zmqdist.events import Ticked
 from zmqdist.launch.elasticity_machine import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from itertools import chain
+from typing import Final, TypeVar
 
 from zmqdist import errors
 from zmqdist.cluster.config import ClusterConfig
@@ -13,11 +14,13 @@ from zmqdist.cluster.file_sections import WorkerJob
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.observe.doctor.findings import Finding, ok, problem
 from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
-from zmqdist.observe.doctor.network import Address, client_of, examine_planned, examine_server
+from zmqdist.observe.doctor.network import client_of, examine_planned, examine_server
 from zmqdist.observe.status import plural
 from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
 from zmqdist.tasks.reachability import REACH
 from zmqdist.transport.credentials import Credentials
+
+T = TypeVar("T")
 
 AT_A_TIME: Final = 16
 TASK: Final = "server-"
@@ -48,22 +51,17 @@ def credentials_for(config: ClusterConfig, explicit: Credentials) -> Credentials
 def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: float) -> list[Finding]:
     """Check the addresses of a cluster file, whether or not the cluster runs."""
     credentials = credentials_for(config, explicit)
-    found = []
-    for job, section in config.jobs.task_jobs().items():
-        if section.tasks is None:
-            found.append(
-                ok(
-                    job,
-                    f"{plural(len(section.indices()), 'task')}; the launcher chooses their "
-                    f"addresses",
-                )
-            )
+    findings = [
+        ok(job, f"{plural(len(section.indices()), 'task')}; the launcher chooses their addresses")
+        for job, section in config.jobs.task_jobs().items()
+        if section.tasks is None
+    ]
     if config.runtime is not None:
         address = config.runtime.dispatcher.removeprefix("zmq://")
-        found += examine_server(
+        findings += examine_server(
             address, credentials, timeout_s, subject=f"dispatcher {address}"
         ).findings
-    return found + examine_tasks(
+    return findings + examine_tasks(
         config.spec,
         credentials,
         timeout_s,
@@ -110,12 +108,8 @@ def examine_tasks(
     reachability = _concurrently(
         lambda name: _examine_reach(name, addresses[name], credentials, timeout_s), tasks
     )
-    return [
-        finding
-        for each in (examined, reachability)
-        for address in each.values()
-        for finding in address.findings
-    ]
+    findings = [address.findings for address in examined.values()]
+    return list(chain(*findings, *reachability.values()))
 
 
 def examine_addresses(
@@ -128,13 +122,15 @@ def examine_addresses(
     return [finding for address in examined.values() for finding in address.findings]
 
 
-def _concurrently(fn: Callable[[str], Address], names: Iterable[str]) -> dict[str, Address]:
+def _concurrently(fn: Callable[[str], T], names: Iterable[str]) -> dict[str, T]:
     names = list(dict.fromkeys(names))
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
         return dict(zip(names, pool.map(fn, names), strict=True))
 
 
-def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s: float) -> Address:
+def _examine_reach(
+    name: str, address: str, credentials: Credentials, timeout_s: float
+) -> list[Finding]:
     """Have a running task try to reach the other tasks. Return findings that say which tasks it
     reaches, and which it cannot reach."""
     subject = f"from {name}"
@@ -143,28 +139,23 @@ def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s:
             reply = client.call(REACH, [timeout_s], timeout_in_ms=round(3000 * timeout_s))
             entries = iter(reply.get_value() or [])
     except errors.OpError as error:
-        return Address(
-            [
-                problem(
-                    subject,
-                    f"it could not say which tasks it reaches ({error.message})",
-                    f"try again when it is less busy, or see the log of {name}",
-                )
-            ]
-        )
-    findings, good = [], []
-    for other, other_address, trouble in zip(entries, entries, entries, strict=False):
-        if not trouble:
-            good.append(str(other))
-            continue
-        findings.append(
+        return [
             problem(
                 subject,
-                f"it cannot reach {other} at {other_address} ({trouble})",
-                f"run zmqdist doctor {other_address} on the host of {name}; both hosts must "
-                f"resolve that address alike",
+                f"it could not say which tasks it reaches ({error.message})",
+                f"try again when it is less busy, or see the log of {name}",
             )
+        ]
+    rows = list(zip(entries, entries, entries, strict=False))
+    reached = [str(task) for task, _, trouble in rows if not trouble]
+    findings = [ok(subject, f"reaches {', '.join(reached)}")] if reached else []
+    return findings + [
+        problem(
+            subject,
+            f"it cannot reach {task} at {task_address} ({trouble})",
+            f"run zmqdist doctor {task_address} on the host of {name}; both hosts must "
+            f"resolve that address alike",
         )
-    if good:
-        findings.insert(0, ok(subject, f"reaches {', '.join(good)}"))
-    return Address(findings)
+        for task, task_address, trouble in rows
+        if trouble
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,14 +61,11 @@ def examine_server(
     """Check an address at which a server should be running now."""
     subject = subject or address
     seen = port_probe.probe(address, timeout_s)
-    if seen.failure is not None:
-        return Address(
-            [
-                problem(subject, *port_probe.explain_failure(address, seen, timeout_s)),
-                *_loopback_name(address, seen),
-            ]
-        )
-    examined = _identify(subject, address, seen, credentials, timeout_s)
+    examined = (
+        _identify(subject, address, seen, credentials, timeout_s)
+        if seen.failure is None
+        else Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
+    )
     examined.findings += _loopback_name(address, seen)
     return examined
 
@@ -102,9 +99,14 @@ def _examine_probed(
     ):
         return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
     if not port_probe.is_local_address(seen.ip_address):
-        advice = f"start it on {host}; if it runs, its address is another one"
         return Address(
-            [warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)]
+            [
+                warning(
+                    subject,
+                    f"{host} is up, and nothing listens on port {port} yet",
+                    f"start it on {host}; if it runs, its address is another one",
+                )
+            ]
         )
     try:
         with socket.socket(socket.AF_INET6 if ":" in seen.ip_address else socket.AF_INET) as probe:
@@ -194,7 +196,7 @@ def _identify(
             more = _large_messages(subject, client, timeout_s)
             if info.kind == "dispatcher":
                 try:
-                    more += _of_dispatcher(subject, client, timeout_s)
+                    more += list(_of_dispatcher(subject, client, timeout_s))
                 except (AttributeError, LookupError, TypeError, ValueError) as error:
                     more.append(
                         warning(
@@ -239,44 +241,37 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
     return []
 
 
-def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and
+def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> Iterator[Finding]:
+    """Yield findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and
     the ports of its workers."""
     try:
         record = internal_client.start(
             client, "status", due=time.monotonic() + timeout_s
         ).get_value()
     except errors.OpError:  # the dispatcher is of another version, or too slow to reply in time
-        return []
-    found = []
+        return
     if lost := record.get("losses_count"):
-        found.append(
-            warning(
-                subject,
-                f"{plural(lost, 'worker has', 'workers have')} been lost since it was started",
-                "zmqdist status says which, when and why",
-            )
+        yield warning(
+            subject,
+            f"{plural(lost, 'worker has', 'workers have')} been lost since it was started",
+            "zmqdist status says which, when and why",
         )
     if record.get("slot_deaths"):
-        found.append(
-            warning(
-                subject,
-                slot_deaths(record),
-                "look for them in the log of that worker, and in the kernel's for processes "
-                "that took too much memory",
-            )
+        yield warning(
+            subject,
+            slot_deaths(record),
+            "look for them in the log of that worker, and in the kernel's for processes "
+            "that took too much memory",
         )
     if relayed := record.get("relayed"):
-        found.append(
-            warning(
-                subject,
-                f"it has passed on {plural(relayed, 'piece')} of large payloads, which should "
-                f"go straight from worker to reader",
-                "open the ports of the workers and programs to each other's hosts, or give "
-                "workers a fixed port (--port) and open that",
-            )
+        yield warning(
+            subject,
+            f"it has passed on {plural(relayed, 'piece')} of large payloads, which should "
+            f"go straight from worker to reader",
+            "open the ports of the workers and programs to each other's hosts, or give "
+            "workers a fixed port (--port) and open that",
         )
-    return found + _data_ports(record["workers"], client.address, timeout_s)
+    yield from _data_ports(record["workers"], client.address, timeout_s)
 
 
 def _data_ports(
@@ -285,49 +280,39 @@ def _data_ports(
     """Check the ports of the workers, from which other processes read large results. Return a
     finding for each port that cannot be reached, or one finding if all ports can be reached.
     """
-    own = is_loopback(split(dispatcher)[0])
-    found, addresses = list[Finding](), dict[str, str]()
-    for row in workers:
-        if not row.get("address"):
-            continue
+    on_loopback = is_loopback(split(dispatcher)[0])
+
+    def examine(worker: Mapping[str, Any]) -> Finding | None:
+        name, address = worker["name"], worker["address"]
         try:
-            split(row["address"])
-            addresses[row["name"]] = row["address"]
+            seen = port_probe.probe(address, timeout_s)
         except errors.InvalidArgumentError as error:
-            found.append(
-                problem(
-                    f"data port of {row['name']}",
-                    error.message,
-                    "restart this worker with --advertise",
-                )
+            return problem(
+                f"data port of {name}", error.message, "restart this worker with --advertise"
             )
-    with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
-        seen = dict(
-            zip(
-                addresses,
-                pool.map(lambda address: port_probe.probe(address, timeout_s), addresses.values()),
-                strict=True,
+        subject = f"data port of {printable(name)} {printable(address)}"
+        if not on_loopback and is_loopback(seen.ip_address):
+            return problem(
+                subject,
+                "its address is on loopback, where only processes of its own host reach it",
+                "start it with --host and an address or interface that other hosts reach, or "
+                "with --advertise",
             )
+        if seen.failure is None:
+            return None
+        message, advice = port_probe.explain_failure(address, seen, timeout_s)
+        return warning(
+            subject, f"{message}; large results will pass through the dispatcher", advice
         )
-    reached = 0
-    for name, address in addresses.items():
-        subject, failed = f"data port of {printable(name)} {printable(address)}", seen[name].failure
-        if not own and is_loopback(seen[name].ip_address):
-            message = "its address is on loopback, where only processes of its own host reach it"
-            advice = "start it with --host and an address or interface that other hosts reach, or with --advertise"
-            found.append(problem(subject, message, advice))
-        elif failed is not None:
-            message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
-            found.append(
-                warning(
-                    subject, f"{message}; large results will pass through the dispatcher", advice
-                )
-            )
-        else:
-            reached += 1
-    if addresses and not found:
-        found.append(ok("data ports", f"{plural(reached, 'worker')} can be reached directly"))
-    return found
+
+    listening = [row for row in workers if row.get("address")]
+    with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
+        findings = [finding for finding in pool.map(examine, listening) if finding is not None]
+    if listening and not findings:
+        findings.append(
+            ok("data ports", f"{plural(len(listening), 'worker')} can be reached directly")
+        )
+    return findings
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
@@ -378,40 +363,39 @@ def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, floa
 
 def _described(
     subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str
-) -> list[Finding]:
+) -> Iterator[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
-    message = (
+    yield ok(
+        subject,
         f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "
         f"zmqdist {info.version}, protocol {_dotted(info.protocol)}, "
-        f"Python {_dotted(info.python)}, {security}, {1000 * rtt_s:.2g} ms there and back"
+        f"Python {_dotted(info.python)}, {security}, {1000 * rtt_s:.2g} ms there and back",
     )
-    found = [ok(subject, message)]
     if info.version != __version__:
-        same = info.version.split(".")[:2] == __version__.split(".")[:2]
         consequence = (
             "they understand each other"
-            if same
+            if info.version.split(".")[:2] == __version__.split(".")[:2]
             else "plain calls work, scheduled functions will not run"
         )
-        message = f"zmqdist {info.version} there, {__version__} here; {consequence}"
-        found.append(warning(subject, message, "install the same version on both ends"))
+        yield warning(
+            subject,
+            f"zmqdist {info.version} there, {__version__} here; {consequence}",
+            "install the same version on both ends",
+        )
     if info.python != sys.version_info[:2]:
-        message = f"Python {_dotted(info.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
-        found.append(
-            warning(
-                subject, message, "use the same Python on all hosts; plain calls work all the same"
-            )
+        yield warning(
+            subject,
+            f"Python {_dotted(info.python)} there, {_dotted(sys.version_info[:2])} here: "
+            f"scheduled functions will not run",
+            "use the same Python on all hosts; plain calls work all the same",
         )
     if abs(clock_ahead_s) > CLOCK_OFF_S:
-        message = f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this host's"
-        found.append(
-            warning(
-                subject,
-                message,
-                "run NTP on both; zmqdist does not need it, but comparing log lines does",
-            )
+        direction = "ahead of" if clock_ahead_s > 0 else "behind"
+        yield warning(
+            subject,
+            f"its clock is {abs(clock_ahead_s):.1f} s {direction} this host's",
+            "run NTP on both; zmqdist does not need it, but comparing log lines does",
         )
-    return found
 
 
 def _refused(
@@ -421,11 +405,11 @@ def _refused(
     process, the message of the finding is that of the client's error.
     """
     if isinstance(error, errors.DeadlineExceededError):
-        message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
         return problem(
             subject,
-            message,
+            f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is "
+            f"busy or stuck",
             f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)",
         )
     if isinstance(error, errors.UnauthenticatedError):

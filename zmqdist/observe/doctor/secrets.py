@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from zmqdist.errors import FailedPreconditionError
@@ -60,14 +61,15 @@ def key_folder(folder: Path) -> list[Finding]:
                 f"`zmqdist keygen {folder}`, or name the right one",
             )
         ]
-    found = _openness(folder, subject)
+    findings = list(_openness(folder, subject))
     roles = [role for role in ROLES if (folder / f"{role}.key").exists()]
-    if (folder / "server.key").exists():
-        found += _serving(folder, subject)
+    server = ["server"] if (folder / "server.key").exists() else []
+    if server:
+        findings += _readable(_serving(folder, subject), subject)
     if roles:
-        found += _connecting(folder, subject, roles)
-    if not roles and not (folder / "server.key").exists():
-        found.append(
+        findings += _readable(_connecting(folder, subject, roles), subject)
+    if not roles and not server:
+        findings.append(
             problem(
                 subject,
                 "it has no keys",
@@ -75,95 +77,76 @@ def key_folder(folder: Path) -> list[Finding]:
                 "for a server",
             )
         )
-    if not found:
-        server = ["server"] if (folder / "server.key").exists() else []
-        found.append(
-            ok(
-                subject,
-                f"{', '.join(server + roles)}: private, complete and matching; they do not expire",
-            )
+    return findings or [
+        ok(
+            subject,
+            f"{', '.join(server + roles)}: private, complete and matching; they do not expire",
         )
-    return found
+    ]
 
 
-def _openness(folder: Path, subject: str) -> list[Finding]:
+def _openness(folder: Path, subject: str) -> Iterator[Finding]:
     status = folder.stat()
-    if status.st_uid not in (os.geteuid(), 0):
-        return [
-            problem(
-                subject,
-                f"the folder belongs to user {status.st_uid}, this process runs as {os.geteuid()}",
-                "use a folder of your own",
-            )
-        ]
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o022:
-        return [
-            problem(
-                subject,
-                f"others may change what is in the folder (mode {mode:04o})",
-                f"`chmod 700 {folder}`, and make new keys if they may have done so",
-            )
-        ]
-    return []
-
-
-def _serving(folder: Path, subject: str) -> list[Finding]:
-    try:
-        pair = keys.load_role(folder, "server")
-        authorized = keys.load_authorized(folder)
-        public = (
-            keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public
+    if status.st_uid not in (os.geteuid(), 0):
+        yield problem(
+            subject,
+            f"the folder belongs to user {status.st_uid}, this process runs as {os.geteuid()}",
+            "use a folder of your own",
         )
-    except FailedPreconditionError as error:
-        return [problem(subject, error.message, _KEYS_ADVICE)]
+    elif mode & 0o022:
+        yield problem(
+            subject,
+            f"others may change what is in the folder (mode {mode:04o})",
+            f"`chmod 700 {folder}`, and make new keys if they may have done so",
+        )
+
+
+def _serving(folder: Path, subject: str) -> Iterator[Finding]:
+    pair = keys.load_role(folder, "server")
+    authorized = keys.load_authorized(folder)
+    public = keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public
     if public != pair.public:
-        return [
-            problem(
-                subject,
-                "server.pub is not the public half of server.key: clients that connect with "
-                "it are refused",
-                "copy both from the folder in which `zmqdist keygen` made them",
-            )
-        ]
-    if not authorized:
-        return [
-            problem(
-                subject,
-                "`authorized` admits no client",
-                "add a line `role PUBLIC-KEY` for each, from the first lines of the key files",
-            )
-        ]
-    return []
+        yield problem(
+            subject,
+            "server.pub is not the public half of server.key: clients that connect with "
+            "it are refused",
+            "copy both from the folder in which `zmqdist keygen` made them",
+        )
+    elif not authorized:
+        yield problem(
+            subject,
+            "`authorized` admits no client",
+            "add a line `role PUBLIC-KEY` for each, from the first lines of the key files",
+        )
 
 
-def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
-    found = []
+def _connecting(folder: Path, subject: str, roles: list[str]) -> Iterator[Finding]:
+    keys.load_server_public(folder)
+    authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
+    listeners = [role for role in roles if role in ("worker", "submit")]
+    if authorized is None and listeners and not (folder / "server.key").exists():
+        yield warning(
+            subject,
+            f"there is no `authorized` beside {listeners[0]}.key: with it no worker "
+            f"can run and no program can schedule",
+            "copy `authorized` there; it has no secrets",
+        )
+    for role in roles:
+        pair = keys.load_role(folder, role)
+        if authorized is not None and keys.decode_public(pair.public) not in authorized:
+            yield problem(
+                subject,
+                f"{role}.key is not in `authorized` beside it: a server that uses "
+                f"this folder refuses it",
+                f"add the line `{role} {pair.public.decode()}` to "
+                f"{folder / 'authorized'}, and start the servers again",
+            )
+
+
+def _readable(findings: Iterator[Finding], subject: str) -> Iterator[Finding]:
+    """Yield the findings, and a problem if a key file cannot be used."""
     try:
-        keys.load_server_public(folder)
-        authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
-        listeners = [role for role in roles if role in ("worker", "submit")]
-        if authorized is None and listeners and not (folder / "server.key").exists():
-            found.append(
-                warning(
-                    subject,
-                    f"there is no `authorized` beside {listeners[0]}.key: with it no worker "
-                    f"can run and no program can schedule",
-                    "copy `authorized` there; it has no secrets",
-                )
-            )
-        for role in roles:
-            pair = keys.load_role(folder, role)
-            if authorized is not None and keys.decode_public(pair.public) not in authorized:
-                found.append(
-                    problem(
-                        subject,
-                        f"{role}.key is not in `authorized` beside it: a server that uses "
-                        f"this folder refuses it",
-                        f"add the line `{role} {pair.public.decode()}` to "
-                        f"{folder / 'authorized'}, and start the servers again",
-                    )
-                )
+        yield from findings
     except FailedPreconditionError as error:
-        found.append(problem(subject, error.message, _KEYS_ADVICE))
-    return found
+        yield problem(subject, error.message, _KEYS_ADVICE)

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zmqdist.clock import duration, seconds
+from zmqdist.cluster.environment import TF_CONFIG_ENV, variable
 from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
 from zmqdist.process.pipe import BlockingPipe
@@ -275,17 +275,12 @@ class MultiProcessRunner:
             daemon=True,
         )
         thread.start()
-        before = os.environ.get("TF_CONFIG")
-        os.environ["TF_CONFIG"] = self._crew.tf_config(me)
         set_barrier(Barrier(here, len(self._crew.tasks)))
         try:
-            yield
+            with variable(TF_CONFIG_ENV, self._crew.tf_config(me)):
+                yield
         finally:
             set_barrier(None)
-            if before is None:
-                os.environ.pop("TF_CONFIG", None)
-            else:
-                os.environ["TF_CONFIG"] = before
             here.close()
             thread.join()
             ours.close()
