@@ -8,18 +8,34 @@ Rules
     a process is the position of its address in the list.
 
     In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster
-    (launched.py) and does not read ranks.
+    (tf_config.py) and does not read ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import TypeVar
 
 from zmqdist.addresses import PORT_MAX
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
-from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
+from zmqdist.cluster.resolvers.tf_config import has_no_address, launched_cluster
 from zmqdist.field_types import checked
+
+T = TypeVar("T")
+
+
+def value_of(variable: str, parse: Callable[[str], T]) -> T:
+    """Return the parsed value of an environment variable. Raises RuntimeError if `parse` raises
+    ValueError."""
+    text = os.environ[variable]
+    try:
+        return parse(text)
+    except ValueError as error:
+        problem = f" must be a number, not {text!r}" if parse is int else f": {error}"
+        raise RuntimeError(f"{variable}{problem}") from None
 
 
 @checked
@@ -64,13 +80,10 @@ class ResolverByRank(ClusterResolver):
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
-        addresses = [f"{host}:{self._port_base + index}" for host, index in self._places()]
-        cluster: dict[str, list[str]] = {}
-        first = 0
-        for job, count in sorted(self._jobs.items()):
-            cluster[job] = addresses[first : first + count]
-            first += count
-        return ClusterSpec(cluster)
+        addresses = (f"{host}:{self._port_base + index}" for host, index in self._places())
+        return ClusterSpec(
+            {job: list(islice(addresses, count)) for job, count in sorted(self._jobs.items())}
+        )
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
@@ -105,12 +118,15 @@ class ResolverByRank(ClusterResolver):
             return self._task_type, self._task_id
         if self._launched is not None:
             return self._launched.task_type, self._launched.task_id
-        first = 0
+        index = self._rank
         for job, count in sorted(self._jobs.items()):
-            if first <= self._rank < first + count:
-                return job, self._rank - first
-            first += count
+            if 0 <= index < count:
+                return job, index
+            index -= count
         return None, None
+
+    def _jobs_text(self) -> str:
+        return ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
 
     def _places(self) -> list[tuple[str, int]]:
         """Return for each rank the host of the task, and the number of the task among the tasks of

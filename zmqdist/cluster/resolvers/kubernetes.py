@@ -9,7 +9,7 @@ Rules
     left the pod out instead, another pod would get the pod's index.
 
     In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster
-    (launched.py), because such a process has no right to list pods. If the caller passes a client
+    (tf_config.py), because such a process has no right to list pods. If the caller passes a client
     or OFF_CLUSTER, the resolver lists pods nevertheless.
 
 No method waits for pods unless `wait_s` is set. Each request to the API server has its own
@@ -28,7 +28,7 @@ from zmqdist.addresses import join_address
 from zmqdist.clock import duration
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers.base import ClusterResolver
-from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
+from zmqdist.cluster.resolvers.tf_config import has_no_address, launched_cluster
 from zmqdist.errors import needs
 from zmqdist.field_types import checked, converted
 

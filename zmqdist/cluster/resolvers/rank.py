@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from zmqdist.cluster.resolvers.by_rank import ResolverByRank
+from zmqdist.cluster.resolvers.by_rank import ResolverByRank, value_of
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist
 from zmqdist.field_types import checked
 
@@ -113,8 +113,9 @@ class RankClusterResolver(ResolverByRank):
         if self._launched is not None:
             return
         family = _family()
-        rank, size = _number(family.rank), _number(family.size)
-        self._local_rank, local_size = _number(family.local_rank), _number(family.local_size)
+        rank, size = value_of(_name(family.rank), int), value_of(_name(family.size), int)
+        self._local_rank = value_of(_name(family.local_rank), int)
+        local_size = value_of(_name(family.local_size), int)
         if not 0 <= rank < size:
             raise RuntimeError(
                 f"{_name(family.rank)} is {rank}, but there are {size} processes, with the ranks "
@@ -160,9 +161,8 @@ class RankClusterResolver(ResolverByRank):
     def _check_tasks(self, system: str, size: int) -> None:
         wanted, placed = sum(self._jobs.values()), len(self._places())
         if wanted != size:
-            jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
             raise RuntimeError(
-                f"the jobs ({jobs}) have {wanted} tasks together, but {system} has started {size}"
+                f"the jobs ({self._jobs_text()}) have {wanted} tasks together, but {system} has started {size}"
             )
         if placed != size:
             hosts = ", ".join(f"{host}: {count}" for host, count in self._per_node.items())
@@ -185,10 +185,7 @@ def _hosts(family: _Family, size: int, local_size: int) -> list[str]:
     if local_size == size:
         return [LOOPBACK]
     if NODELIST in os.environ:
-        try:
-            return expand_hostlist(os.environ[NODELIST])
-        except ValueError as error:
-            raise RuntimeError(f"{NODELIST}: {error}") from None
+        return value_of(NODELIST, expand_hostlist)
     raise RuntimeError(
         f"{family.system} has started {size} processes, {local_size} of them on this host, and "
         f"does not tell the names of the hosts: "
@@ -213,11 +210,3 @@ def _family() -> _Family:
 
 def _name(names: tuple[str, ...]) -> str:
     return next(name for name in names if name in os.environ)
-
-
-def _number(names: tuple[str, ...]) -> int:
-    name = _name(names)
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise RuntimeError(f"{name} must be a number, not {os.environ[name]!r}") from None

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers import devices
-from zmqdist.cluster.resolvers.by_rank import ResolverByRank
+from zmqdist.cluster.resolvers.by_rank import ResolverByRank, value_of
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from zmqdist.field_types import checked
 
@@ -204,31 +204,24 @@ class SlurmClusterResolver(ResolverByRank):
 
     def _resolve_own_rank(self) -> int:
         """Return the number of this process among all tasks, from 0."""
-        return _number("SLURM_PROCID")
+        return value_of(_variable("SLURM_PROCID"), int)
 
     def _resolve_num_tasks(self) -> int:
         """Return the number of all tasks."""
-        return _number(*_NUM_TASKS)
+        return value_of(_variable(*_NUM_TASKS), int)
 
     def _resolve_hostlist(self) -> list[str]:
         """Return the names of the hosts."""
-        text, variable = _variable(*_NODELIST)
-        try:
-            return expand_hostlist(text)
-        except ValueError as error:
-            raise RuntimeError(f"{variable}: {error}") from None
+        return value_of(_variable(*_NODELIST), expand_hostlist)
 
     def _resolve_task_configuration(self) -> dict[str, int]:
         """Return the number of tasks of each host."""
         hosts = self._resolve_hostlist()
-        text, variable = _variable(*_TASKS_PER_NODE)
-        try:
-            counts = expand_tasks_per_node(text)
-        except ValueError as error:
-            raise RuntimeError(f"{variable}: {error}") from None
+        variable = _variable(*_TASKS_PER_NODE)
+        counts = value_of(variable, expand_tasks_per_node)
         if len(hosts) != len(counts):
             raise RuntimeError(
-                f"{variable} is {text!r}, for {len(counts)} nodes, but the list of nodes has "
+                f"{variable} is {os.environ[variable]!r}, for {len(counts)} nodes, but the list of nodes has "
                 f"{len(hosts)}"
             )
         return dict(zip(hosts, counts, strict=True))
@@ -238,9 +231,8 @@ class SlurmClusterResolver(ResolverByRank):
     def _check_tasks(self) -> None:
         wanted, placed = sum(self._jobs.values()), len(self._places())
         if wanted != placed:
-            jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
             raise RuntimeError(
-                f"the jobs ({jobs}) have {wanted} tasks together, but Slurm gives {placed}: "
+                f"the jobs ({self._jobs_text()}) have {wanted} tasks together, but Slurm gives {placed}: "
                 f"change jobs, or srun --ntasks"
             )
         if not 0 <= self._rank < placed:
@@ -265,17 +257,9 @@ class SlurmClusterResolver(ResolverByRank):
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 
-def _variable(*names: str) -> tuple[str, str]:
-    """Return (value, name) of the first of these variables that is set."""
+def _variable(*names: str) -> str:
+    """Return the first of these variables that is set."""
     for name in names:
         if name in os.environ:
-            return os.environ[name], name
+            return name
     raise RuntimeError(f"{' or '.join(names)} is not set: is this a task of srun?")
-
-
-def _number(*names: str) -> int:
-    text, name = _variable(*names)
-    try:
-        return int(text)
-    except ValueError:
-        raise RuntimeError(f"{name} must be a number, not {text!r}") from None
