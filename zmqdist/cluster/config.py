@@ -147,7 +147,20 @@ class ClusterConfig(Section, frozen=True):
             the first mistake. A host that does not exist, a port in use or a missing program is not
             noticed here, but when the cluster starts.
         """
-        return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
+        file = os.fspath(path)
+        root = _compose(_read(file), file)
+        nodes = _Nodes()
+        try:
+            raw = nodes.value(root, ())
+            if not isinstance(raw, dict):
+                raise Mistake((), f"expected a mapping of keys to values, got {displayed(raw)}")
+            if "runtime" in raw and not runtime_allowed:
+                raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
+            if launcher is not None:
+                raw["launcher"] = launcher
+            return _checked(raw, text_keys=False)
+        except Mistake as mistake:
+            raise _located(mistake, file, nodes.lines) from None
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
@@ -161,7 +174,7 @@ class ClusterConfig(Section, frozen=True):
           ConfigError: the variable names a file that cannot be read or has a mistake.
         """
         path = os.environ.get(CONFIG_ENV)
-        return _load(path, runtime_allowed=True) if path and not is_json(path) else None
+        return cls.load(path, runtime_allowed=True) if path and not is_json(path) else None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
@@ -213,24 +226,17 @@ class ClusterConfig(Section, frozen=True):
     def spec(self) -> ClusterSpec:
         """The ClusterSpec of the jobs that have addresses. Jobs with only a count are left out, and
         so is a dispatcher with port 0."""
-        jobs: dict[str, dict[int, str]] = {}
-        if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
-            jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
-        jobs.update(self._addressed())
+        dispatcher, jobs = self.jobs.dispatcher, self.task_spec.as_dict()
+        if dispatcher is not None and split_address(dispatcher.address)[1]:
+            jobs = {"dispatcher": [dispatcher.address], **jobs}
         return ClusterSpec(jobs)
 
     @property
     def task_spec(self) -> ClusterSpec:
         """The cluster of TF_CONFIG. This is `spec` without the dispatcher, because TensorFlow's
         strategies do not know a dispatcher."""
-        return ClusterSpec(self._addressed())
-
-    def _addressed(self) -> dict[str, dict[int, str]]:
-        return {
-            name: job.addresses()
-            for name, job in self.jobs.task_jobs().items()
-            if job.tasks is not None
-        }
+        jobs = self.jobs.task_jobs().items()
+        return ClusterSpec({name: job.addresses() for name, job in jobs if job.tasks is not None})
 
     def tf_config(self, task_type: str, task_index: int) -> str:
         """Return the text of TF_CONFIG for one task.
@@ -321,23 +327,6 @@ _NEITHER = {"properties": {"count": {"type": "null"}, "tasks": {"type": "null"}}
 
 
 # -- from a file to sections -----------------------------------------------------------------------
-
-
-def _load(path: str, *, runtime_allowed: bool, launcher: str | None = None) -> ClusterConfig:
-    text = _read(path)
-    root = _compose(text, path)
-    nodes = _Nodes()
-    try:
-        raw = nodes.value(root, ())
-        if not isinstance(raw, dict):
-            raise Mistake((), f"expected a mapping of keys to values, got {displayed(raw)}")
-        if "runtime" in raw and not runtime_allowed:
-            raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
-        if launcher is not None:
-            raw["launcher"] = launcher
-        return _checked(raw, text_keys=False)
-    except Mistake as mistake:
-        raise _located(mistake, path, nodes.lines) from None
 
 
 def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:

@@ -62,29 +62,24 @@ class Child:
 
     Attributes:
       name: the name of the role that the process runs, such as "worker:0".
+      host: the empty string, because a child runs on the launcher's host.
       ended: set when the exit code is known.
     """
+
+    host = ""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, lifeline: int
     ) -> None:
         self.name = name
         self.process = process
+        self.pid = process.pid
         self.ended = threading.Event()
         self._lifeline = lifeline
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
         self._reaped = False
-
-    @property
-    def host(self) -> str:
-        """The empty string, because a child runs on the launcher's host (`RunningRole.host`)."""
-        return ""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def exit_code(self) -> int | None:

@@ -140,6 +140,7 @@ class _Cluster:
         self._ports = {} if config.ports is None else {PORTS_ENV: config.ports}
         self._environments = {name: job.env for name, job in config.jobs.task_jobs().items()}
         self._config = self._with_addresses(config)
+        self._dispatcher = self._config.jobs.dispatcher or DispatcherJob()
 
     def objects(self) -> Iterator[_Object]:
         """Yield all objects of the cluster. Each object follows the objects that it needs."""
@@ -228,12 +229,6 @@ class _Cluster:
 
     def _host(self, job: str) -> str:
         return f"{self.name}-{job}.{self.section.namespace}.svc"
-
-    @property
-    def _dispatcher(self) -> DispatcherJob:
-        section = self._config.jobs.dispatcher
-        assert section is not None
-        return section
 
     # -- containers --------------------------------------------------------------------------------
 

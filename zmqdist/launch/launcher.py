@@ -130,11 +130,10 @@ class Launch:
             check_descriptors(
                 "zmqdist launch", self._workers.most() + (0 if ps is None else len(ps.indices()))
             )
-        if hosts is None and self._workers.host is not None:
-            # Fail now if workers cannot bind this address. Otherwise they would fail and be
-            # restarted again and again.
-            bindable(self._workers.host)
-        if hosts is None:
+            if self._workers.host is not None:
+                # Fail now if workers cannot bind this address. Otherwise they would fail and be
+                # restarted again and again.
+                bindable(self._workers.host)
             # start the zygote first, so that its imports run while this process starts the
             # dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
@@ -228,10 +227,9 @@ class Launch:
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:
-            keys.load_role(folder, "server")
             keys.load_server_public(folder)
             keys.load_authorized(folder)
-            for role in ("worker", "submit"):
+            for role in ("server", "worker", "submit"):
                 keys.load_role(folder, role)
 
     def _credentials(self, folder: Path) -> Credentials:
@@ -294,16 +292,15 @@ class Launch:
     def _reserve(self, stack: contextlib.ExitStack) -> None:
         """Reserve the ports of the parameter servers and put their addresses into the config."""
         section = self._config.jobs.ps
-        if section is None:
-            return
-        tasks = (
-            self._reserve_here(section, stack)
-            if self._pool is None
-            else self._reserve_there(section, self._pool)
-        )
-        section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
-        jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
-        self._config = msgspec.structs.replace(self._config, jobs=jobs)
+        if section is not None:
+            tasks = (
+                self._reserve_here(section, stack)
+                if self._pool is None
+                else self._reserve_there(section, self._pool)
+            )
+            section = msgspec.structs.replace(section, count=None, tasks=tasks)
+            jobs = msgspec.structs.replace(self._config.jobs, ps=section)
+            self._config = msgspec.structs.replace(self._config, jobs=jobs)
 
     def _reserve_here(self, section: ServingJob, stack: contextlib.ExitStack) -> dict[int, str]:
         host, _ = split(self._dispatcher_section.address)
@@ -345,8 +342,8 @@ class Launch:
         # With host agents leave out the thread variables, because each agent adds those of its own
         # host.
         threads = self._thread_variables() if self._pool is None else {}
-        variables = {**self._variables, **self._importable(), **tf_config, **threads}
-        return {**variables, **self._config.jobs.task_jobs()[job].env}
+        own = self._config.jobs.task_jobs()[job].env
+        return {**self._variables, **self._importable(), **tf_config, **threads, **own}
 
     def _tf_config(self, job: str, index: int) -> str:
         """Return the TF_CONFIG of a task. The index of a worker may exceed the `count` of the file,
@@ -513,15 +510,12 @@ class Launch:
         assert self._program is not None
         killed_at: float | None = None
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._program.wait(0.2)
-            except subprocess.TimeoutExpired:
-                if not self._signals:
-                    continue
-            now = time.monotonic()
-            killed_at = killed_at or now + self._grace_s
-            if now >= killed_at:
-                self._program.kill()
+            if self._signals:
+                killed_at = killed_at or time.monotonic() + self._grace_s
+                if time.monotonic() >= killed_at:
+                    self._program.kill()
 
     def _signalled(self, number: int) -> None:
         """Pass the first signal on to the program, and kill the program on a later signal. If the
@@ -608,16 +602,9 @@ def _advertised(section: ServingJob, bound: str) -> str:
 def _in_foreground() -> bool:
     """Return whether Ctrl-C at the terminal signals the process group of this process. Standard
     input need not be the terminal."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def _end_with_parent_apart() -> None:

@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from zmqdist.cluster.defs import ClusterDef
+from zmqdist.cluster.resolvers.devices import CUDA, gpus
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import OpError
 from zmqdist.launch.children import Child, Children
@@ -26,7 +26,6 @@ from zmqdist.testing.runner.barrier import TASK_CODEC, BarrierGate, Task, TaskPi
 from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14
-NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
 """Seconds that reading and unpickling the last message of an ended process may take. The limit is
 high, because the message may have gigabytes and the host may be busy."""
@@ -301,12 +300,12 @@ class ProcessCrew:
         processes share all GPUs. With n tasks, each process gets every n-th GPU, or one GPU if
         there are fewer GPUs than tasks.
         """
-        devices = [] if self._share_gpu else physical_gpus()
+        devices = [] if self._share_gpu else gpus()
         if not devices:
             return {}
         rank = self.tasks.index(task) if task in self.tasks else len(self.tasks)
         mine = devices[rank :: len(self.tasks)] or [devices[rank % len(devices)]]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+        return {CUDA: ",".join(mine)}
 
 
 def checked_cluster(cluster: Any) -> ClusterSpec:
@@ -330,15 +329,6 @@ def tasks_of(spec: ClusterSpec) -> list[Task]:
     """Return all tasks of a cluster, the chief first."""
     jobs = sorted(spec.jobs, key=lambda job: job != "chief")
     return [(job, index) for job in jobs for index in spec.task_indices(job)]
-
-
-def physical_gpus() -> list[str]:
-    """Return the GPUs that this process may use: the GPUs in CUDA_VISIBLE_DEVICES if this is set,
-    otherwise the GPUs that the driver lists."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices is not None:
-        return [name.strip() for name in devices.split(",") if name.strip()]
-    return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
 
 
 def _outcome(word: str, payloads: Parts) -> PoolOutcome:
