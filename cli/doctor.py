@@ -82,7 +82,8 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError
-    from zmqdist.launch.hosts import AgentHost, AgentPool, agent_hosts
+    from zmqdist.launch.agent_stream import AgentHost
+    from zmqdist.launch.hosts import AgentPool, agent_hosts
     from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok, warning
 
     def examine(host: AgentHost) -> list[Finding]:

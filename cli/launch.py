@@ -121,7 +121,7 @@ def _submit(
     """Submit a job of Slurm that runs this command again, and follow the job unless `detach` is
     True. Return the exit code."""
     from zmqdist.launch.launcher import Launch
-    from zmqdist.launch.slurm_job import JobFollower, submit
+    from zmqdist.launch.slurm_job import following, submit
 
     # check now, because the job may wait for hours before it starts
     Launch(cluster, arguments, _say).check()
@@ -137,7 +137,7 @@ def _submit(
         str(grace_s),
         "--",
     ]
-    with JobFollower(_say) as follower:
+    with following(_say) as follower:
         number = submit(cluster, [*command, *arguments], grace_s)
         if detach:
             click.echo(str(number))
@@ -150,9 +150,9 @@ def _submit(
 
 
 def _follow(number: int) -> int:
-    from zmqdist.launch.slurm_job import JobFollower
+    from zmqdist.launch.slurm_job import following
 
-    with JobFollower(_say) as follower:
+    with following(_say) as follower:
         return follower.run(number, submitted=False)
 
 

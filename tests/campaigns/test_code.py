@@ -26,7 +26,7 @@ from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import launcher
 from zmqdist.launch.agent import agent_command
 from zmqdist.launch.agent_stream import ProcessStream
-from zmqdist.launch.hosts import AgentHost
+from zmqdist.launch.agent_stream import AgentHost
 
 def open_agent(note):
     hide = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs "$0"; mkdir -m 700 "$0/temporary"; cd /; exec "$@"', os.getcwd()]

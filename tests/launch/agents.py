@@ -8,8 +8,7 @@ from pathlib import Path
 
 from zmqdist.errors import describe_exit
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import AgentStream, NoteHandler, ProcessStream
-from zmqdist.launch.hosts import AgentHost
+from zmqdist.launch.agent_stream import AgentHost, AgentStream, NoteHandler, ProcessStream
 from zmqdist.process.zygote import NAME
 
 

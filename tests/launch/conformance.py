@@ -32,8 +32,9 @@ from zmqdist import DispatchServer
 from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.agent_stream import AgentHost
 from zmqdist.launch.children import Children
-from zmqdist.launch.hosts import AgentHost, AgentPool, Hosts, agent_hosts
+from zmqdist.launch.hosts import AgentPool, Hosts, agent_hosts
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.tasks import Launcher, RunningRole
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig

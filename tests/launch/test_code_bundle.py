@@ -17,9 +17,9 @@ import pytest
 from zmqdist import limits
 from zmqdist.errors import DataLossError, NotFoundError, ResourceExhaustedError, UnknownError
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import NoteHandler, ProcessStream
+from zmqdist.launch.agent_stream import AgentHost, NoteHandler, ProcessStream
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, pack, unpack
-from zmqdist.launch.hosts import AgentHost, AgentPool
+from zmqdist.launch.hosts import AgentPool
 from zmqdist.transport.keys import keygen
 
 

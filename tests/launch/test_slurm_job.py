@@ -17,7 +17,7 @@ from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import slurm_job
 from zmqdist.launch.launcher import Launch
 from zmqdist.launch.slurm import allocated_cores, explain, slurm_hosts, srun_command
-from zmqdist.launch.slurm_job import JobFollower, job_state, submit
+from zmqdist.launch.slurm_job import following, job_state, submit
 
 SHOWN = """\
 JobId=17 JobName=digits
@@ -295,7 +295,7 @@ def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job
             slurm.writes("o\nlast")
             slurm.job("FAILED", "NonZeroExitCode", "7:0")
 
-    with JobFollower(say) as follower:
+    with following(say) as follower:
         assert follower.run(17, submitted=True) == 7
     assert lines == ["one", "[slurm] job 17 runs on n[1-2]", "two", "last"]
 
@@ -333,7 +333,7 @@ def test_an_end_of_the_job_that_slurm_has_caused_is_explained(
     slurm.writes("")
     slurm.job(state, code=code)
     lines: list[str] = []
-    with JobFollower(lines.append) as follower:
+    with following(lines.append) as follower:
         assert follower.run(17, submitted=True) == exit_code
     assert lines == ([] if expected is None else [f"[slurm] job 17 {expected}"])
 
@@ -347,7 +347,7 @@ def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
         threading.Timer(0.3, slurm.job, ["COMPLETED"]).start()
 
     slurm.writes("")
-    with JobFollower(say) as follower:
+    with following(say) as follower:
         assert follower.run(17, submitted=True) == 0
     assert lines == ["[slurm] job 17 waits: Resources"]
 
@@ -355,7 +355,7 @@ def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
 def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlurm) -> None:
     slurm.job("PENDING", "PartitionConfig")
     with (
-        JobFollower(lambda line: None) as follower,
+        following(lambda line: None) as follower,
         pytest.raises(
             errors.InvalidArgumentError,
             match=r"cannot start job 17 in partition short \(PartitionConfig\)",
@@ -376,7 +376,7 @@ def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(
         slurm.job("COMPLETED")
 
     slurm.writes("")
-    with JobFollower(say) as follower:
+    with following(say) as follower:
         assert follower.run(17, submitted=False) == 0
     assert lines == ["[slurm] job 17 waits: PartitionTimeLimit"]
     assert not slurm.called("scancel")
@@ -389,7 +389,7 @@ def test_a_long_output_is_passed_on_to_its_end(
     slurm.writes("".join(f"line {number}\n" for number in range(50)))
     slurm.job("COMPLETED")
     lines: list[str] = []
-    with JobFollower(lines.append) as follower:
+    with following(lines.append) as follower:
         assert follower.run(17, submitted=False) == 0
     assert lines == [f"line {number}" for number in range(50)]
 
@@ -408,7 +408,7 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
             slurm.job("CANCELLED", code="0:15")
 
     before = signal.getsignal(signal.SIGINT)
-    with JobFollower(say) as follower:
+    with following(say) as follower:
         assert follower.run(17, submitted=True) == 130
     assert lines[2:] == [
         "[slurm] job 17 is cancelled; a second Ctrl-C does not wait for its end",
@@ -426,7 +426,7 @@ def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
         lines.append(line)
         signal.raise_signal(signal.SIGINT)
 
-    with JobFollower(say) as follower:
+    with following(say) as follower:
         # the launcher does not know the job yet; it cancels the job later
         signal.raise_signal(signal.SIGINT)
         assert follower.run(17, submitted=True) == 130
@@ -454,7 +454,7 @@ def test_the_launcher_waits_for_a_controller_that_restarts(
     monkeypatch.setattr(slurm_job, "job_state", ask)
     slurm.writes("")
     slurm.job("RUNNING")
-    with JobFollower(lambda line: None) as follower:
+    with following(lambda line: None) as follower:
         assert follower.run(17, submitted=True) == 0
     assert not answers
 
@@ -471,7 +471,7 @@ def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
 def test_an_output_file_that_this_host_does_not_see_is_an_error(slurm: FakeSlurm) -> None:
     slurm.job("COMPLETED")
     lines: list[str] = []
-    with JobFollower(lines.append) as follower:
+    with following(lines.append) as follower:
         assert follower.run(17, submitted=True) == 0
     assert lines == [
         f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"

@@ -202,15 +202,14 @@ def problems(config: Config) -> Iterator[Mistake]:
                 yield Mistake(
                     ("jobs", name, "env", variable), "is no name for an environment variable"
                 )
-    if jobs.worker is not None and jobs.worker.threads_per_slot is not None:
-        for variable in VARIABLES:
-            if variable in jobs.worker.env:
-                yield Mistake(
-                    ("jobs", "worker", "env", variable),
-                    "is given together with threads_per_slot",
-                    "leave one of them out",
-                )
     if jobs.worker is not None:
+        threads = VARIABLES if jobs.worker.threads_per_slot is not None else ()
+        for variable in filter(jobs.worker.env.__contains__, threads):
+            yield Mistake(
+                ("jobs", "worker", "env", variable),
+                "is given together with threads_per_slot",
+                "leave one of them out",
+            )
         yield from _bounds(config)
     for name, single, hint in (
         ("chief", jobs.chief, "others are workers"),
@@ -229,36 +228,24 @@ def problems(config: Config) -> Iterator[Mistake]:
     yield from _command(config)
     if config.launcher != "local":
         yield from _on_hosts(config)
-    if config.launcher == "ssh":
-        yield from _ssh(config)
-    if config.launcher == "kubernetes":
-        yield from _kubernetes(config)
-    if config.launcher == "ray":
-        yield from _ray(config)
+    own_rules = {"ssh": _ssh, "kubernetes": _kubernetes, "ray": _ray}
+    if config.launcher in own_rules:
+        yield from own_rules[config.launcher](config)
 
 
 def _bounds(config: Config) -> Iterator[Mistake]:
     """Yield the mistakes in min, max and idle_s of the workers: keys that contradict each other,
     and bounds that a launcher ignores."""
     worker, path = config.jobs.worker, ("jobs", "worker")
-    given = {"min": worker.min, "max": worker.max}
-    absent = [name for name, value in given.items() if value is None]
-    if len(absent) == 2:
+    hint = "write both, for example min: 1, max: 8"
+    if worker.min is None and worker.max is None:
         if worker.idle_s != limits.WORKER_IDLE_S:
-            yield Mistake(
-                (*path, "idle_s"),
-                "is given without min and max",
-                "write both, for example min: 1, max: 8",
-            )
+            yield Mistake((*path, "idle_s"), "is given without min and max", hint)
         return
-    if absent:
-        given_one = "max" if absent == ["min"] else "min"
-        yield Mistake(
-            (*path, given_one),
-            f"is given without {absent[0]}",
-            "write both, for example min: 1, max: 8",
-        )
-        return
+    for name, missing in (("min", "max"), ("max", "min")):
+        if getattr(worker, missing) is None:
+            yield Mistake((*path, name), f"is given without {missing}", hint)
+            return
     if worker.tasks is not None:
         yield Mistake(
             (*path, "tasks"),
@@ -271,18 +258,18 @@ def _bounds(config: Config) -> Iterator[Mistake]:
         yield Mistake(
             (*path, "count"), f"is {worker.count}, and min is {worker.min} and max {worker.max}"
         )
-    if config.launcher == "kubernetes":
-        yield Mistake(
-            (*path, "max"),
-            "has no effect in Kubernetes, which holds the workers",
-            "use an autoscaler there",
-        )
-    if config.launcher == "ray":
-        yield Mistake(
-            (*path, "max"),
-            "has no effect with Ray, where each worker is placed at the start",
-            "write count",
-        )
+    if config.launcher in _FIXED_SIZE:
+        yield Mistake((*path, "max"), *_FIXED_SIZE[config.launcher])
+
+
+_FIXED_SIZE = {
+    "kubernetes": (
+        "has no effect in Kubernetes, which holds the workers",
+        "use an autoscaler there",
+    ),
+    "ray": ("has no effect with Ray, where each worker is placed at the start", "write count"),
+}
+"""The launchers that ignore the bounds of the number of workers: why, and what to write."""
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:

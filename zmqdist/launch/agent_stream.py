@@ -1,5 +1,5 @@
 """The byte stream between a launcher and a host agent, read and written by lines: the interface
-`AgentStream`, and `ProcessStream`, which uses the standard input and output of a process such as
+`AgentStream`, `AgentHost`, which opens one, and `ProcessStream`, which uses the standard input and output of a process such as
 ssh.
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 NOTES_MAX: Final = 20
@@ -51,6 +52,23 @@ class AgentStream(Protocol):
         """Return a phrase that says why the byte stream has ended and, if possible, what the user
         can do. The phrase does not name the host. Call this after the byte stream has ended.
         """
+
+
+@dataclass(frozen=True)
+class AgentHost:
+    """A host on which a launcher can start an agent.
+
+    Attributes:
+      name: the name of the host, as the user wrote it.
+      slots: the largest number of roles on the host. None means no bound.
+      open: a function that starts the agent and returns the byte stream to the agent. Its argument
+        is a handler that is called with each line of the agent's standard error. The function
+        raises OSError if the agent cannot be started.
+    """
+
+    name: str
+    slots: int | None
+    open: Callable[[NoteHandler], AgentStream]
 
 
 class ProcessStream:

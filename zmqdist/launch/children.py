@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zmqdist import clock as time
@@ -55,6 +55,22 @@ def check_descriptors(purpose: str, children: int) -> None:
     """Raise ResourceExhaustedError if this process may not open the descriptors that a dispatcher,
     a zygote and these children need."""
     check_descriptors_and_threads(purpose, 40 + 5 * children)
+
+
+@contextlib.contextmanager
+def ending_signals(fn: Callable[[int], object]) -> Iterator[None]:
+    """Return a context manager in which SIGINT and SIGTERM call a function. Outside the main thread
+    it does nothing, because only the main thread can handle signals.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda number, _: fn(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Child:

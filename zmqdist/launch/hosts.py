@@ -4,7 +4,7 @@ and `Hosts` is the `Launcher`.
 
 The pool is made before the dispatcher, because the pool knows the address at which the hosts reach
 the dispatcher. The pool also reserves the addresses of parameter servers before the first role
-starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which starts the agent of a host and
+starts. ssh, Slurm and Ray differ only in `AgentHost.open` (agent_stream.py), which starts the agent of a host and
 returns the byte stream to the agent.
 """
 
@@ -17,7 +17,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +27,7 @@ from zmqdist.addresses import join_address
 from zmqdist.background import in_background
 from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
 from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
-from zmqdist.launch.agent_stream import AgentStream, NoteHandler
+from zmqdist.launch.agent_stream import AgentHost, NoteHandler
 from zmqdist.launch.code_bundle import CodeBundle
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.launcher_interface import LineHandler
@@ -50,23 +49,6 @@ to report the ends of its roles."""
 POLL_S: Final = 0.1
 ANY_PORT: Final = 9
 """A port for an address that is only looked up: any port will do, because no data is sent to it."""
-
-
-@dataclass(frozen=True)
-class AgentHost:
-    """A host on which a launcher can start an agent.
-
-    Attributes:
-      name: the name of the host, as the user wrote it.
-      slots: the largest number of roles on the host. None means no bound.
-      open: a function that starts the agent and returns the byte stream to the agent. Its argument
-        is a handler that is called with each line of the agent's standard error. The function
-        raises OSError if the agent cannot be started.
-    """
-
-    name: str
-    slots: int | None
-    open: Callable[[NoteHandler], AgentStream]
 
 
 def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:

@@ -50,7 +50,13 @@ from zmqdist.cluster.file_sections import (
     SingleJob,
     WorkerJob,
 )
-from zmqdist.launch.children import Child, Children, check_descriptors, end_with_parent
+from zmqdist.launch.children import (
+    Child,
+    Children,
+    check_descriptors,
+    end_with_parent,
+    ending_signals,
+)
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
 from zmqdist.launch.elastic_workers import ElasticWorkers, scaling_problem
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
@@ -141,7 +147,7 @@ class Launch:
                 "zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment
             )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_Signals(self._signalled))
+            stack.enter_context(ending_signals(self._signalled))
             if self._config.ports is not None:
                 # Servers of this process and of its child processes take free ports from this range.
                 stack.enter_context(variable(PORTS_ENV, self._config.ports))
@@ -570,24 +576,6 @@ class Launch:
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
         self._program_ended = True
-
-
-class _Signals:
-    """A context manager in which SIGINT and SIGTERM call a function. Outside the main thread the
-    context manager does nothing."""
-
-    def __init__(self, fn: Callable[[int], object]) -> None:
-        self._fn = fn
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, lambda number, _: self._fn(number))
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def _advertised(section: ServingJob, bound: str) -> str:

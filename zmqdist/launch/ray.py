@@ -32,8 +32,7 @@ from zmqdist.background import in_background
 from zmqdist.blas_threads import VARIABLES, thread_variables
 from zmqdist.cluster.launcher_sections import RayConfig, RayRole
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import END_S, NoteHandler, ProcessStream
-from zmqdist.launch.hosts import AgentHost
+from zmqdist.launch.agent_stream import END_S, AgentHost, NoteHandler, ProcessStream
 
 if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig

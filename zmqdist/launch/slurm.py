@@ -19,8 +19,7 @@ from typing import Final
 from zmqdist import errors
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import ProcessStream
-from zmqdist.launch.hosts import AgentHost
+from zmqdist.launch.agent_stream import AgentHost, ProcessStream
 
 SRUN: Final = "srun"
 NODELIST_ENV: Final = "SLURM_JOB_NODELIST"

@@ -17,21 +17,22 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.cluster.config import ClusterConfig
+from zmqdist.launch.children import ending_signals
 
 Say = Callable[[str], object]
 
@@ -294,37 +295,37 @@ def _parsed(text: str) -> JobState:
     )
 
 
-class JobFollower:
-    """Passes on the output of a job until the job has ended. Inside its context, SIGINT and SIGTERM
+@contextlib.contextmanager
+def following(say: Say) -> Iterator[JobFollower]:
+    """Return a context manager that yields a JobFollower. Inside the context, SIGINT and SIGTERM
     cancel the job.
 
     Enter the context before the job is submitted, so that Ctrl-C always cancels the job. Enter it
     in the main thread, because only the main thread can handle signals.
+    """
+    follower = JobFollower(say)
+    with ending_signals(follower.signals.append):
+        yield follower
+
+
+class JobFollower:
+    """Passes on the output of a job until the job has ended.
 
     Args:
       say: a function that is called with each line of the job's output, and with a line for each
         change of the job's state.
+
+    Attributes:
+      signals: the signals that this process has got. The first one cancels the job.
     """
 
     def __init__(self, say: Say) -> None:
+        self.signals: list[int] = []
         self._say = say
         self._number = 0
         self._read_bytes = 0
         self._rest = b""
         self._reported = ""
-        self._signals: list[int] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> JobFollower:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(
-                number, lambda number, _: self._signals.append(number)
-            )
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def run(self, number: int, submitted: bool) -> int:
         """Follow a job until it has ended, and return the job's exit code. If the job was cancelled
@@ -349,18 +350,18 @@ class JobFollower:
         answered_at = asked_at
         while not state.ended:
             self._pass_on(state.output)
-            if self._signals and not cancelled:
+            if self.signals and not cancelled:
                 cancelled = True
                 self._say(
                     f"[slurm] job {number} is cancelled; a second Ctrl-C does not wait for its end"
                 )
                 cancel(number)
-            elif len(self._signals) > 1:
+            elif len(self.signals) > 1:
                 self._say(
                     f"[slurm] job {number} is still ending: `squeue -j {number}` lists it until "
                     f"it has"
                 )
-                return 128 + self._signals[0]
+                return 128 + self.signals[0]
             elif not cancelled:
                 self._report(state, submitted)
             pause.wait(LOOK_S)
@@ -376,7 +377,7 @@ class JobFollower:
             pass
         if self._rest:
             self._say(self._rest.decode(errors="replace"))
-        return 128 + self._signals[0] if self._signals else self._exit_code(state)
+        return 128 + self.signals[0] if self.signals else self._exit_code(state)
 
     def _pass_on(self, output: Path) -> bool:
         """Pass on the lines that the job has written since the last call. Return whether the job

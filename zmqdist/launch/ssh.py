@@ -19,8 +19,7 @@ from typing import Final
 from zmqdist import errors
 from zmqdist.cluster.launcher_sections import SshConfig, SshHost
 from zmqdist.launch.agent import agent_command
-from zmqdist.launch.agent_stream import ProcessStream
-from zmqdist.launch.hosts import AgentHost
+from zmqdist.launch.agent_stream import AgentHost, ProcessStream
 
 SSH: Final = "ssh"
 CONNECT_S: Final = 10

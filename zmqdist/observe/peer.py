@@ -41,12 +41,8 @@ def serving(address: str) -> Iterator[str]:
     server.register("echo", echo, inline=True)
     server.register("echo_pool", echo)
     server.register("bare_port", lambda: bare.port, inline=True)
-    with server:
-        bare = BareServer(join_address(split(address)[0], 0))
-        try:
-            yield server.address
-        finally:
-            bare.close()
+    with server, contextlib.closing(BareServer(join_address(split(address)[0], 0))) as bare:
+        yield server.address
 
 
 @contextlib.contextmanager
