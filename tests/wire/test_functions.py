@@ -118,6 +118,9 @@ REBOUND = {
     "a keyword default": ("def f(*, x=1): return x", "f.__kwdefaults__['x'] = 2", 2),
     "an attribute": ("def f(): return f.limit\nf.limit = 1", "f.limit = 2", 2),
     "the code": ("def f(): return 1\ndef g(): return 2", "f.__code__ = g.__code__", 2),
+    "the first default": ("def f(x): return x", "f.__defaults__ = (2,)", 2),
+    "the first keyword default": ("def f(*, x): return x", "f.__kwdefaults__ = {'x': 2}", 2),
+    "the first attribute": ("def f(): return 1", "f.limit = 2", 1),
     "a builtin that is now hidden": ("def f(): return len(())", "def len(x): return 7", 7),
     "a mutable one": ("N = 5\ndef f(): return N", "N = [6]", [6]),
     "a partial's keywords": (
@@ -134,6 +137,7 @@ def test_a_function_is_pickled_again_when_something_captured_was_rebound(
 ) -> None:
     cache, names = FunctionCache(), in_main(source)
     before = lookup(cache, names["f"])[0]
+    assert lookup(cache, names["f"])[0] is before
     exec(change, names)
     after = lookup(cache, names["f"])[0]
     assert after is not before

@@ -67,6 +67,9 @@ class FunctionCache:
         self._kept_max = kept_max
         # Each entry refers to the captured objects, so that no other object can have their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
+        self._bare: tuple[Any, ...] = (None, None, None, None, b"")
+        """The latest function that captures nothing: the function, its code, name, module, and its
+        pickle."""
 
     def pack_changing(self, fn: Callable[..., Any]) -> Packed:
         """Return the pickle of a function that is not constant, with the large arrays that it
@@ -84,6 +87,15 @@ class FunctionCache:
         Raises:
           InvalidArgumentError: `pack_function` cannot pack the function. The cache is unchanged.
         """
+        bare, code, name, module, blob = self._bare
+        if (
+            fn is bare
+            and fn.__code__ is code
+            and fn.__qualname__ is name
+            and fn.__module__ is module
+            and not (fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__)
+        ):
+            return blob  # type: ignore[no-any-return]
         # a cache key of one id belongs to a function that is pickled by name
         named = self._kept.get((id(fn),))
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
@@ -96,6 +108,8 @@ class FunctionCache:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
+            if type(fn) is FunctionType and len(captured) == _BARE_PARTS:
+                self._bare = (fn, *captured[:3], kept[0])
             return kept[0]
         blob = self._counted(pack_function, fn)
         self._kept[key] = (blob, captured)
@@ -122,6 +136,10 @@ class _Mark:
 
 
 _NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS, _CACHED = (_Mark() for _ in range(6))
+
+_BARE_PARTS = 4
+"""The number of objects that decide about the pickle of a function that captures nothing: its code,
+name and module, and _NEXT. A function of this kind has no closure, and its code names no globals."""
 
 _OWN_ATTRIBUTES = frozenset(
     (

@@ -47,6 +47,8 @@ class FunctionNumbers:
         self._took_s = 0.0
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        self._latest: tuple[bytes, tuple[int, str]] = (b"", (0, ""))
+        """The last entry of `_kept`."""
         self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
         """The functions whose pickle the store holds: reference -> (number, name, the store's
         number of the first part)."""
@@ -115,14 +117,17 @@ class FunctionNumbers:
         """
         if bulks:
             return self._number_of_large(fn, blob, bulks[0])
-        known = self._kept.get(blob)
-        if known is not None:
+        if blob is self._latest[0]:
+            return self._latest[1]
+        definition = self._kept.get(blob)
+        if definition is not None:
             self._kept.move_to_end(blob)
-            return known
-        known = self._kept[blob] = self._define(fn, blob)
-        if len(self._kept) > FUNCTIONS_KEPT_MAX:
-            self._dropped.append(self._kept.popitem(last=False)[1][0])
-        return known
+        else:
+            definition = self._kept[blob] = self._define(fn, blob)
+            if len(self._kept) > FUNCTIONS_KEPT_MAX:
+                self._dropped.append(self._kept.popitem(last=False)[1][0])
+        self._latest = blob, definition
+        return definition
 
     def _number_of_large(self, fn: Callable[..., Any], blob: bytes, bulk: int) -> tuple[int, str]:
         known = self._held.get(blob)
