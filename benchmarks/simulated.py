@@ -37,7 +37,7 @@ from zmqdist.messages import (
     StealRequest,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker, Event
+from zmqdist.scheduling.dispatcher.machine import Broker, Event
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.wire.headers import decode, encode
 

@@ -25,10 +25,8 @@ BEGIN = "<!-- Written by docs/generate_machines.py from the code from here on. -
 COLUMNS = 100
 
 PARTS = (
-    "scheduling/dispatcher/broker.py",
     "scheduling/dispatcher/membership_and_leases.py",
     "scheduling/dispatcher/placement.py",
-    "scheduling/worker/dispatcher_contact.py",
     "scheduling/coordinator/affinity.py",
     "scheduling/coordinator/work.py",
     "data/service/dispatcher/machine/clients.py",

@@ -217,7 +217,7 @@ lineage is recomputed."""
 
 WORKER_WINDOW_MAX: Final = 4096
 """Unfinished work items for each slot that a worker may hold. The window grows to this bound only
-if work is tiny and round trips are long (scheduling/dispatcher/credit.py).
+if work is tiny and round trips are long (scheduling/dispatcher/records.py).
 """
 
 ERROR_BYTES_MAX: Final = 2**20

@@ -44,7 +44,6 @@ GERUNDS = {
     "data/ops/filtering.py": "a family of operators",
     "data/ops/padding.py": "a family of operators",
     "data/ops/saving.py": "a family of operators",
-    "scheduling/shared/heap_trimming.py": "the effect of glibc's malloc_trim",
     "training/indexing.py": "NumPy's term",
     "training/embedding.py": "the field's term for a table of rows",
 }

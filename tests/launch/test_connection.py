@@ -14,7 +14,7 @@ from tests.launch.launched import FILE, UNTIL_TOLD, Launched, eventually
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.launch.connection import Cluster
-from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
+from zmqdist.scheduling.dispatcher.runtime import NO_LAUNCHER
 
 Launcher = Callable[..., Launched]
 

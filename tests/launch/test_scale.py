@@ -28,7 +28,7 @@ from zmqdist.launch.elasticity_machine import (
     SizeRequested,
 )
 from zmqdist.launch.tasks import Tasks
-from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
+from zmqdist.scheduling.dispatcher.runtime import NO_LAUNCHER
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 Launcher = Callable[..., Launched]

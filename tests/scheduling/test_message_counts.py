@@ -23,10 +23,10 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.work import Work
-from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
-from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
+from zmqdist.scheduling.worker.records import SLOT_BATCH_MAX
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     ForgetFunctions,

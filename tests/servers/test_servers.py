@@ -302,7 +302,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
 ) -> None:
     """The second worker repeats its registration for a while, because the first one might have died
     a moment ago."""
-    monkeypatch.setattr("zmqdist.scheduling.worker.dispatcher_contact.REGISTER_AGAIN_S", 100.0)
+    monkeypatch.setattr("zmqdist.scheduling.worker.machine.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
             zd.WorkerServer(WorkerConfig(dispatcher.address, index=3))

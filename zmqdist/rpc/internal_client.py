@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from zmqdist import clock as time
 from zmqdist.errors import OpError, UnavailableError, from_code
-from zmqdist.messages import Call, Message, Replies, Reply
+from zmqdist.messages import Call, Replies, Reply
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, as_returned, channel_of
 from zmqdist.rpc.handler_errors import code_and_message
@@ -193,16 +193,10 @@ class LoopClient:
             del self._waiting[number]
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
-    def handle_message(self, message: Message) -> bool:
-        """Process a message if it has replies, and return whether it has any."""
-        if isinstance(message, Reply):
-            self._ended(message)
-        elif isinstance(message, Replies):
-            for reply in message.items:
-                self._ended(reply)
-        else:
-            return False
-        return True
+    def handle_message(self, message: Reply | Replies) -> None:
+        """Process a message of the server that has replies."""
+        for reply in message.items if isinstance(message, Replies) else (message,):
+            self._ended(reply)
 
     def _ended(self, reply: Reply) -> None:
         then = self._waiting.pop(reply.id, None)

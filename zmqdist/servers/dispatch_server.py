@@ -20,10 +20,9 @@ from zmqdist.events import ProcessExited
 from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.limits import JOIN_VALID_S
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.broker import BrokerSnapshot
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
-from zmqdist.scheduling.dispatcher.runtime import LEAVING_S, DispatcherRuntime
-from zmqdist.scheduling.dispatcher.scaler import Scaler
+from zmqdist.scheduling.dispatcher.machine import BrokerSnapshot
+from zmqdist.scheduling.dispatcher.runtime import LEAVING_S, DispatcherRuntime, Scaler
 from zmqdist.scheduling.shared.config import DispatcherConfig, config_of
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
@@ -88,7 +87,7 @@ class DispatchServer:
                 raise errors.FailedPreconditionError(
                     "Server cannot be started after it has been stopped"
                 )
-            if self._runtime.loop is None:
+            if not self._runtime.opened:
                 self._runtime.open()
 
     def stop(self) -> None:
@@ -159,7 +158,6 @@ class DispatchServer:
 
     @property
     def _loop(self) -> Loop:
-        assert self._runtime.loop is not None
         return self._runtime.loop
 
     def snapshot(self) -> BrokerSnapshot:
@@ -257,11 +255,11 @@ class DispatchServer:
         >>> dispatcher = zd.DispatchServer()
         >>> dispatcher.shutdown(grace_s=1.0)
         """
-        loop, grace_s = self._runtime.loop, duration("grace_s", grace_s)
+        grace_s = duration("grace_s", grace_s)
         # `run` raises FailedPreconditionError if another thread has stopped the server meanwhile.
         with contextlib.suppress(errors.FailedPreconditionError):
-            if loop is not None and not self._runtime.stopped.is_set():
-                loop.run(lambda: self._runtime.shutdown(grace_s))
+            if self._runtime.opened and not self._runtime.stopped.is_set():
+                self._runtime.loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
@@ -331,7 +329,7 @@ class DispatchServer:
             if not isinstance(text, str):
                 raise TypeError(f"{argument} must be a string, not {text!r}")
         runtime = self._runtime
-        if runtime.loop is None:
+        if not runtime.opened:
             raise errors.FailedPreconditionError(
                 "this dispatcher was not started: call start() first"
             )
@@ -345,7 +343,7 @@ class DispatchServer:
 
     @safe_repr
     def __repr__(self) -> str:
-        if self._runtime.stopped.is_set() or self._runtime.loop is None:
+        if self._runtime.stopped.is_set() or not self._runtime.opened:
             return "stopped" if self._runtime.stopped.is_set() else "not started"
         return f"at {self.target}, workers={self.num_workers}"
 
@@ -391,7 +389,7 @@ def report_exit(
 
     Only the process that started the worker calls this, from any of its threads.
     """
-    if server._runtime.loop is not None:
+    if server._runtime.opened:
         event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
         with contextlib.suppress(errors.FailedPreconditionError):
             server._runtime.loop.call_soon(server._runtime.handle, event)

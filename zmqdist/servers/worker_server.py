@@ -15,9 +15,8 @@ from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.scheduling.shared.config import WorkerConfig, config_of
 from zmqdist.scheduling.shared.parts import WorkerSurroundings
-from zmqdist.scheduling.worker.runtime import WorkerRuntime
+from zmqdist.scheduling.worker.runtime import WorkerRuntime, WorkerSnapshot
 from zmqdist.scheduling.worker.worker_events import Exit
-from zmqdist.scheduling.worker.worker_snapshot import WorkerSnapshot
 from zmqdist.servers import children
 
 
@@ -112,7 +111,7 @@ class WorkerServer:
         """
         grace_s = duration("grace_s", grace_s)
         with self._lock:
-            if self._runtime.loop is None:
+            if not self._runtime.opened:
                 self._runtime.stopped.set()
                 return
         self._runtime.stop(grace_s)
@@ -137,8 +136,8 @@ class WorkerServer:
     @property
     def in_contact(self) -> bool:
         """Whether the worker is registered with a dispatcher and connected to it."""
-        machine = self._runtime.machine
-        return machine is not None and machine.registered and not self._runtime.stopped.is_set()
+        runtime = self._runtime
+        return runtime.opened and runtime.machine.registered and not runtime.stopped.is_set()
 
     @property
     def address(self) -> str:
@@ -167,15 +166,13 @@ class WorkerServer:
     def name(self) -> str:
         """ "job:index", the name under which the dispatcher knows the worker."""
         machine = self._runtime.machine
-        assert machine is not None
         return f"{machine.job}:{machine.index}"
 
     @property
     def num_tasks(self) -> int:
         """The number of functions that run or wait in the worker, plus the number of its data tasks
         that have not ended."""
-        machine = self._runtime.machine
-        return 0 if machine is None else machine.running + self._num_tasks()
+        return self._runtime.machine.running + self._num_tasks() if self._runtime.opened else 0
 
     def snapshot(self) -> WorkerSnapshot:
         """Return an immutable record of the worker's running and waiting work, and of the data that
@@ -190,14 +187,14 @@ class WorkerServer:
           FailedPreconditionError: the worker was not started, or has stopped.
         """
         runtime = self._runtime
-        if runtime.loop is None or runtime.machine is None:
+        if not runtime.opened:
             raise errors.FailedPreconditionError("this worker was not started: call start() first")
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
         """Return how many data tasks have not ended. The name `_num_tasks` is the one in tf.data
         service."""
-        return 0 if self._runtime.machine is None else self._runtime.part.num_tasks
+        return self._runtime.part.num_tasks if self._runtime.opened else 0
 
     def data_snapshot(self) -> WorkerDataSnapshot:
         """Return an immutable record of the worker's data tasks and of the streams of distributed
@@ -208,7 +205,6 @@ class WorkerServer:
         ...         print(type(worker.data_snapshot()).__name__)
         WorkerDataSnapshot
         """
-        assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.part.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:

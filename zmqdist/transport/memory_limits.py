@@ -35,6 +35,10 @@ CHECKED_BYTES_MIN: Final = 32 * 2**20
 fresh memory takes a hundred times as long.
 """
 
+TRIM_WORTH_ITEMS: Final = 50_000
+"""The heap is trimmed only after a queue of at least this length, because a shorter queue leaves
+too little memory to return."""
+
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
     "schedule or keep less at a time (queue_bytes_max, RemoteValues that are not used any more), "
@@ -166,6 +170,9 @@ def _field(path: Path, name: str) -> int | None:
 def trim_heap() -> None:
     """Return the freed memory of this process to the system. The call takes milliseconds, or a
     tenth of a second for gigabytes.
+
+    Python and the C library retain freed memory for later use: about 60 MB after a million queued
+    work items, although the process may never need that memory again.
 
     Does nothing if the C library has no `malloc_trim`.
     """

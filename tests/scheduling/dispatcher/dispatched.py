@@ -20,7 +20,7 @@ from zmqdist.messages import (
     Results,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import Broker
 
 LEASE_S, BACK_S, CUT_S = 10.0, 1.0, 5.0
 WELCOME = Registered(0, 1.0, LEASE_S, CUT_S)

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from zmqdist.limits import WORKER_WINDOW_MAX
-from zmqdist.scheduling.dispatcher.credit import HORIZON_S, WorkWindow
+from zmqdist.scheduling.dispatcher.records import HORIZON_S, WorkWindow
 
 Step = tuple[int, float]
 """(pieces that came back, the time at which they did)."""

@@ -31,7 +31,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.machine import CANCEL_MAX, CoordinatorMachine
 from zmqdist.scheduling.coordinator.work import INPUT_FAILED, Extra, Work
-from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.wire.headers import encode
 
 FUNCTIONS = [(fn, bytes(INLINE_BYTES_MAX)) for fn in range(1000, 1300)]

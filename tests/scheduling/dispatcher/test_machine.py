@@ -51,7 +51,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher import placement
-from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.records import WorkerLoad
 
 # -- work and its results --------------------------------------------------------------------------

@@ -58,8 +58,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher import machine
-from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S
+from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S, Broker
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, LeaseState
 
 ENDED = Send("c", RoundEnded(1))

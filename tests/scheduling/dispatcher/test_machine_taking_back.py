@@ -23,7 +23,7 @@ from zmqdist.messages import (
     StealRequest,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 

@@ -16,8 +16,7 @@ from tests.scheduling.dispatcher.dispatched import (
 )
 from zmqdist.events import PeerGone, Send, Ticked
 from zmqdist.messages import RegisterCoordinator, Stalled, Submit
-from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.stalls import STALLED_S
+from zmqdist.scheduling.dispatcher.machine import STALLED_S, Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
 LATER = 100.0

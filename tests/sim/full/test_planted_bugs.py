@@ -28,13 +28,12 @@ from zmqdist.messages import (
     StealRequest,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine import Dispatch
+from zmqdist.scheduling.dispatcher.machine import Broker, Dispatch
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost, Membership
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, LeaseState
 from zmqdist.scheduling.worker.machine import WorkerMachine
-from zmqdist.scheduling.worker.waiting_work import WaitingWork
+from zmqdist.scheduling.worker.records import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     SlotFinished,

@@ -36,7 +36,7 @@ from zmqdist.data.service.worker.portions_machine import PortionsLane
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveSkip
 from zmqdist.messages import Register
-from zmqdist.scheduling.worker.dispatcher_contact import Contact
+from zmqdist.scheduling.worker.machine import Contact
 
 # some are found after hundreds of seeds where the simulation has changed
 pytestmark = pytest.mark.timeout(300)

@@ -36,8 +36,8 @@ from zmqdist.messages import (
     StealRequest,
 )
 from zmqdist.scheduling.coordinator.options import PLAIN
-from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
+from zmqdist.scheduling.dispatcher.machine import Broker
+from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 from zmqdist.scheduling.dispatcher.records import RUNNING
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings

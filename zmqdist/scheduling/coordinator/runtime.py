@@ -94,13 +94,13 @@ from zmqdist.scheduling.coordinator.work import (
     Work,
 )
 from zmqdist.scheduling.coordinator.work_names import described
-from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs, encode_reference
 from zmqdist.scheduling.shared.remote_results import decode_loss
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.task_context import scheduled
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, trim_heap
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
@@ -234,7 +234,8 @@ class CoordinatorRuntime:
         self.outbox: list[Work] = []
         self._requests: deque[tuple[Callable[[list[int]], Event], int]] = deque()
         self.queue = QueueBounds(queue_max, queue_bytes_max, lambda bulk: self.store.size_of(bulk))
-        self._heap_trimmer = HeapTrimmer()
+        self._heap_grown = False
+        """Whether so much work was unfinished that the heap is trimmed once all has ended."""
         self.callbacks, self.settling = Callbacks(), Callbacks("zmqdist-settling")
         self._loop = Loop("zmqdist-coordinator")
         incarnation = secrets.randbits(62) | 1
@@ -678,7 +679,12 @@ class CoordinatorRuntime:
             ):
                 self.changed.notify_all()
         released.clear()  # without the lock, because finalizers of the program may run
-        self._heap_trimmer.update(self.machine.unfinished, lambda: True)
+        unfinished = self.machine.unfinished
+        if unfinished >= TRIM_WORTH_ITEMS:
+            self._heap_grown = True
+        elif self._heap_grown and not unfinished:
+            self._heap_grown = False
+            trim_heap()
         for waiter in waiters:
             waiter.release()
 

@@ -1,2 +1,2 @@
-"""The dispatcher: its machine (broker.py combines membership and dispatch) and its server
+"""The dispatcher: its machine (machine.py) and its server
 (runtime.py)."""

@@ -1,11 +1,15 @@
 """The dispatcher's decisions: which worker runs which work item, and how each work item ends; no
 I/O.
 
+`Broker` is the machine. It passes each message to the part that decides about it: membership
+(membership_and_leases.py) or `Dispatch`. A peer that has not registered as a worker or coordinator
+may only register or say Goodbye. Broker refuses every other message of such a peer.
+
 Theory of operation
     Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to
     one worker, under a number that is never used again, so that a late message names a lease that
     no longer exists (fencing). Idle workers get work first, then workers with room in their window
-    (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a
+    (records.py) get a share of the waiting work. Coordinators take turns. While no work waits and a
     worker is idle, the dispatcher requests from overloaded workers the work that they have not
     begun.
     A lease ends when the worker reports an outcome or returns the lease, or when its slot process
@@ -16,6 +20,9 @@ Theory of operation
     start before. A worker must report the start of an item before it starts the item
     (`report_before_start`) if the item has lost a start, or if it may have started at the worker
     that had it before.
+    A function that schedules functions and waits for them keeps its slot meanwhile. If such
+    functions fill all slots, none of their work can begin (P18). The dispatcher cannot know whether
+    a function waits, but a function that has scheduled work usually does.
 
 Promises, checked by tests/sim
     P1   each submitted work item ends exactly once for its session: by a result, by a final
@@ -60,12 +67,13 @@ Not here: which workers are alive (membership_and_leases.py), how a worker runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from zmqdist import errors
 from zmqdist.batches import split
-from zmqdist.events import Peer, Send
+from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX, QUEUE_MAX
 from zmqdist.messages import (
     ALL_NUMBERS,
@@ -73,14 +81,20 @@ from zmqdist.messages import (
     CANCELLED,
     SUBMISSION_SHIFT,
     AbortLeases,
+    Beat,
     Begun,
     CancelWork,
     CoordinatorRegistered,
+    Define,
     Done,
     EndRound,
     Forget,
     FreeResult,
+    Goodbye,
+    LeasesReturned,
+    Leave,
     Members,
+    Message,
     QueueProgress,
     Refused,
     Register,
@@ -90,13 +104,22 @@ from zmqdist.messages import (
     Results,
     RoundEnded,
     SlotsLost,
+    Stalled,
     StartsLost,
     StealRequest,
     Submit,
     Workers,
 )
-from zmqdist.scheduling.dispatcher.credit import WorkWindow
-from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
+from zmqdist.scheduling.dispatcher.membership_and_leases import (
+    Change,
+    Member,
+    MemberAway,
+    MemberBack,
+    MemberJoined,
+    MemberLeaving,
+    MemberLost,
+    Membership,
+)
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import (
     NOT_RUN_AGAIN,
@@ -106,9 +129,11 @@ from zmqdist.scheduling.dispatcher.records import (
     CoordinatorSession,
     Lease,
     LeaseState,
+    WorkerHoldings,
     WorkerLoad,
+    WorkWindow,
 )
-from zmqdist.scheduling.dispatcher.stalls import StallWatch
+from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.shared.registrations import coordinator_problem
 
 SLOTS_END_S = 0.1
@@ -708,3 +733,371 @@ def _report_begun(leases: Iterable[Lease]) -> list[Send]:
 def _member_row(member: Member) -> tuple[str, int, int, str]:
     """Return a member as an item of Members."""
     return (member.name, member.incarnation, member.pid, member.host)
+
+
+STALLED_S = 5.0
+"""Seconds without progress after which the dispatcher reports a stall."""
+
+
+class StallWatch:
+    """The watch over nested sessions, which are sessions of coordinators that scheduled functions
+    have made.
+
+    Attributes:
+      sessions: the open nested sessions, in the order of their registrations.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: dict[CoordinatorSession, None] = {}
+        self._reported = False
+        self._moved_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which `report` must be called; None while there is nothing to watch."""
+        return None if self._reported or not self.sessions else self._moved_at
+
+    def moved(self, now: float) -> None:
+        """Note that work has begun or ended, or that a nested session has submitted work."""
+        self._moved_at = now + STALLED_S
+
+    def closed(self, session: CoordinatorSession) -> None:
+        self.sessions.pop(session, None)
+        self._reported = self._reported and bool(self.sessions)
+
+    def report(self, loads: Collection[WorkerLoad], now: float) -> list[Send]:
+        """Return the report to one nested session if there is a stall. It is returned once until
+        all nested sessions have been closed."""
+        due = self.deadline
+        if due is None or now < due:
+            return []
+        self.moved(now)
+        running = sum(lease.state in RUNNING for load in loads for lease in load.leases.values())
+        slots = sum(load.member.slots for load in loads)
+        waiting = {
+            session: sum(part.queued + part.outstanding for part in session.with_detached)
+            for session in self.sessions
+        }
+        for load in loads:
+            for lease in load.leases.values():
+                for session in waiting:
+                    waiting[session] -= (
+                        lease.state in RUNNING and lease.session in session.with_detached
+                    )
+        receiver = next((session for session, count in waiting.items() if count), None)
+        if receiver is None or running < slots:
+            return []
+        self._reported = True
+        return [Send(receiver.peer, Stalled(sum(waiting.values()), slots))]
+
+
+Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker in a snapshot.
+
+    Attributes:
+      state: "alive", "away" (disconnected, within its grace) or "leaving".
+      leases, running: the number of work items that the worker has, and the number of those that
+        have begun as far as the dispatcher knows.
+      window: how many leases the worker may have.
+      done: the number of the worker's leases that ended with an outcome.
+      rate: work items that the worker ends in a second while it has work; 0 while unknown.
+      joined_at, heard_at: when the worker registered, and when its last message arrived.
+      slot_deaths: the number of the worker's slot processes that crashed.
+      kept: the number of results that the worker keeps for coordinators.
+      pinned: the number of work items that wait for this worker alone.
+    """
+
+    name: str
+    state: str
+    slots: int
+    threads_per_slot: int
+    pid: int
+    host: str
+    address: str
+    leases: int
+    running: int
+    window: int
+    done: int
+    rate: float
+    joined_at: float
+    heard_at: float
+    slot_deaths: int
+    kept: int
+    pinned: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRow:
+    """One coordinator in a snapshot.
+
+    Attributes:
+      coordinator: the coordinator's number in the cluster.
+      queued, out: the number of its work items that wait, and the number of those that workers
+        have.
+      held: the number of its bulk results that workers hold.
+      submitted, finished: the number of work items that it has submitted over this connection, and
+        the number of those that have ended (without those that were cancelled before they began).
+      functions: the number of functions that it has defined and not dropped.
+    """
+
+    coordinator: int
+    queued: int
+    out: int
+    held: int
+    submitted: int
+    finished: int
+    functions: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """The state of a dispatcher's scheduling, as `zmqdist status` and `zmqdist top` show it.
+
+    Attributes:
+      queued, queued_pinned: the number of work items that wait, and the number of those that are
+        pinned to a worker.
+      losses: the last losses of workers: (name, reason, exit code, when).
+      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None
+        if no slot process has crashed.
+    """
+
+    workers: tuple[WorkerRow, ...]
+    coordinators: tuple[CoordinatorRow, ...]
+    queued: int
+    queued_pinned: int
+    losses_count: int
+    losses: tuple[tuple[str, str, int | None, float], ...]
+    slot_deaths: int
+    last_slot_death: tuple[str, int | None, float] | None
+
+
+class Broker:
+    """The dispatcher as one machine, which combines membership and dispatch."""
+
+    def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
+        self.settings = settings
+        self.membership = Membership(
+            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s
+        )
+        self.dispatch = Dispatch(
+            attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease
+        )
+        self.changes: list[MemberJoined | MemberLost] = []
+        """The members that have joined and the members that were lost, in order, until the runtime
+        takes them for the data service."""
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means
+        never.
+        """
+        first, second = self.membership.deadline, self.dispatch.deadline
+        if first is None or second is None:
+            return second if first is None else first
+        return min(first, second)
+
+    def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
+        """Apply one event and return the messages to send, in order. No message of a peer makes
+        this method raise.
+
+        A message that its sender may not send changes nothing, and this method returns a Refused to
+        the sender.
+
+        Args:
+          now: monotonic seconds, never less than for an earlier event.
+          watched: for a Register, whether the runtime will notice the end of the connection over
+            which the Register arrived.
+        """
+        effects: list[Send]
+        match event:
+            case Heard():
+                peer, message = event.peer, event.message
+                member = self.membership.note_message(peer, now)
+                if member is not None:
+                    effects = self._from_worker(member, peer, message, now)
+                elif peer in self.dispatch.sessions:
+                    effects = self._from_coordinator(peer, message, now)
+                else:
+                    effects = self._from_newcomer(peer, message, now, watched)
+            case PeerGone(peer) | PeerExpelled(peer):
+                effects = self.dispatch.coordinator_gone(peer, now)
+                effects += self._apply(self.membership.handle(event, now), now)
+            case ProcessExited():
+                effects = self._apply(self.membership.handle(event, now), now)
+            case Ticked():
+                effects = self._apply(self.membership.handle(event, now), now)
+                effects += self.dispatch.settle(now)
+        return effects + self.dispatch.assign(now)
+
+    def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
+        """Have a worker stop in good order within `grace_s`. Return the messages to send, or None
+        if the worker is not registered."""
+        member = self.membership.members.get((job, index))
+        if member is None:
+            return None
+        return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
+
+    def holdings(self, job: str, index: int) -> WorkerHoldings:
+        """Return the numbers of this worker's kept values and work items. Raises KeyError if the
+        worker is not registered."""
+        member = self.membership.members[job, index]
+        load = self.dispatch.loads[member]
+        holdings = WorkerHoldings(member.name)
+        for lease in load.held.values():
+            (holdings.kept if lease.state is LeaseState.KEPT else holdings.others).append(
+                (lease.session.peer, lease.work)
+            )
+        for lease in load.leases.values():
+            if lease.state in RUNNING:
+                holdings.running.append((lease.session.peer, lease.work))
+            elif lease.band.session_queue.worker:
+                holdings.pinned.append((lease.session.peer, lease.work))
+            else:
+                holdings.others.append((lease.session.peer, lease.work))
+        for session, item in self.dispatch.placement.waiting_for(member.name):
+            holdings.pinned.append((session.peer, item[0]))
+        return holdings
+
+    def holder(self, number: int) -> Peer | None:
+        """Return the connection of the coordinator with this number or the worker with this
+        incarnation; None if it is not connected."""
+        for peer, session in self.dispatch.sessions.items():
+            if session.coordinator == number:
+                return peer
+        return next(
+            (m.peer for m in self.membership.members.values() if m.incarnation == number), None
+        )
+
+    def snapshot(self) -> BrokerSnapshot:
+        """Return an immutable record of the present state of the scheduling."""
+        return BrokerSnapshot(
+            workers=tuple(
+                self._worker_row(member) for _, member in sorted(self.membership.members.items())
+            ),
+            coordinators=tuple(
+                CoordinatorRow(
+                    session.coordinator,
+                    sum(part.queued for part in session.with_detached),
+                    sum(part.outstanding for part in session.with_detached),
+                    sum(len(part.held) for part in session.with_detached),
+                    sum(part.submitted for part in session.with_detached),
+                    sum(part.finished for part in session.with_detached),
+                    len(session.functions),
+                )
+                for session in self.dispatch.sessions.values()
+            ),
+            queued=self.dispatch.queued,
+            queued_pinned=self.dispatch.placement.queued_pinned,
+            losses_count=self.membership.losses_count,
+            losses=tuple(
+                (loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses
+            ),
+            slot_deaths=self.dispatch.slot_deaths,
+            last_slot_death=self.dispatch.last_slot_death,
+        )
+
+    def _worker_row(self, member: Member) -> WorkerRow:
+        load = self.dispatch.loads[member]
+        state = "away" if member.peer is None else "leaving" if member.leaving else "alive"
+        return WorkerRow(
+            name=member.name,
+            state=state,
+            slots=member.slots,
+            threads_per_slot=member.threads_per_slot,
+            pid=member.pid,
+            host=member.host,
+            address=member.address,
+            leases=len(load.leases),
+            running=sum(lease.state in RUNNING for lease in load.leases.values()),
+            window=load.window.limit,
+            done=load.done,
+            rate=load.window.rate,
+            joined_at=member.joined_at,
+            heard_at=member.heard_at,
+            slot_deaths=load.slot_deaths,
+            kept=sum(lease.state is LeaseState.KEPT for lease in load.held.values()),
+            pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
+        )
+
+    def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
+        match message:
+            case Done():
+                return self.dispatch.done(member, message, now)
+            case LeasesReturned(leases):
+                return self.dispatch.leases_returned(member, leases, now)
+            case SlotsLost():
+                return self.dispatch.slots_lost(member, message, now)
+            case Beat():
+                return [Send(peer, message)]
+            case Register() | Leave() | Goodbye():
+                return self._apply(self.membership.handle(Heard(peer, message), now), now)
+            case _:
+                return [_refuse(peer, "a worker", message)]
+
+    def _from_coordinator(self, peer: Peer, message: Message, now: float) -> list[Send]:
+        session = self.dispatch.sessions[peer]
+        match message:
+            case Submit():
+                return self.dispatch.submit(session, message, now)
+            case Define(functions):
+                self.dispatch.define(session, functions)
+                return []
+            case Forget(_, functions, everywhere):
+                return self.dispatch.forget(session, functions, everywhere=everywhere)
+            case ResultReceived():
+                return self.dispatch.result_received(session, message)
+            case CancelWork():
+                return self.dispatch.cancel_work(session, message)
+            case EndRound():
+                return self.dispatch.end_round(session, message, now)
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
+            case Goodbye():
+                return self.dispatch.coordinator_gone(peer, now, left=True)
+            case _:
+                return [_refuse(peer, "a coordinator", message)]
+
+    def _from_newcomer(self, peer: Peer, message: Message, now: float, watched: bool) -> list[Send]:
+        match message:
+            case Register():
+                return self._apply(
+                    self.membership.handle(Heard(peer, message), now, watched=watched), now
+                )
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
+            case Goodbye():
+                return []
+            case _:
+                return [
+                    _refuse(
+                        peer, "a peer that has not registered as a worker or coordinator", message
+                    )
+                ]
+
+    def _apply(self, changes: list[Change | Send], now: float) -> list[Send]:
+        effects: list[Send] = []
+        for change in changes:
+            match change:
+                case Send():
+                    effects.append(change)
+                case MemberJoined(member, register):
+                    self.changes.append(change)
+                    effects += self.dispatch.joined(member, register)
+                case MemberBack(member, register):
+                    effects += self.dispatch.reconnected(member, register)
+                case MemberAway(member) | MemberLeaving(member):
+                    self.dispatch.placement.reindex(self.dispatch.loads[member])
+                case MemberLost():
+                    self.changes.append(change)
+                    effects += self.dispatch.lost(change, now)
+        return effects
+
+
+def _refuse(peer: Peer, sender: str, message: Message) -> Send:
+    return Send(
+        peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {sender}")
+    )

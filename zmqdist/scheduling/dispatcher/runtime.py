@@ -1,4 +1,4 @@
-"""The runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
+"""The runtime of machine.py: one socket, one loop, and the RPC methods of the dispatcher.
 
 `DispatchServer` (servers/) is its class for users, and gives it the part that it hosts beside the
 queue of functions.
@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from zmqdist import errors
 from zmqdist.addresses import join_address
@@ -44,21 +44,18 @@ from zmqdist.messages import (
     WorkDescribed,
 )
 from zmqdist.rpc.service import PendingCall, RpcService
-from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.drain_report import DrainReport
-from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
+from zmqdist.scheduling.dispatcher.drain_report import DrainReport, DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.key_service import KeyService
+from zmqdist.scheduling.dispatcher.machine import Broker
+from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
-from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.shared.config import DispatcherConfig
-from zmqdist.scheduling.shared.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.scheduling.shared.store import RELAY
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import is_alive
+from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, is_alive, trim_heap
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
@@ -90,8 +87,8 @@ class DispatcherRuntime(Generic[P]):
     """The part of a DispatchServer that the loop's thread refers to.
 
     Attributes:
-      loop: the loop, which `open` makes; None before.
-      part: what the dispatcher hosts beside its queue; `open` makes it.
+      opened: whether `open` has succeeded.
+      loop, part: the loop, and what the dispatcher hosts beside its queue. `open` makes them.
       stopped: set by `stop`, and by `shutdown` when the workers have left or its wait for them is
         over.
       scaler: the launcher that starts and ends the workers; None if the workers were started
@@ -112,7 +109,7 @@ class DispatcherRuntime(Generic[P]):
         self._listener = listener
         self._pid = os.getpid()
         self.stopped = threading.Event()
-        self.loop: Loop | None = None
+        self.opened = False
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
         # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two
@@ -122,7 +119,8 @@ class DispatcherRuntime(Generic[P]):
         self.gone: dict[str, str] = {}
         """Why tasks other than workers do not start again, by their names."""
         self.undelivered = 0
-        self._heap_trimmer = HeapTrimmer()
+        self._heap_grown = False
+        """Whether the queue was so long that the heap is trimmed once it is empty."""
         self.watchers: list[Callable[[], None]] = []
         self.member_watchers: list[Callable[[], None]] = []
         self._due: float | None = None
@@ -142,7 +140,7 @@ class DispatcherRuntime(Generic[P]):
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
-        return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
+        return self.opened and not self.stopped.is_set() and self._pid == os.getpid()
 
     def open(self) -> None:
         """Bind the port and start the loop."""
@@ -181,12 +179,12 @@ class DispatcherRuntime(Generic[P]):
         CoordinationService(service, router, loop, self._incarnation, None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
-        self.loop = loop
+        self.loop, self.opened = loop, True
         loop.start()
 
     def stop(self) -> None:
         self.stopped.set()
-        if self.loop is not None:
+        if self.opened:
             self.loop.stop()
 
     def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
@@ -251,7 +249,6 @@ class DispatcherRuntime(Generic[P]):
                 ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index)
             )
             return
-        assert self.loop is not None
         next_poll = self.loop.now() + pause_s
         self.loop.set_timer(
             (self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s)
@@ -260,13 +257,17 @@ class DispatcherRuntime(Generic[P]):
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
         """Pass an event to the machine and send the messages that the machine returns. Call it in
         the loop's thread."""
-        loop = self.loop
-        if loop is None:
+        if not self.opened:
             return
-        self._perform(self.broker.handle(event, loop.now(), watched=watched))
+        self._perform(self.broker.handle(event, self.loop.now(), watched=watched))
         if self.broker.changes:
             self._report_members()
-        self._heap_trimmer.update(self.broker.dispatch.queued, self._is_idle)
+        queued = self.broker.dispatch.queued
+        if queued >= TRIM_WORTH_ITEMS:
+            self._heap_grown = True
+        elif self._heap_grown and not queued and self._is_idle():
+            self._heap_grown = False
+            trim_heap()
         for watcher in self.watchers:
             watcher()
 
@@ -300,7 +301,6 @@ class DispatcherRuntime(Generic[P]):
                 self.undelivered += 1
         due = self.broker.deadline
         if due != self._due:
-            assert self.loop is not None
             self._due = due
             self.loop.set_timer(self, due, self._tick)
 
@@ -321,7 +321,6 @@ class DispatcherRuntime(Generic[P]):
         return service
 
     def _status(self) -> dict[str, Any]:
-        assert self.loop is not None
         now = self.loop.now()
         snapshot = self.broker.snapshot()
         last = snapshot.last_slot_death
@@ -355,7 +354,6 @@ class DispatcherRuntime(Generic[P]):
         if self.scaler is not None:
             self.scaler.close()
         members = list(self.broker.membership.members.values())
-        assert self.loop is not None
         now = self.loop.now()
         for member in members:
             self._perform(self.broker.leave(member.job, member.index, grace_s, now) or [])
@@ -363,7 +361,6 @@ class DispatcherRuntime(Generic[P]):
         return len(members)
 
     def _stop_when_empty(self, until: float) -> None:
-        assert self.loop is not None
         now = self.loop.now()
         if self.num_workers and now < until:
             self.loop.set_timer(
@@ -409,7 +406,6 @@ class DispatcherRuntime(Generic[P]):
     def drain(self, job: str, index: int, grace_s: float) -> None:
         """Tell a worker to leave within `grace_s`. Raises NotFoundError if no worker of this name
         is registered."""
-        assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
             raise not_registered(job, index, self.broker.membership.members)
@@ -423,3 +419,31 @@ def _row(row: Any) -> dict[str, Any]:
     """Return a row of a snapshot as a dict, without the fields that are times of this process's
     monotonic clock."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}
+
+
+NO_LAUNCHER = (
+    "no launcher holds the workers of this dispatcher, so it cannot start or end any: start more "
+    "with `zmqdist worker`, end one with "
+    "`zmqdist drain`, or use what started them (kubectl scale, for instance)"
+)
+
+
+class Scaler(Protocol):
+    """A launcher of workers in the process of the dispatcher."""
+
+    def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
+        """Set the wanted size of a job, and return the launcher's decision. May wait for a moment.
+
+        If values or work would be lost with the workers that would have to leave, and `force` is
+        False, nothing changes. Then `refused` of the decision has the names of these workers.
+
+        Raises:
+          OpError: the launcher refuses the size, and nothing has changed.
+        """
+
+    def figures(self) -> dict[str, Any]:
+        """Return the wanted size and its bounds, for the RPC method `status`. Does not wait."""
+
+    def close(self) -> None:
+        """Tell the launcher to start and end no more workers, because the cluster shuts down. Does
+        not wait."""

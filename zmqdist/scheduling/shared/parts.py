@@ -93,10 +93,6 @@ class WorkerSurroundings(NamedTuple):
 class WorkerPart(Protocol):
     """The part of a worker."""
 
-    @property
-    def left(self) -> bool:
-        """Whether the part was drained and has sent its last reply."""
-
     def bound(self, address: str, read_at: str, key: bytes) -> None:
         """Take the worker's address, the address of its second port ("" without one), and its
         public key (b"" without CURVE)."""
@@ -105,7 +101,7 @@ class WorkerPart(Protocol):
         """Record that the dispatcher has registered the worker, for the first time or again."""
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Finish the part's tasks, and then call `then`."""
+        """Finish the part's tasks, send the last replies, and then call `then`."""
 
     def refuse(self, then: Callable[[], None]) -> None:
         """Reply to what has been received, refuse what comes later, and then call `then`."""

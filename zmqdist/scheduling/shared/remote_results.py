@@ -23,7 +23,22 @@ from zmqdist.scheduling.shared.references import (
 )
 from zmqdist.wire import results
 
-_of_thread = threading.local()
+
+class _OfThread(threading.local):
+    """What the functions of the calling thread use.
+
+    Attributes:
+      fetcher: fetches the inputs of all functions which the thread runs.
+      safe_only: whether the present function accepts inputs in the safe form only.
+      inputs: the inputs of the present function, packed or as references, by work number.
+    """
+
+    fetcher: PartsFetcher
+    safe_only = False
+    inputs: dict[int, bytes]
+
+
+of_thread = _OfThread()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
@@ -55,23 +70,6 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
         raise errors.WireError("?", f"damaged outcome: {error}") from None
 
 
-def use_fetcher(fetcher: PartsFetcher) -> None:
-    """Set the `fetcher` that fetches the inputs of all functions which the calling thread will
-    run.
-    """
-    _of_thread.fetcher = fetcher
-
-
-def take_safely(safe_only: bool) -> None:
-    """Set whether the next function that the calling thread runs accepts inputs in the safe form
-    only."""
-    _of_thread.safe_only = safe_only
-
-
-def _takes_safely() -> bool:
-    return getattr(_of_thread, "safe_only", False)
-
-
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
     """Take the inputs out of a payload and store them for `input_value` of the calling thread.
     Return the packed arguments.
@@ -83,7 +81,7 @@ def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> byt
     """
     if is_reference(payload):
         payload = bytes(fetched(payload)[0])
-    _of_thread.inputs, packed = decode_inputs(payload)
+    of_thread.inputs, packed = decode_inputs(payload)
     return packed
 
 
@@ -99,11 +97,11 @@ def input_value(work: int, name: str) -> Any:
       InputLost: the holder no longer has the value.
       Exception: raised by a class in the value while the value is unpickled.
     """
-    encoded = _of_thread.inputs[work]
+    encoded = of_thread.inputs[work]
     if not is_reference(encoded):
-        return results.unpack(encoded, safe_only=_takes_safely())
+        return results.unpack(encoded, safe_only=of_thread.safe_only)
     try:
-        return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
+        return fetch(of_thread.fetcher, encoded, name, safe_only=of_thread.safe_only)
     except errors.UnavailableError as error:
         raise InputLost(work, error) from None
 
@@ -115,7 +113,7 @@ def kept_value(encoded: bytes, name: str) -> Any:
     The pickle contains the reference itself, because a worker may build the resource at any time.
     Raises the errors of `fetch`.
     """
-    return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
+    return fetch(of_thread.fetcher, encoded, name, safe_only=of_thread.safe_only)
 
 
 def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:

@@ -18,10 +18,10 @@ from zmqdist.scheduling.shared import remote_results, resources
 from zmqdist.scheduling.shared.references import (
     INPUTS,
     KEEP,
+    MARK,
     MUTABLE,
     PartsFetcher,
     decode_reference,
-    is_reference,
 )
 from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.wire import results, trusted
@@ -67,7 +67,7 @@ class Functions:
                 raise InternalError(
                     f"function {fn} was not sent to this worker: this is a bug of zmqdist"
                 )
-            if is_reference(pickled):
+            if pickled[:1] == MARK:
                 return trusted.unpack_parts(self.fetched(pickled))
             if pickled[:1] == MUTABLE:
                 return trusted.unpack(memoryview(pickled)[1:])
@@ -94,7 +94,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     if keep:
         payload = payload[1:]
     began = False
-    remote_results.take_safely(safely)
+    remote_results.of_thread.safe_only = safely
     pack, pack_error = (
         (results.pack, results.pack_error) if safely else (trusted.pack, trusted.pack_error)
     )
@@ -102,7 +102,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
         if payload[:1] == INPUTS:
             payload = remote_results.prepare_inputs(payload[1:], functions.fetched)
         function = functions.get(coordinator, fn)
-        if is_reference(payload):
+        if payload[:1] == MARK:
             args, kwargs = trusted.unpack_parts(functions.fetched(payload))
         else:
             args, kwargs = trusted.unpack(payload)

@@ -1,5 +1,5 @@
 """The runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store
-of results.
+of results. Slots that are processes are in slots.py.
 
 `WorkerServer` (servers/) is its class for users, and gives it the part that it hosts beside the
 slots.
@@ -15,28 +15,33 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from zmqdist import errors, limits
+from zmqdist import errors, limits, task_context
 from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.blas_threads import threads_in
+from zmqdist.errors import FailedPreconditionError
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, KEPT, Message, Read
+from zmqdist.messages import BULK, ERROR, KEPT, Message, Read, Replies, Reply
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.shared import remote_results, resources
 from zmqdist.scheduling.shared.config import WorkerConfig, reached_at
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
-from zmqdist.scheduling.shared.references import decode_reference, encode_reference
-from zmqdist.scheduling.shared.store import BulkStore, Fetcher
+from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
+from zmqdist.scheduling.shared.store import BulkStore, Fetcher, Holdings
+from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
-from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
-from zmqdist.scheduling.worker.threads import ThreadSlots
+from zmqdist.scheduling.worker.records import SlotRow
+from zmqdist.scheduling.worker.slots import Feed, HoldResult, ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.worker_cache import FETCH_FOR_SLOT, WorkerCache
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
@@ -52,14 +57,16 @@ from zmqdist.scheduling.worker.worker_events import (
     LeaveRequested,
     Reclaim,
     SlotFinished,
+    SlotReady,
+    SlotReclaimed,
     Spawn,
 )
-from zmqdist.scheduling.worker.worker_snapshot import WorkerSnapshot
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
+from zmqdist.wire import results
 from zmqdist.wire.hello import Hello, our_hello
 
 P = TypeVar("P", bound=WorkerPart)
@@ -78,9 +85,9 @@ class WorkerRuntime(Generic[P]):
     """The part of a WorkerServer that the loop's thread refers to.
 
     Attributes:
-      loop, machine: the loop and the machine, which `open` makes; None before.
-      part: what the worker hosts beside its slots; `open` makes it.
-      started: whether `open` was called.
+      loop, machine, part: the loop, the machine, and what the worker hosts beside its slots.
+        `open` makes them.
+      started, opened: whether `open` was called, and whether it has succeeded.
       stopped: set once the worker has ended.
       ended: how the worker ended; None while it has not ended.
       address, advertised: the address of the worker's server, and the address that readers of the
@@ -100,12 +107,10 @@ class WorkerRuntime(Generic[P]):
         self._pid = os.getpid()
         self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
         split(self._dispatcher)
-        self.started = False
+        self.started = self.opened = False
         self.stopped = threading.Event()
         self._registered = threading.Event()
         self.ended: Exit | None = None
-        self.machine: WorkerMachine | None = None
-        self.loop: Loop | None = None
         self._children: BoundChildren | None = None
         self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
@@ -120,7 +125,7 @@ class WorkerRuntime(Generic[P]):
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
-        return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
+        return self.opened and not self.stopped.is_set() and self._pid == os.getpid()
 
     def wait_registered(self) -> None:
         """Wait until the dispatcher has registered this worker. If the worker ends with an error
@@ -139,7 +144,6 @@ class WorkerRuntime(Generic[P]):
     def stop(self, grace_s: float) -> None:
         """Leave the dispatcher and wait for the end of the worker. Do not call it in the loop's
         thread."""
-        assert self.loop is not None
         try:
             self.loop.call_soon(self._handle, LeaveRequested(grace_s))
         except errors.FailedPreconditionError:
@@ -219,10 +223,12 @@ class WorkerRuntime(Generic[P]):
                 start_delay=config.start_delay,
                 threads_per_slot=threads_in(environment),
             )
+            self.machine.serving = True
         except BaseException:
             loop.stop()
             self.stopped.set()
             raise
+        self.opened = True
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
@@ -236,13 +242,11 @@ class WorkerRuntime(Generic[P]):
         return bound
 
     def _worker(self) -> tuple[int, int]:
-        assert self.machine is not None
         return self.machine.index, self.machine.workers
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the record for `WorkerServer.snapshot`. Call it in the loop's thread."""
         machine, cache = self.machine, self._cache
-        assert machine is not None
         return WorkerSnapshot(
             registered=machine.registered,
             leaving=machine.leaving,
@@ -280,7 +284,6 @@ class WorkerRuntime(Generic[P]):
         self.part.bound(self.advertised, read_at, key)
 
     def _begin(self) -> None:
-        assert self.machine is not None
         self._perform(self.machine.start())
         self._dealer.connect()
         self._rearm()
@@ -296,7 +299,9 @@ class WorkerRuntime(Generic[P]):
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self._store.read_reply(message))
-        elif not self._calls.handle_message(message):
+        elif isinstance(message, (Reply, Replies)):
+            self._calls.handle_message(message)
+        else:
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
@@ -304,20 +309,14 @@ class WorkerRuntime(Generic[P]):
         self._exit(Exit(error.error_code, error.message))
 
     def _handle(self, event: Event) -> None:
-        machine = self.machine
-        assert machine is not None
+        machine, now = self.machine, self.loop.now()
         if isinstance(event, SlotFinished):
             self._note_results(event)
-        machine.serving = not self.part.left
-        self._perform(machine.handle(event, self._loop_now()))
-        if (
-            not self._draining
-            and machine.leave_at is not None
-            and machine.leave_at > self._loop_now()
-        ):
+        self._perform(machine.handle(event, now))
+        if machine.leave_at is not None and machine.leave_at > now and not self._draining:
             self._draining = True
-            self.part.drain(lambda: self._handle(Ticked()))
-        if not machine.running:
+            self.part.drain(self._part_left)
+        if self._cache.nbytes and not machine.running:
             self._cache.drop()
         if machine.registered and not self._registered.is_set():
             self._registered.set()
@@ -330,13 +329,11 @@ class WorkerRuntime(Generic[P]):
                 self.part.registered()
         self._rearm()
 
-    def _loop_now(self) -> float:
-        assert self.loop is not None
-        return self.loop.now()
+    def _part_left(self) -> None:
+        self.machine.serving = False
+        self._handle(Ticked())
 
     def _rearm(self) -> None:
-        assert self.machine is not None
-        assert self.loop is not None
         due = self.machine.deadline
         if due != self._due:
             self._due = due
@@ -380,7 +377,6 @@ class WorkerRuntime(Generic[P]):
     def _note_results(self, event: SlotFinished) -> None:
         """Record which held parts belong to which lease, because the machine frees a result by its
         lease."""
-        assert self.machine is not None
         for position, kind, payload in event.outcomes:
             if kind != BULK:
                 continue
@@ -400,13 +396,10 @@ class WorkerRuntime(Generic[P]):
         self.ended = exit_
         if exit_.code:
             end_log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
-        assert self.loop is not None
         if exit_.code or not self._config.quiet_s:
             self.loop.call_soon(self.loop.stop)
             return
-        self.loop.set_timer(
-            (self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop
-        )
+        self.loop.set_timer((self, "quiet"), self.loop.now() + self._config.quiet_s, self.loop.stop)
         self.part.refuse(self.loop.stop)
 
     def _close(self) -> None:
@@ -418,3 +411,146 @@ class WorkerRuntime(Generic[P]):
         self._store.close()
         self._registered.set()
         self.stopped.set()
+
+
+class ThreadSlots:
+    """The slots of one worker as threads of its own process, for a `WorkerServer` inside a program.
+    Call the methods in the loop's thread.
+
+    A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`),
+    and the slot waits until the function ends. A slot that is a thread has one item at a time, so
+    the worker never takes items back from the slot.
+    """
+
+    can_kill = False
+
+    def __init__(
+        self,
+        loop: Loop,
+        slots: int,
+        feed: Feed,
+        hold: HoldResult,
+        fetcher: PartsFetcher,
+        worker: task_context.Worker,
+    ) -> None:
+        self._loop = loop
+        self._feed = feed
+        self._hold = hold
+        self._fetcher = fetcher
+        self._worker = worker
+        self._functions = Functions(fetcher)
+        self._slots = [_SlotThread(self, number) for number in range(slots)]
+        self.deaths = 0
+        """Always 0, because a thread ends only with its worker."""
+
+    @property
+    def resources(self) -> int:
+        """The number of per-worker resources that the slots share."""
+        return len(self._functions.resources)
+
+    def spawn(self, slot: int) -> None:
+        self._slots[slot].thread.start()
+
+    def give(self, give: Give) -> None:
+        self._functions.define(give.functions)
+        for item in give.items:
+            self._slots[give.slot].position = item[0]
+            self._slots[give.slot].items.put(item)
+
+    def forget(self, forget: ForgetFunctions) -> None:
+        self._functions.forget(forget.functions)
+
+    def reclaim(self, slot: int) -> None:
+        self._loop.call_soon(self._feed, SlotReclaimed(slot, self._slots[slot].position))
+
+    def interrupt(self, slot: int, position: int) -> None:
+        self._slots[slot].cancel = position
+
+    def kill(self, slot: int) -> None:
+        raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
+
+    def close(self) -> None:
+        """End idle threads. A running function continues in its daemon thread, and its outcome is
+        dropped."""
+        for slot in self._slots:
+            slot.items.put(None)
+        for slot in self._slots:
+            if not slot.busy and slot.thread.is_alive():
+                slot.thread.join(1.0)
+
+    def _serve(self, slot: _SlotThread) -> None:
+        remote_results.of_thread.fetcher = self._fetcher
+        resources.use_resources(self._functions.resources)
+        self._report(SlotReady(slot.number))
+        while (item := slot.items.get()) is not None:
+            position, coordinator, fn, payload = item
+            slot.busy = True
+            # The lambda may refer to the loop variable, because a slot has one item at a time.
+            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023
+            try:
+                kind, result = run(self._functions, coordinator, fn, payload)
+                if kind in (BULK, KEPT):
+                    kind, result = BULK, self._hold(kind, result)
+            except BaseException as error:  # an error such as a MemoryError fails this item only
+                kind, result = ERROR, results.pack_error(error)
+            task_context.leave()
+            slot.busy = False
+            self._report(SlotFinished(slot.number, [(position, kind, result)]))
+
+    def _report(self, event: SlotReady | SlotFinished) -> None:
+        try:
+            self._loop.call_soon(self._feed, event)
+        except FailedPreconditionError:  # the worker has stopped and has given up its leases
+            pass
+
+
+class _SlotThread:
+    def __init__(self, owner: ThreadSlots, number: int) -> None:
+        self.number = number
+        self.items: queue.SimpleQueue[tuple[int, int, int, bytes] | None] = queue.SimpleQueue()
+        self.position = 0
+        self.cancel = 0
+        self.busy = False
+        self.thread = threading.Thread(
+            target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """The running and waiting work of a worker, and the data that it holds, at one moment.
+
+    Attributes:
+      registered: whether the worker is registered with a dispatcher and connected to it.
+      leaving: whether the worker is leaving, and accepts no more work.
+      running: the number of slots that run an item, plus the number of items that wait for a slot.
+      waiting: the number of items that wait for a slot.
+      waiting_pinned: the number of waiting items that are pinned to this worker. They begin first.
+      slots: each slot, in order.
+      functions: the number of functions that coordinators have sent.
+      results: the number of large results that the worker holds. The worker frees a result when the
+        coordinator has received it, but a kept result only when the coordinator releases it.
+      held: figures of the large parts that the worker holds: parts of results, and parts of
+        arguments that were fetched.
+      fetched: the number of held parts that were fetched from other processes for the slots.
+      fetched_bytes: the bytes of the fetched parts.
+      fetches: the number of parts that were fetched so far.
+      resources: the number of resources that exist in the worker; None if slots are processes,
+        because each slot has its own resources.
+      slot_deaths: the number of slot processes that ended without being killed by the worker.
+    """
+
+    registered: bool
+    leaving: bool
+    running: int
+    waiting: int
+    waiting_pinned: int
+    slots: tuple[SlotRow, ...]
+    functions: int
+    results: int
+    held: Holdings
+    fetched: int
+    fetched_bytes: int
+    fetches: int
+    resources: int | None
+    slot_deaths: int

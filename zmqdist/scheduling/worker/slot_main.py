@@ -24,28 +24,22 @@ import mmap
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
-from zmqdist.process.pipe import BlockingPipe
+from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
 from zmqdist.scheduling.worker.function_call import Functions, run
-from zmqdist.scheduling.worker.slot_messages import (
-    SLOT_CODEC,
-    SlotMessage,
-    SlotReport,
-    SlotStarted,
-    SlotWelcome,
-    SlotWork,
-)
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.shm_pool import Handle, ShmPool, this_pool
+from zmqdist.transport.shm_pool import Handle, Offer, ShmPool, this_pool
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -158,7 +152,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
         fetcher = SlotFetcher(
             HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key
         )
-        remote_results.use_fetcher(fetcher)
+        remote_results.of_thread.fetcher = fetcher
         functions = Functions(fetcher)
         resources.use_resources(functions.resources)
         while True:
@@ -218,3 +212,48 @@ def _flush_output() -> None:
             stream.flush()
         except (OSError, ValueError):
             pass
+
+
+class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn,
+    payload), and functions to forget."""
+
+    functions: list[tuple[int, int, bytes]]
+    items: list[tuple[int, int, int, bytes]]
+    forget: list[tuple[int, int]]
+
+
+class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is alone in its message,
+    which also has the parts of the result.
+
+    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the
+    pipe, in the order of `parts`.
+    """
+
+    outcomes: list[tuple[int, int, bytes]]
+    parts: list[Handle | None] = []
+
+
+class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """Slot to worker: the slot process has started. `memory` tells how to open the slot's shared
+    memory; None without shared memory."""
+
+    pid: int
+    memory: Offer | None = None
+
+
+class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """Worker to slot, the first message: the address and the public key of the worker."""
+
+    worker: str
+    key: bytes = b""
+
+
+SlotMessage: TypeAlias = SlotWork | SlotReport | SlotStarted | SlotWelcome
+
+SLOT_CODEC: Final[PipeCodec[SlotMessage]] = PipeCodec(
+    msgspec.msgpack.Encoder().encode,
+    msgspec.msgpack.Decoder(SlotMessage).decode,
+    "the result of a function at its worker",
+)

@@ -33,10 +33,8 @@ from zmqdist.scheduling.worker.slot_main import (
     INDEX,
     PAGE_BYTES,
     POSITION,
-    WORKERS,
-)
-from zmqdist.scheduling.worker.slot_messages import (
     SLOT_CODEC,
+    WORKERS,
     SlotMessage,
     SlotReport,
     SlotStarted,

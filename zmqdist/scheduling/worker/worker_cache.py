@@ -43,24 +43,20 @@ class WorkerCache:
 
     Attributes:
       fetches: the number of parts that were fetched so far.
+      nbytes: the bytes of the parts that are in the cache or being fetched.
     """
 
     def __init__(self, store: BulkStore, fetcher: Fetcher) -> None:
         self.fetches = 0
+        self.nbytes = 0
         self._store = store
         self._fetcher = fetcher
         self._parts: OrderedDict[tuple[int, int], Future[Held]] = OrderedDict()
-        self._bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of parts that are in the cache or being fetched."""
         return len(self._parts)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the parts that are in the cache or being fetched."""
-        return self._bytes
 
     def fetch_for_slot(self, payload: bytes) -> bytes:
         """Serve the RPC method FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises the
@@ -107,7 +103,7 @@ class WorkerCache:
         mapping."""
         with self._lock:
             futures, self._parts = list(self._parts.values()), OrderedDict()
-            self._bytes = 0
+            self.nbytes = 0
         for future in futures:
             future.add_done_callback(self._free)
 
@@ -121,7 +117,7 @@ class WorkerCache:
             mine = future is None
             if future is None:
                 future = self._parts[key] = Future()
-                self._bytes += part.size
+                self.nbytes += part.size
             self._parts.move_to_end(key)
         if mine:
             self._fetch(reference, part, future, key)
@@ -142,7 +138,7 @@ class WorkerCache:
             with self._lock:
                 if self._parts.get(key) is future:
                     del self._parts[key]
-                    self._bytes -= part.size
+                    self.nbytes -= part.size
             future.set_exception(error)
             return
         self.fetches += 1
@@ -151,12 +147,12 @@ class WorkerCache:
     def _trim(self) -> None:
         old: list[Future[Held]] = []
         with self._lock:
-            while self._bytes > WORKER_CACHE_BYTES_MAX and len(self._parts) > 1:
+            while self.nbytes > WORKER_CACHE_BYTES_MAX and len(self._parts) > 1:
                 key = next((key for key, future in self._parts.items() if future.done()), None)
                 if key is None:
                     break
                 future = self._parts.pop(key)
-                self._bytes -= future.result().size
+                self.nbytes -= future.result().size
                 old.append(future)
         for future in old:
             self._free(future)

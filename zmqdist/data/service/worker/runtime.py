@@ -209,15 +209,9 @@ class DataWorker:
         self._drained: Callable[[], None] | None = None
         """Called when a worker that is leaving has nothing left to do; None while the worker is not
         leaving."""
-        self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
-
-    @property
-    def left(self) -> bool:
-        """Whether the worker was drained, and all its replies have been sent."""
-        return self._left
 
     @property
     def num_tasks(self) -> int:
@@ -375,7 +369,6 @@ class DataWorker:
         if self.host.unsent:
             self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
-            self._left = True
             self._drained()
 
     def close(self) -> None:
